@@ -1,0 +1,133 @@
+"""Errors that a caller can meet, and the bundle format's own.
+
+KilnError                     root of every error that crosses a service boundary
+└── BundleError
+    ├── DigestInvalid         text that is no sha256 digest
+    ├── BlobNotFound          a digest that the store does not hold
+    ├── BlobCorrupt           bytes that do not have the digest they are stored under
+    ├── BundleNotFound        a manifest digest or reference that names nothing
+    ├── ManifestInvalid       a manifest that does not follow the schema
+    ├── AbiUnsupported        a manifest of an ABI version or with flags that this code does not know
+    └── LayoutInvalid         a directory that is no OCI image layout, or a broken index
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One mistake in a caller's input.
+
+    Attributes:
+        field: Path of the field, such as `neuron_config.seq_len`.
+        value: The value given, as text.
+        accepted: What would be accepted.
+    """
+
+    field: str
+    value: str
+    accepted: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: got {self.value}; accepted: {self.accepted}"
+
+
+class KilnError(Exception):
+    """Root of all named errors.
+
+    Attributes:
+        reason: UPPER_SNAKE identifier, part of the API.
+        metadata: Every variable of the message, as text.
+        violations: Mistakes in the caller's input, empty where the input is not at fault.
+        retry_after_s: When to try again, None where trying again is of no use.
+    """
+
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_s: float | None = None,
+        **metadata: object,
+    ) -> None:
+        super().__init__(message)
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+        self.violations = violations
+        self.retry_after_s = retry_after_s
+
+
+class BundleError(KilnError):
+    """Root of the bundle format's errors."""
+
+    reason = "BUNDLE_INVALID"
+
+
+class DigestInvalid(BundleError):
+    """Text that is no sha256 digest."""
+
+    reason = "DIGEST_INVALID"
+
+    def __init__(self, text: str) -> None:
+        violation = FieldViolation("digest", repr(text), "sha256: followed by 64 lower-case hexadecimal digits")
+        super().__init__(str(violation), violations=(violation,), digest=text)
+
+
+class BlobNotFound(BundleError):
+    """A digest that the store does not hold."""
+
+    reason = "BLOB_NOT_FOUND"
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"blob {digest} is not in the store", digest=digest)
+
+
+class BlobCorrupt(BundleError):
+    """Bytes that do not have the digest they are stored under."""
+
+    reason = "BLOB_CORRUPT"
+
+    def __init__(self, digest: str, actual: str, title: str = "") -> None:
+        name = f"{title} ({digest})" if title else digest
+        super().__init__(f"blob {name} is corrupt: its bytes are {actual}", digest=digest, actual=actual, title=title)
+
+
+class BundleNotFound(BundleError):
+    """A manifest digest or reference that names nothing."""
+
+    reason = "BUNDLE_NOT_FOUND"
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(f"no bundle {ref!r}", ref=ref)
+
+
+class ManifestInvalid(BundleError):
+    """A manifest that does not follow the schema."""
+
+    reason = "MANIFEST_INVALID"
+
+    def __init__(self, detail: str, digest: str = "") -> None:
+        super().__init__(f"manifest {digest or 'of the bundle'} is invalid: {detail}", detail=detail, digest=digest)
+
+
+class AbiUnsupported(BundleError):
+    """A manifest of an ABI version or with flags that this code does not know."""
+
+    reason = "ABI_UNSUPPORTED"
+
+    def __init__(self, field: str, value: str, accepted: str) -> None:
+        violation = FieldViolation(field, value, accepted)
+        super().__init__(f"unsupported bundle: {violation}", violations=(violation,), field=field, value=value)
+
+
+class LayoutInvalid(BundleError):
+    """A directory that is no OCI image layout, or a broken index."""
+
+    reason = "LAYOUT_INVALID"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"{path} is no OCI image layout: {detail}", path=path, detail=detail)

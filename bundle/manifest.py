@@ -1,0 +1,249 @@
+"""The bundle manifest: everything that a runtime needs to know, as data.
+
+The manifest holds reproducible fields only, so that equal inputs give equal digests. It is stored as canonical JSON
+(RFC 8785) in the config blob of the OCI image manifest. Unknown fields, ABI versions and flags are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+import rfc8785
+
+from bundle.errors import AbiUnsupported, ManifestInvalid
+
+ABI_VERSION: Final = 1
+
+#: Flags that change how an executable is called. A runtime refuses flags that it does not know.
+KNOWN_FLAGS: Final = frozenset({"sampling_params", "rand", "logits", "tokens"})
+
+Submodel = Literal["context_encoding", "token_generation"]
+DType = Literal["float32", "bfloat16", "float16", "int32"]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Immutable, strict record."""
+
+
+class Target(_Record):
+    """Hardware that the executables are made for."""
+
+    kind: Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
+    #: Instruction set, such as `x86-64-v3`.
+    isa: str
+
+
+class TensorSpec(_Record):
+    """Name, dtype and static shape of an input or output."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+class ConstantBinding(_Record):
+    """Says which weight an executable's constant takes."""
+
+    #: Name of the constant in the executable: the parameter's name in the exported graph.
+    name: str
+    #: Weight set that holds the tensor.
+    weight_set: str
+    #: Tensor of the weight set.
+    tensor: str
+
+
+class Executable(_Record):
+    """One compiled program for one (submodel, bucket).
+
+    An executable is called with its inputs and then its state, in the order given here. Under state convention
+    `in_place` it writes the state where it lies and returns the outputs; under `functional` it leaves its arguments
+    alone and returns the outputs and then the new state.
+    """
+
+    #: `submodel_bucket`, unique in the bundle, such as `token_generation_256`.
+    tag: str
+    submodel: Submodel
+    #: Static shape in tokens: `(tokens,)`, or `(prefill, prefix)`.
+    bucket: tuple[int, ...]
+    #: Rows of one step.
+    batch_size: int
+    #: How to run the blob: an AOTInductor shared library, or a serialized `torch.export` program.
+    format: Literal["aoti", "exported_program"]
+    state_convention: Literal["in_place", "functional"]
+    #: Digest of the blob, equal for all ranks.
+    blob: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    #: Names of the state tensors, in calling order.
+    state: tuple[str, ...]
+    constants: tuple[ConstantBinding, ...]
+    #: Digest of the exported graph.
+    graph_digest: str
+    #: Options that the runtime has to know, from KNOWN_FLAGS, sorted.
+    flags: tuple[str, ...]
+
+
+class WeightTensor(_Record):
+    """One tensor of a weight shard; its offset is in the safetensors header."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+class WeightShard(_Record):
+    """The weights of one rank: a safetensors blob."""
+
+    rank: int
+    blob: str
+    size_bytes: int
+    tensors: tuple[WeightTensor, ...]
+
+
+class WeightSet(_Record):
+    """Weights that belong together, one shard a rank. `model` is the only set of a plain model."""
+
+    name: str
+    shards: tuple[WeightShard, ...]
+
+
+class StateTensor(_Record):
+    """One tensor of the KV cache of a rank."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    #: Meaning of each axis: `slot`, `kv_head`, `position`, `head_dim`.
+    axes: tuple[str, ...]
+
+
+class StateLayout(_Record):
+    """The KV cache of every rank. Rows 0 to `num_slots - 1` are slots; row `num_slots` is the scratch row that idle
+    batch rows write."""
+
+    tensors: tuple[StateTensor, ...]
+    num_slots: int
+    #: For each rank, the checkpoint's KV heads that it holds, in order.
+    kv_heads_by_rank: tuple[tuple[int, ...], ...]
+
+
+class Sampling(_Record):
+    """How tokens are picked."""
+
+    #: `on_device` executables return tokens; after `host` ones the executor samples from their logits.
+    mode: Literal["on_device", "host"]
+    semantics: Literal["hf"]
+    #: Whether requests choose top_k, top_p and temperature; otherwise the defaults here are baked in.
+    dynamic: bool
+    deterministic: bool
+    #: Candidates considered; 0 is the whole vocabulary.
+    global_topk: int
+    #: Defaults of a request that sets nothing. Temperature 0 is greedy.
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+class Limits(_Record):
+    """Sizes that admission checks, in tokens and rows."""
+
+    max_context_length: int
+    max_length: int
+    #: None: as many as `max_length` leaves.
+    max_new_tokens: int | None
+    ctx_batch_size: int
+    tkg_batch_size: int
+
+
+class Tokens(_Record):
+    """Token ids with a meaning."""
+
+    vocab_size: int
+    bos: int | None
+    #: All tokens that end a sequence.
+    eos: tuple[int, ...]
+    pad: int
+
+
+class TokenizerFile(_Record):
+    """One file of the tokenizer."""
+
+    title: str
+    blob: str
+
+
+class Tokenizer(_Record):
+    """Text in and out. `digest` is the digest of `tokenizer.json`; bundles that share it agree on token ids."""
+
+    digest: str
+    files: tuple[TokenizerFile, ...]
+    #: Jinja source, None where the checkpoint has none.
+    chat_template: str | None
+
+
+class Manifest(_Record):
+    """A bundle, described."""
+
+    abi_version: int
+    #: Hugging Face architecture, such as `LlamaForCausalLM`; for people, never interpreted by the runtime.
+    architecture: str
+    #: Resolved InferenceConfig: `neuron_config` with every default filled in, beside the model's attributes.
+    config: dict[str, Any]
+    #: Digest of the source checkpoint.
+    checkpoint_digest: str
+    target: Target
+    #: 0, 1 or 2.
+    optimization_level: int
+    #: Versions of everything that shapes the executables, by name.
+    toolchain: dict[str, str]
+    tp_degree: int
+    executables: tuple[Executable, ...]
+    weight_sets: tuple[WeightSet, ...]
+    state: StateLayout
+    sampling: Sampling
+    limits: Limits
+    tokens: Tokens
+    tokenizer: Tokenizer | None
+    #: See `bundle.abi.compute_graph_abi_digest`.
+    graph_abi_digest: str
+
+    def executables_of(self, submodel: Submodel) -> tuple[Executable, ...]:
+        """Executables of one submodel, smallest bucket first."""
+        return tuple(sorted((e for e in self.executables if e.submodel == submodel), key=lambda e: e.bucket))
+
+    def to_json(self) -> bytes:
+        """Canonical JSON: equal manifests give equal bytes."""
+        return rfc8785.dumps(msgspec.to_builtins(self))
+
+
+def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
+    """Reads a manifest strictly.
+
+    Raises:
+        AbiUnsupported: ABI version or flags that this code does not know.
+        ManifestInvalid: Anything else that does not follow the schema.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_AbiVersion).abi_version
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ManifestInvalid(str(error), digest) from error
+    if version != ABI_VERSION:
+        raise AbiUnsupported("abi_version", str(version), str(ABI_VERSION))
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ManifestInvalid(str(error), digest) from error
+    for executable in manifest.executables:
+        unknown = sorted(set(executable.flags) - KNOWN_FLAGS)
+        if unknown:
+            raise AbiUnsupported(
+                f"executables[{executable.tag}].flags", ", ".join(unknown), ", ".join(sorted(KNOWN_FLAGS))
+            )
+    return manifest
+
+
+class _AbiVersion(msgspec.Struct):
+    """The one field that every manifest of every ABI version has."""
+
+    abi_version: int
