@@ -1,6 +1,7 @@
 """The executable ABI: names, order and meaning of what crosses an executable's border.
 
-Every input is int32 unless said. C = ctx_batch_size, B = tkg_batch_size, T = context_encoding bucket, V = vocabulary size.
+Every input is int32 unless said. C = ctx_batch_size, B = tkg_batch_size, T = context_encoding bucket, V = vocabulary
+size.
 
 context_encoding
     input_ids [C, T], position_ids [C, T]   padding positions hold the pad id and any position
@@ -53,7 +54,7 @@ def compute_graph_abi_digest(
     Returns:
         `sha256:` and 64 hexadecimal digits.
     """
-    abi = {
+    abi: dict[str, Any] = {
         "graph_digests": dict(graph_digests),
         "numeric_config": dict(numeric_config),
         "tensors": [

@@ -26,7 +26,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Immutable, strict record."""
 
 
-class Target(_Record):
+class Target(_Record, frozen=True):
     """Hardware that the executables are made for."""
 
     kind: Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
@@ -34,7 +34,7 @@ class Target(_Record):
     isa: str
 
 
-class TensorSpec(_Record):
+class TensorSpec(_Record, frozen=True):
     """Name, dtype and static shape of an input or output."""
 
     name: str
@@ -42,7 +42,7 @@ class TensorSpec(_Record):
     shape: tuple[int, ...]
 
 
-class ConstantBinding(_Record):
+class ConstantBinding(_Record, frozen=True):
     """Says which weight an executable's constant takes."""
 
     #: Name of the constant in the executable: the parameter's name in the exported graph.
@@ -53,7 +53,7 @@ class ConstantBinding(_Record):
     tensor: str
 
 
-class Executable(_Record):
+class Executable(_Record, frozen=True):
     """One compiled program for one (submodel, bucket).
 
     An executable is called with its inputs and then its state, in the order given here. Under state convention
@@ -84,7 +84,7 @@ class Executable(_Record):
     flags: tuple[str, ...]
 
 
-class WeightTensor(_Record):
+class WeightTensor(_Record, frozen=True):
     """One tensor of a weight shard; its offset is in the safetensors header."""
 
     name: str
@@ -92,7 +92,7 @@ class WeightTensor(_Record):
     shape: tuple[int, ...]
 
 
-class WeightShard(_Record):
+class WeightShard(_Record, frozen=True):
     """The weights of one rank: a safetensors blob."""
 
     rank: int
@@ -101,14 +101,14 @@ class WeightShard(_Record):
     tensors: tuple[WeightTensor, ...]
 
 
-class WeightSet(_Record):
+class WeightSet(_Record, frozen=True):
     """Weights that belong together, one shard a rank. `model` is the only set of a plain model."""
 
     name: str
     shards: tuple[WeightShard, ...]
 
 
-class StateTensor(_Record):
+class StateTensor(_Record, frozen=True):
     """One tensor of the KV cache of a rank."""
 
     name: str
@@ -118,7 +118,7 @@ class StateTensor(_Record):
     axes: tuple[str, ...]
 
 
-class StateLayout(_Record):
+class StateLayout(_Record, frozen=True):
     """The KV cache of every rank. Rows 0 to `num_slots - 1` are slots; row `num_slots` is the scratch row that idle
     batch rows write."""
 
@@ -128,7 +128,7 @@ class StateLayout(_Record):
     kv_heads_by_rank: tuple[tuple[int, ...], ...]
 
 
-class Sampling(_Record):
+class Sampling(_Record, frozen=True):
     """How tokens are picked."""
 
     #: `on_device` executables return tokens; after `host` ones the executor samples from their logits.
@@ -145,7 +145,7 @@ class Sampling(_Record):
     top_p: float
 
 
-class Limits(_Record):
+class Limits(_Record, frozen=True):
     """Sizes that admission checks, in tokens and rows."""
 
     max_context_length: int
@@ -156,7 +156,7 @@ class Limits(_Record):
     tkg_batch_size: int
 
 
-class Tokens(_Record):
+class Tokens(_Record, frozen=True):
     """Token ids with a meaning."""
 
     vocab_size: int
@@ -166,14 +166,14 @@ class Tokens(_Record):
     pad: int
 
 
-class TokenizerFile(_Record):
+class TokenizerFile(_Record, frozen=True):
     """One file of the tokenizer."""
 
     title: str
     blob: str
 
 
-class Tokenizer(_Record):
+class Tokenizer(_Record, frozen=True):
     """Text in and out. `digest` is the digest of `tokenizer.json`; bundles that share it agree on token ids."""
 
     digest: str
@@ -182,7 +182,7 @@ class Tokenizer(_Record):
     chat_template: str | None
 
 
-class Manifest(_Record):
+class Manifest(_Record, frozen=True):
     """A bundle, described."""
 
     abi_version: int
