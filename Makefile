@@ -1,0 +1,69 @@
+# Every target installs what it needs into .venv first.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+DISTRIBUTIONS := protos bundle edge execution compiler_svc runtime_svc clients/python
+PACKAGES := bundle edge execution compiler_svc runtime_svc kiln_client
+SOURCES := bundle edge execution compiler_svc runtime_svc clients/python tests examples deploy
+PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
+
+.PHONY: setup demo test test-full test-fast check lint fmt protos protos-check bench clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
+	touch $@
+
+# Compile the shipped tiny model, load it, stream text, swap to the fine-tune, stream again.
+demo: setup
+	$(BIN)/python examples/demo.py
+
+# What CI runs: the static checks, then every test but the slow ones.
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-full: lint
+	$(BIN)/python -m pytest
+
+test-fast: setup
+	$(BIN)/python -m pytest -m "not slow and not toolchain" --ignore=tests/e2e
+
+check: lint test-fast
+
+lint: setup protos-check
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy $(foreach p,$(PACKAGES),-p $(p))
+	$(BIN)/lint-imports --no-cache
+	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --exclude-path google --diff --exit-code
+
+fmt: setup
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+	cd protos && ../$(BIN)/buf format --exclude-path google --write
+
+# Generated stubs are committed beside the protos.
+protos: setup
+	$(call generate,protos)
+
+protos-check: setup
+	rm -rf build/protos && mkdir -p build/protos
+	$(call generate,build/protos)
+	diff -r --exclude='*.proto' --exclude=__pycache__ build/protos/kiln protos/kiln
+
+define generate
+	$(BIN)/python -m grpc_tools.protoc -Iprotos \
+	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	  --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
+	  $(PROTOS:protos/%=%)
+endef
+
+bench: setup
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .kiln build
