@@ -8,7 +8,8 @@ KilnError                     root of every error that crosses a service boundar
     ├── BundleNotFound        a manifest digest or reference that names nothing
     ├── ManifestInvalid       a manifest that does not follow the schema
     ├── AbiUnsupported        a manifest of an ABI version or with flags that this code does not know
-    └── LayoutInvalid         a directory that is no OCI image layout, or a broken index
+    ├── LayoutInvalid         a directory that is no OCI image layout, or a broken index
+    └── RefInvalid            text that is no bundle reference
 """
 
 from __future__ import annotations
@@ -131,3 +132,13 @@ class LayoutInvalid(BundleError):
 
     def __init__(self, path: str, detail: str) -> None:
         super().__init__(f"{path} is no OCI image layout: {detail}", path=path, detail=detail)
+
+
+class RefInvalid(BundleError):
+    """Text that is no bundle reference, or no bundle name or alias."""
+
+    reason = "REF_INVALID"
+
+    def __init__(self, text: str, accepted: str, field: str = "ref") -> None:
+        violation = FieldViolation(field, repr(text), accepted)
+        super().__init__(str(violation), violations=(violation,), field=field, ref=text)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 import msgspec
-import rfc8785
 
+from bundle.digest import Digest, canonical_json
 from bundle.errors import AbiUnsupported, ManifestInvalid
 
 ABI_VERSION: Final = 1
@@ -72,14 +72,14 @@ class Executable(_Record, frozen=True):
     format: Literal["aoti", "exported_program"]
     state_convention: Literal["in_place", "functional"]
     #: Digest of the blob, equal for all ranks.
-    blob: str
+    blob: Digest
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     #: Names of the state tensors, in calling order.
     state: tuple[str, ...]
     constants: tuple[ConstantBinding, ...]
     #: Digest of the exported graph.
-    graph_digest: str
+    graph_digest: Digest
     #: Options that the runtime has to know, from KNOWN_FLAGS, sorted.
     flags: tuple[str, ...]
 
@@ -96,7 +96,7 @@ class WeightShard(_Record, frozen=True):
     """The weights of one rank: a safetensors blob."""
 
     rank: int
-    blob: str
+    blob: Digest
     size_bytes: int
     tensors: tuple[WeightTensor, ...]
 
@@ -170,13 +170,13 @@ class TokenizerFile(_Record, frozen=True):
     """One file of the tokenizer."""
 
     title: str
-    blob: str
+    blob: Digest
 
 
 class Tokenizer(_Record, frozen=True):
     """Text in and out. `digest` is the digest of `tokenizer.json`; bundles that share it agree on token ids."""
 
-    digest: str
+    digest: Digest
     files: tuple[TokenizerFile, ...]
     #: Jinja source, None where the checkpoint has none.
     chat_template: str | None
@@ -191,7 +191,7 @@ class Manifest(_Record, frozen=True):
     #: Resolved InferenceConfig: `neuron_config` with every default filled in, beside the model's attributes.
     config: dict[str, Any]
     #: Digest of the source checkpoint.
-    checkpoint_digest: str
+    checkpoint_digest: Digest
     target: Target
     #: 0, 1 or 2.
     optimization_level: int
@@ -206,15 +206,21 @@ class Manifest(_Record, frozen=True):
     tokens: Tokens
     tokenizer: Tokenizer | None
     #: See `bundle.abi.compute_graph_abi_digest`.
-    graph_abi_digest: str
+    graph_abi_digest: Digest
 
     def executables_of(self, submodel: Submodel) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""
         return tuple(sorted((e for e in self.executables if e.submodel == submodel), key=lambda e: e.bucket))
 
+    def blobs(self) -> frozenset[str]:
+        """Digests of all blobs that the manifest names."""
+        shards = (shard.blob for weight_set in self.weight_sets for shard in weight_set.shards)
+        files = (file.blob for file in self.tokenizer.files) if self.tokenizer else ()
+        return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
+
     def to_json(self) -> bytes:
         """Canonical JSON: equal manifests give equal bytes."""
-        return rfc8785.dumps(msgspec.to_builtins(self))
+        return canonical_json(msgspec.to_builtins(self))
 
 
 def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
@@ -226,13 +232,13 @@ def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
     """
     try:
         version = msgspec.json.decode(data, type=_AbiVersion).abi_version
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestInvalid(str(error), digest) from error
     if version != ABI_VERSION:
         raise AbiUnsupported("abi_version", str(version), str(ABI_VERSION))
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestInvalid(str(error), digest) from error
     for executable in manifest.executables:
         unknown = sorted(set(executable.flags) - KNOWN_FLAGS)

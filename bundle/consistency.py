@@ -1,0 +1,70 @@
+"""What the manifest's schema cannot say: that its parts fit each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from bundle.errors import ManifestInvalid
+from bundle.manifest import Executable, Manifest, WeightSet
+
+
+def check_consistency(manifest: Manifest, *, digest: str = "") -> None:
+    """Checks that every name of the manifest leads somewhere and that every rank has its part.
+
+    Raises:
+        ManifestInvalid: The first part that does not fit, by its path.
+    """
+    for problem in _find_problems(manifest):
+        raise ManifestInvalid(problem, digest)
+
+
+def _find_problems(manifest: Manifest) -> Iterator[str]:
+    yield from _find_duplicates("executables", [executable.tag for executable in manifest.executables])
+    yield from _find_duplicates("weight_sets", [weight_set.name for weight_set in manifest.weight_sets])
+    yield from _find_duplicates("state.tensors", [tensor.name for tensor in manifest.state.tensors])
+    if len(manifest.state.kv_heads_by_rank) != manifest.tp_degree:
+        yield f"state.kv_heads_by_rank has {len(manifest.state.kv_heads_by_rank)} entries at tp {manifest.tp_degree}"
+    for tensor in manifest.state.tensors:
+        if len(tensor.axes) != len(tensor.shape):
+            yield f"state.tensors[{tensor.name}] has {len(tensor.axes)} axes and {len(tensor.shape)} dimensions"
+    for weight_set in manifest.weight_sets:
+        yield from _find_weight_set_problems(weight_set, manifest.tp_degree)
+    for executable in manifest.executables:
+        yield from _find_executable_problems(executable, manifest)
+
+
+def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator[str]:
+    path = f"weight_sets[{weight_set.name}]"
+    ranks = sorted(shard.rank for shard in weight_set.shards)
+    if ranks != list(range(tp_degree)):
+        yield f"{path} has shards of ranks {ranks} at tp {tp_degree}"
+    for shard in weight_set.shards:
+        yield from _find_duplicates(f"{path}.shards[{shard.rank}].tensors", [tensor.name for tensor in shard.tensors])
+
+
+def _find_executable_problems(executable: Executable, manifest: Manifest) -> Iterator[str]:
+    path = f"executables[{executable.tag}]"
+    state = {tensor.name for tensor in manifest.state.tensors}
+    for name in executable.state:
+        if name not in state:
+            yield f"{path}.state names {name!r}, which state.tensors does not have"
+    yield from _find_duplicates(f"{path}.inputs", [spec.name for spec in executable.inputs])
+    yield from _find_duplicates(f"{path}.outputs", [spec.name for spec in executable.outputs])
+    yield from _find_duplicates(f"{path}.constants", [constant.name for constant in executable.constants])
+    tensors = {
+        weight_set.name: [{tensor.name for tensor in shard.tensors} for shard in weight_set.shards]
+        for weight_set in manifest.weight_sets
+    }
+    for constant in executable.constants:
+        if not all(constant.tensor in names for names in tensors.get(constant.weight_set, [set()])):
+            yield (
+                f"{path}.constants[{constant.name}] takes {constant.tensor!r} of weight set {constant.weight_set!r}, "
+                "which some rank does not have"
+            )
+
+
+def _find_duplicates(path: str, names: list[str]) -> Iterator[str]:
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield f"{path} has {count} entries named {name!r}"

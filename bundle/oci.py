@@ -1,0 +1,127 @@
+"""Records of the OCI image specification that a bundle is made of, and the media types.
+
+Types are checked strictly and every digest is a digest; properties that are not in the specification are ignored, as
+it demands of readers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from bundle.digest import Digest, canonical_json, sha256_bytes
+
+INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
+IMAGE_MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
+
+BUNDLE_TYPE: Final = "application/vnd.kiln.bundle.v1"
+MANIFEST_TYPE: Final = "application/vnd.kiln.manifest.v1+json"
+AOTI_TYPE: Final = "application/vnd.kiln.executable.v1.aoti"
+EXPORTED_PROGRAM_TYPE: Final = "application/vnd.kiln.executable.v1.exported-program"
+WEIGHTS_TYPE: Final = "application/vnd.kiln.weights.v1.safetensors"
+TOKENIZER_TYPE: Final = "application/vnd.kiln.tokenizer.v1+json"
+NEURON_CONFIG_TYPE: Final = "application/vnd.kiln.neuron-config.v1+json"
+
+TITLE: Final = "org.opencontainers.image.title"
+REF_NAME: Final = "org.opencontainers.image.ref.name"
+
+#: Numbers that survive JSON readers without 64-bit integers.
+SizeBytes = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+
+
+class _OciRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Immutable record with the specification's spelling on disk."""
+
+    def to_json(self) -> bytes:
+        """Canonical JSON, properties without a value left out."""
+        return canonical_json(msgspec.to_builtins(self))
+
+
+class BlobDescriptor(_OciRecord, frozen=True):
+    """Where a blob is referred to: its type, digest and size."""
+
+    media_type: str
+    digest: Digest
+    size_bytes: SizeBytes = msgspec.field(name="size")
+    artifact_type: str | None = None
+    annotations: dict[str, str] | None = None
+    urls: tuple[str, ...] | None = None
+    data: str | None = None
+    platform: dict[str, str | tuple[str, ...]] | None = None
+
+    @property
+    def title(self) -> str:
+        """File name inside the bundle, empty where it has none."""
+        return (self.annotations or {}).get(TITLE, "")
+
+    @property
+    def ref_name(self) -> str:
+        """Tag in an index, empty where it has none."""
+        return (self.annotations or {}).get(REF_NAME, "")
+
+
+class ImageManifest(_OciRecord, frozen=True):
+    """OCI image manifest: a config blob and layers, one file per layer."""
+
+    # The specification's fixed values have no default, so that `omit_defaults` keeps them.
+    schema_version: Literal[2]
+    media_type: Literal["application/vnd.oci.image.manifest.v1+json"]
+    config: BlobDescriptor
+    layers: tuple[BlobDescriptor, ...]
+    artifact_type: str | None = None
+    subject: BlobDescriptor | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Index(_OciRecord, frozen=True):
+    """OCI image index: the manifests that a layout holds."""
+
+    schema_version: Literal[2]
+    manifests: tuple[BlobDescriptor, ...]
+    media_type: Literal["application/vnd.oci.image.index.v1+json"] | None = None
+    artifact_type: str | None = None
+    subject: BlobDescriptor | None = None
+    annotations: dict[str, str] | None = None
+
+    def with_manifest(self, descriptor: BlobDescriptor) -> Index:
+        """The index with one entry more; it replaces the entry of the same tag, or without tag of the same digest."""
+        key = (descriptor.ref_name, descriptor.digest if not descriptor.ref_name else "")
+        kept = [m for m in self.manifests if (m.ref_name, m.digest if not m.ref_name else "") != key]
+        return msgspec.structs.replace(self, manifests=(*kept, descriptor))
+
+    def without_manifest(self, digest: str) -> Index:
+        """The index without the entries, tagged or not, of one manifest."""
+        return msgspec.structs.replace(self, manifests=tuple(m for m in self.manifests if m.digest != digest))
+
+    def find(self, digest: str) -> BlobDescriptor | None:
+        """An entry of the manifest, None where the index does not list it."""
+        return next((m for m in self.manifests if m.digest == digest), None)
+
+
+class LayoutMarker(_OciRecord, frozen=True):
+    """The `oci-layout` file."""
+
+    image_layout_version: Literal["1.0.0"]
+
+
+def describe_json(data: bytes, media_type: str, *, artifact_type: str | None = None) -> BlobDescriptor:
+    """Descriptor of a JSON blob in memory."""
+    return BlobDescriptor(
+        media_type=media_type, digest=sha256_bytes(data), size_bytes=len(data), artifact_type=artifact_type
+    )
+
+
+RecordT = TypeVar("RecordT", bound=_OciRecord)
+
+
+def parse_record(data: bytes, record: type[RecordT]) -> RecordT:
+    """Reads a record.
+
+    Raises:
+        ValueError: The bytes are no JSON, or do not follow the specification; the message names the property.
+    """
+    try:
+        return msgspec.json.decode(data, type=record)
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error

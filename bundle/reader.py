@@ -1,0 +1,169 @@
+"""Reading a bundle from a store."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bundle.consistency import check_consistency
+from bundle.digest import Progress, parse_digest, sha256_bytes
+from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid
+from bundle.layout import Layout
+from bundle.manifest import Manifest, parse_manifest
+from bundle.oci import (
+    BUNDLE_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    MANIFEST_TYPE,
+    BlobDescriptor,
+    ImageManifest,
+    parse_record,
+)
+from bundle.verification import BlobVerifier
+
+# Manifests are read into memory whole; a registry refuses image manifests of more than 4 MiB.
+MAX_IMAGE_MANIFEST_BYTES: Final = 4 << 20
+MAX_MANIFEST_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One bundle of a store. Its manifests are verified; its other blobs are present, with the right size.
+
+    Attributes:
+        layout: Store that holds it.
+        descriptor: The OCI image manifest's own descriptor; its digest is the bundle's.
+        image: The OCI image manifest.
+        manifest: The Kiln manifest, which is the image's config blob.
+    """
+
+    layout: Layout
+    descriptor: BlobDescriptor
+    image: ImageManifest
+    manifest: Manifest
+
+    @property
+    def digest(self) -> str:
+        """The bundle's digest."""
+        return self.descriptor.digest
+
+    @property
+    def blobs(self) -> tuple[BlobDescriptor, ...]:
+        """Every blob: image manifest, config, layers."""
+        return (self.descriptor, self.image.config, *self.image.layers)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all blobs; one that several layers share counts once."""
+        return sum({blob.digest: blob.size_bytes for blob in self.blobs}.values())
+
+    def blob_path(self, digest: str) -> Path:
+        """Path of a blob, verified or not.
+
+        Raises:
+            BlobNotFound: The store does not hold it (any more).
+        """
+        return self.layout.blob_path(digest)
+
+    def verify(self, verifier: BlobVerifier, progress: Progress | None = None) -> None:
+        """Verifies every blob. `progress` receives `size_bytes` in total.
+
+        Raises:
+            BlobCorrupt: Bytes that do not have their digest; names blob and title.
+            BlobNotFound: A blob has gone since the bundle was opened.
+        """
+        for blob in {blob.digest: blob for blob in self.blobs}.values():
+            verifier.verify(self.blob_path(blob.digest), blob.digest, blob.title, progress)
+
+
+def open_bundle(layout: Layout, digest: str) -> Bundle:
+    """Opens a published bundle.
+
+    Raises:
+        BundleNotFound: The index does not list it.
+        BlobNotFound, BlobCorrupt: One of its blobs is missing, has another size, or is a manifest with other bytes.
+        ManifestInvalid, AbiUnsupported: A manifest does not follow its schema.
+        DigestInvalid, LayoutInvalid: See `parse_digest`, `Layout.read_index`.
+    """
+    entry = layout.read_index().find(parse_digest(digest))
+    if entry is None:
+        raise BundleNotFound(digest)
+    return read_bundle(layout, digest)
+
+
+def list_bundles(layout: Layout) -> Iterator[str]:
+    """Digests of the published bundles, oldest first.
+
+    Raises:
+        LayoutInvalid: The index is broken.
+    """
+    entries = layout.read_index().manifests
+    yield from dict.fromkeys(entry.digest for entry in entries if entry.artifact_type == BUNDLE_TYPE)
+
+
+def read_bundle(layout: Layout, digest: str) -> Bundle:
+    """Reads a bundle that need not be listed in the index yet. Errors are those of `open_bundle`."""
+    data = read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES)
+    image = _parse_image(data, digest)
+    manifest = parse_manifest(read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES), digest=digest)
+    check_consistency(manifest, digest=digest)
+    missing = manifest.blobs() - {layer.digest for layer in image.layers}
+    if missing:
+        raise ManifestInvalid(f"blob {min(missing)} is named, but is no layer of the image", digest)
+    descriptor = BlobDescriptor(
+        media_type=IMAGE_MANIFEST_TYPE, digest=digest, size_bytes=len(data), artifact_type=BUNDLE_TYPE
+    )
+    bundle = Bundle(layout=layout, descriptor=descriptor, image=image, manifest=manifest)
+    for blob in bundle.blobs:
+        size_bytes = layout.stored(blob.digest).size_bytes
+        if size_bytes != blob.size_bytes:
+            raise BlobCorrupt(blob.digest, f"{size_bytes} bytes long instead of {blob.size_bytes}", blob.title)
+    return bundle
+
+
+def _parse_image(data: bytes, digest: str) -> ImageManifest:
+    try:
+        image = parse_record(data, ImageManifest)
+    except ValueError as error:
+        raise ManifestInvalid(str(error), digest) from error
+    if image.artifact_type != BUNDLE_TYPE:
+        raise ManifestInvalid(f"artifactType is {image.artifact_type!r}; accepted: {BUNDLE_TYPE}", digest)
+    if image.config.media_type != MANIFEST_TYPE:
+        raise ManifestInvalid(f"config.mediaType is {image.config.media_type!r}; accepted: {MANIFEST_TYPE}", digest)
+    titles = [layer.title for layer in image.layers]
+    for title in titles:
+        if not is_title(title):
+            raise ManifestInvalid(f"layer title {title!r}; accepted: a relative path without '.' and '..'", digest)
+    if len(set(titles)) < len(titles):
+        raise ManifestInvalid("two layers have the same title", digest)
+    return image
+
+
+def is_title(text: str) -> bool:
+    """Whether a layer's title is a relative path that stays below the directory it is written to."""
+    return (
+        text == posixpath.normpath(text)
+        and not text.startswith(("/", "../"))
+        and text not in {".", ".."}
+        and text.isprintable()
+        and "\\" not in text
+    )
+
+
+def read_small_blob(layout: Layout, digest: str, limit_bytes: int) -> bytes:
+    """Reads a blob into memory and verifies it.
+
+    Raises:
+        BlobNotFound, BlobCorrupt: It is not held, or has other bytes.
+        ManifestInvalid: It is larger than the limit.
+    """
+    with layout.open_blob(digest) as blob:
+        data = blob.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise ManifestInvalid(f"blob {digest} is larger than {limit_bytes} bytes", digest)
+    actual = sha256_bytes(data)
+    if actual != digest:
+        raise BlobCorrupt(digest, actual)
+    return data

@@ -1,0 +1,87 @@
+"""Bundle references: what people and services call a bundle by."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from bundle.digest import PREFIX, is_digest
+from bundle.errors import RefInvalid
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_VERSION: Final = re.compile(r"v([1-9][0-9]{0,8})")
+_VERSION_LIKE: Final = re.compile(r"v[0-9]+")
+
+ACCEPTED_REF: Final = "NAME, NAME:vN, NAME@ALIAS or sha256:HEX"
+ACCEPTED_NAME: Final = "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit; not 'sha256'"
+ACCEPTED_ALIAS: Final = "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit; not of the form vN"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A parsed reference: a digest; or a name, with a version or an alias or neither, which means the newest version.
+
+    Attributes:
+        name: Bundle name, None for a digest.
+        version: N of `NAME:vN`, from 1.
+        alias: What stands behind '@'.
+        digest: Bundle digest.
+    """
+
+    name: str | None = None
+    version: int | None = None
+    alias: str | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        if self.digest is not None:
+            return self.digest
+        if self.version is not None:
+            return f"{self.name}:v{self.version}"
+        return f"{self.name}@{self.alias}" if self.alias is not None else str(self.name)
+
+
+def parse_reference(text: str) -> Reference:
+    """Reads `NAME`, `NAME:vN`, `NAME@ALIAS` or `sha256:HEX`.
+
+    Raises:
+        RefInvalid: It is none of them.
+    """
+    if text.startswith(PREFIX):
+        if not is_digest(text):
+            raise RefInvalid(text, "sha256: followed by 64 lower-case hexadecimal digits")
+        return Reference(digest=text)
+    if "@" in text:
+        name, _, alias = text.partition("@")
+        if is_name(name) and is_alias(alias):
+            return Reference(name=name, alias=alias)
+    elif ":" in text:
+        name, _, version = text.partition(":")
+        match = _VERSION.fullmatch(version)
+        if is_name(name) and match is not None:
+            return Reference(name=name, version=int(match[1]))
+    elif is_name(text):
+        return Reference(name=text)
+    raise RefInvalid(text, ACCEPTED_REF)
+
+
+def parse_name(text: str, *, field: str = "name") -> str:
+    """Returns `text` where it is a bundle name.
+
+    Raises:
+        RefInvalid: It is none; names `field`.
+    """
+    if not is_name(text):
+        raise RefInvalid(text, ACCEPTED_NAME, field)
+    return text
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is a bundle name. 'sha256' is none, so that no version looks like a digest."""
+    return _NAME.fullmatch(text) is not None and text != PREFIX.removesuffix(":")
+
+
+def is_alias(text: str) -> bool:
+    """Whether `text` is an alias; what looks like a version is none."""
+    return _NAME.fullmatch(text) is not None and _VERSION_LIKE.fullmatch(text) is None

@@ -1,0 +1,120 @@
+"""Publishing bundles: blobs first, the image manifest, the index last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from bundle.blob_writer import StoredBlob
+from bundle.consistency import check_consistency
+from bundle.errors import BlobNotFound, ManifestInvalid
+from bundle.layout import Layout
+from bundle.manifest import Manifest
+from bundle.oci import (
+    BUNDLE_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    MANIFEST_TYPE,
+    REF_NAME,
+    TITLE,
+    BlobDescriptor,
+    ImageManifest,
+)
+from bundle.reader import is_title, read_bundle
+
+
+class BundleWriter:
+    """One bundle in the making. Add its blobs, then publish it once.
+
+    Nothing is visible before `publish`. Blobs of a bundle that is never published stay in the store, where the next
+    writer finds them.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        """Starts a bundle in a store."""
+        self._layout = layout
+        self._layers: dict[str, BlobDescriptor] = {}
+
+    def add_blob(self, source: Path | bytes | StoredBlob, media_type: str, title: str) -> BlobDescriptor:
+        """Adds a file of the bundle. Adding equal bytes under the same title again changes nothing.
+
+        Args:
+            source: A file, which is copied; bytes; or a blob that the store holds already.
+            media_type: See `bundle.oci`.
+            title: Relative path of the file in the bundle, unique in it.
+
+        Raises:
+            ManifestInvalid: The title is no relative path, or names other bytes already.
+            BlobNotFound: The store does not hold the given blob.
+        """
+        if not is_title(title):
+            raise ManifestInvalid(f"layer title {title!r}; accepted: a relative path without '.' and '..'")
+        stored = self._store(source)
+        descriptor = BlobDescriptor(
+            media_type=media_type,
+            digest=stored.digest,
+            size_bytes=stored.size_bytes,
+            annotations={TITLE: title},
+        )
+        if self._layers.setdefault(title, descriptor) != descriptor:
+            raise ManifestInvalid(f"two layers have the title {title!r}")
+        return descriptor
+
+    def publish(self, manifest: Manifest, *, ref_name: str | None = None) -> str:
+        """Makes the bundle visible, whole.
+
+        Args:
+            manifest: Describes the blobs that were added.
+            ref_name: Tag of the index entry, for registry tools; it moves here from another bundle that has it.
+
+        Returns:
+            The bundle's digest. It depends on manifest and blobs only, not on the order of adding.
+
+        Raises:
+            BlobNotFound: The manifest names a blob that was not added, or one has been deleted meanwhile.
+            ManifestInvalid: The manifest's parts do not fit each other, or it holds what JSON cannot.
+            LayoutInvalid: The store's index is broken.
+        """
+        check_consistency(manifest)
+        layers = tuple(self._layers[title] for title in sorted(self._layers))
+        for digest in sorted(manifest.blobs() - {layer.digest for layer in layers}):
+            raise BlobNotFound(digest)
+        try:
+            manifest_json = manifest.to_json()
+        except ValueError as error:
+            raise ManifestInvalid(str(error)) from error
+        config = self._layout.put_blob(manifest_json)
+        image = ImageManifest(
+            schema_version=2,
+            media_type=IMAGE_MANIFEST_TYPE,
+            artifact_type=BUNDLE_TYPE,
+            config=BlobDescriptor(media_type=MANIFEST_TYPE, digest=config.digest, size_bytes=config.size_bytes),
+            layers=layers,
+        )
+        digest = self._layout.put_blob(image.to_json()).digest
+        register_bundle(self._layout, digest, ref_name=ref_name)
+        return digest
+
+    def _store(self, source: Path | bytes | StoredBlob) -> StoredBlob:
+        if isinstance(source, StoredBlob):
+            return self._layout.stored(source.digest)
+        if isinstance(source, bytes):
+            return self._layout.put_blob(source)
+        return self._layout.ingest_file(source)
+
+
+def register_bundle(layout: Layout, digest: str, *, ref_name: str | None = None) -> None:
+    """Lists a bundle in the index once all its blobs, its image manifest included, are in the store.
+
+    This is the last step of publishing, and of copying a bundle from another store.
+
+    Raises:
+        BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `bundle.reader.open_bundle`.
+        LayoutInvalid: The store's index is broken.
+    """
+    # Under the lock, so that no deletion comes between looking and listing.
+    with layout.lock():
+        descriptor = read_bundle(layout, digest).descriptor
+        if ref_name is not None:
+            descriptor = msgspec.structs.replace(descriptor, annotations={REF_NAME: ref_name})
+        layout.replace_index(layout.read_index().with_manifest(descriptor))
