@@ -1,0 +1,89 @@
+"""The Llama family's configuration: a `config.json` of transformers 4 or 5 as one frozen record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from compiler_svc.models.attributes import AttributeReader
+from compiler_svc.models.rope_config import RopeConfig, read_rope, rope_to_json
+
+#: Activations of the gated MLP, by Hugging Face's names.
+HIDDEN_ACTS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
+
+#: Dtypes that `torch_dtype` may name.
+DTYPES: Final = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Attributes of a Llama model under Hugging Face's names, with every default filled in."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_act: str
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    #: Dtype that the checkpoint declares for itself.
+    torch_dtype: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Every attribute that enters the arithmetic, as JSON: the numeric part of the graph ABI."""
+        attributes = {name: getattr(self, name) for name in self.__slots__ if name not in {"rope", "torch_dtype"}}
+        return attributes | {"rope": rope_to_json(self.rope)}
+
+
+def parse_llama_config(config: Mapping[str, Any], architecture: str) -> LlamaConfig:
+    """Reads a `config.json`.
+
+    Attributes that shape the weights are required; others take transformers' defaults.
+
+    Raises:
+        ModelConfigInvalid: Attributes are missing or impossible; all of them are named.
+        ModelNotServed: An activation, rope kind, quantization or partial rotation that is not served.
+    """
+    model = AttributeReader(config)
+    hidden_size = model.integer("hidden_size")
+    num_attention_heads = model.integer("num_attention_heads")
+    num_key_value_heads = model.integer("num_key_value_heads", num_attention_heads)
+    if num_attention_heads % num_key_value_heads:
+        model.note_invalid("num_key_value_heads", num_key_value_heads, f"a divisor of {num_attention_heads} heads")
+    head_dim = model.integer("head_dim", max(1, hidden_size // num_attention_heads))
+    if head_dim % 2:
+        model.note_invalid("head_dim", head_dim, "an even number: dimensions are rotated in pairs")
+    if "head_dim" not in config and hidden_size % num_attention_heads:
+        model.note_invalid("hidden_size", hidden_size, f"a multiple of {num_attention_heads} heads, or head_dim given")
+    if config.get("quantization_config"):
+        model.note_not_served("quantization_config", config["quantization_config"], "an unquantized checkpoint")
+    max_position_embeddings = model.integer("max_position_embeddings", 2048)
+    parsed = LlamaConfig(
+        architecture=architecture,
+        vocab_size=model.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=model.integer("intermediate_size"),
+        num_hidden_layers=model.integer("num_hidden_layers"),
+        num_attention_heads=num_attention_heads,
+        num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim,
+        hidden_act=model.choice("hidden_act", "silu", HIDDEN_ACTS),
+        max_position_embeddings=max_position_embeddings,
+        rms_norm_eps=model.number("rms_norm_eps", 1e-6),
+        rope=read_rope(model, head_dim=head_dim, max_position_embeddings=max_position_embeddings),
+        tie_word_embeddings=model.boolean("tie_word_embeddings", False),
+        attention_bias=model.boolean("attention_bias", False),
+        mlp_bias=model.boolean("mlp_bias", False),
+        torch_dtype=model.choice("dtype" if config.get("dtype") else "torch_dtype", "float32", DTYPES),
+    )
+    model.finish()
+    return parsed

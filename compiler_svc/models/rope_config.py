@@ -1,0 +1,186 @@
+"""Rotary position embedding as a configuration states it: one record per kind, whatever the file format.
+
+transformers 4 writes `rope_theta` beside `rope_scaling`; transformers 5 writes everything into `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from compiler_svc.models.attributes import AttributeReader
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultRope:
+    """Frequencies `theta ** (-2i / head_dim)`."""
+
+    theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope:
+    """Positions divided by `factor`."""
+
+    theta: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicRope:
+    """NTK scaling: beyond `max_position_embeddings` tokens, theta grows with the length of the sequence."""
+
+    theta: float
+    factor: float
+    max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRope:
+    """YaRN: interpolates low frequencies, keeps high ones, and scales cosine and sine by `attention_scaling`."""
+
+    theta: float
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    attention_scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE: one factor per frequency, another set beyond `original_max_position_embeddings` tokens."""
+
+    theta: float
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Llama 3.1: divides low frequencies by `factor`, keeps high ones, blends between."""
+
+    theta: float
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+RopeConfig = DefaultRope | LinearRope | DynamicRope | YarnRope | LongRope | Llama3Rope
+
+
+def read_rope(model: AttributeReader, *, head_dim: int, max_position_embeddings: int) -> RopeConfig:
+    """Reads the rotary embedding of a model; mistakes are noted in `model`.
+
+    Defaults are those of transformers.
+    """
+    name = "rope_scaling" if model.values.get("rope_scaling") else "rope_parameters"
+    values = model.values.get(name) or {}
+    if not isinstance(values, Mapping):
+        model.note_invalid(name, values, "an object with rope_type")
+        values = {}
+    reader = model.nested(name, values)
+    partial = reader.number("partial_rotary_factor", model.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        reader.note_not_served("partial_rotary_factor", partial, "1.0: the whole head is rotated")
+    original = reader.integer("original_max_position_embeddings", max_position_embeddings)
+    rope = _Rope(
+        reader=reader,
+        theta=reader.number("rope_theta", model.number("rope_theta", 10_000.0)),
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        original_max_position_embeddings=model.integer("original_max_position_embeddings", original),
+    )
+    kind = str(values.get("rope_type") or values.get("type") or "default")
+    if kind not in _READERS:
+        reader.note_not_served("rope_type", kind, ", ".join(sorted(_READERS)))
+        return DefaultRope(rope.theta)
+    return _READERS[kind](rope)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    """What every kind may need."""
+
+    reader: AttributeReader
+    theta: float
+    head_dim: int
+    max_position_embeddings: int
+    original_max_position_embeddings: int
+
+    def read_factor(self) -> float:
+        """The factor of kinds that may derive it from the two lengths."""
+        return self.reader.number("factor", self.max_position_embeddings / self.original_max_position_embeddings)
+
+
+def _read_yarn(rope: _Rope) -> YarnRope:
+    reader, factor = rope.reader, rope.read_factor()
+    # Zero means unset here.
+    mscale, mscale_all_dim = (
+        reader.number(name, 0.0) if reader.values.get(name) != 0 else 0.0 for name in ("mscale", "mscale_all_dim")
+    )
+    default_scaling = _yarn_scale(factor, 1.0)
+    if mscale and mscale_all_dim:
+        default_scaling = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all_dim)
+    return YarnRope(
+        theta=rope.theta,
+        factor=factor,
+        original_max_position_embeddings=rope.original_max_position_embeddings,
+        beta_fast=reader.number("beta_fast", 32.0),
+        beta_slow=reader.number("beta_slow", 1.0),
+        truncate=reader.boolean("truncate", True),
+        attention_scaling=reader.number("attention_factor", default_scaling),
+    )
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _read_longrope(rope: _Rope) -> LongRope:
+    reader, factor, original = rope.reader, rope.read_factor(), rope.original_max_position_embeddings
+    default_scaling = 1.0
+    if factor > 1 and original > 1:
+        default_scaling = math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRope(
+        theta=rope.theta,
+        short_factor=reader.numbers("short_factor", rope.head_dim // 2),
+        long_factor=reader.numbers("long_factor", rope.head_dim // 2),
+        original_max_position_embeddings=original,
+        attention_scaling=reader.number("attention_factor", default_scaling),
+    )
+
+
+def _read_llama3(rope: _Rope) -> Llama3Rope:
+    reader = rope.reader
+    low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+    if low >= high:
+        reader.note_invalid("high_freq_factor", high, f"a number above low_freq_factor, {low:g}")
+    return Llama3Rope(
+        theta=rope.theta,
+        factor=reader.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=rope.original_max_position_embeddings,
+    )
+
+
+_READERS: Final[Mapping[str, Callable[[_Rope], RopeConfig]]] = {
+    "default": lambda rope: DefaultRope(rope.theta),
+    "linear": lambda rope: LinearRope(rope.theta, rope.reader.number("factor")),
+    "dynamic": lambda rope: DynamicRope(rope.theta, rope.reader.number("factor"), rope.max_position_embeddings),
+    "yarn": _read_yarn,
+    "longrope": _read_longrope,
+    "llama3": _read_llama3,
+}
+
+
+def rope_to_json(rope: RopeConfig) -> dict[str, Any]:
+    """Kind and numbers of a rotary embedding, as JSON."""
+    return {"rope_type": type(rope).__name__} | {name: getattr(rope, name) for name in rope.__slots__}

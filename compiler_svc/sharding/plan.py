@@ -1,0 +1,181 @@
+"""The weight plan: every tensor of a rank shard, where it comes from and how it is cut."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal, cast
+
+from bundle.manifest import DType, WeightShard, WeightTensor
+from compiler_svc.models.llama_config import LlamaConfig
+from compiler_svc.models.llama_tensors import EMBEDDING, LM_HEAD, checkpoint_tensors, derived_tensors, is_redundant
+from compiler_svc.sharding.errors import ShardingNotServed
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.errors import CheckpointInvalid
+
+CastType = Literal["config", "as-declared"]
+
+DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
+
+#: Dtypes of checkpoint tensors that can be cast to a computation dtype.
+CASTABLE_DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
+
+
+class Split(Enum):
+    """How a tensor is divided among ranks."""
+
+    #: Every rank holds all of it.
+    REPLICATED = "replicated"
+    #: Equal parts of the first axis: outputs of a column-parallel matrix.
+    COLUMN = "column"
+    #: As COLUMN, in whole KV heads; ranks beyond the number of heads hold copies.
+    KV_HEADS = "kv_heads"
+    #: Equal parts of the second axis: inputs of a row-parallel matrix, or the hidden axis of the embedding.
+    ROW = "row"
+
+
+#: First match wins. Biases of row-parallel matrices are added once, after the sum over ranks.
+SPLIT_RULES: Final = (
+    (re.compile(r"lm_head\.weight|.*\.(q_proj|gate_proj|up_proj)\.(weight|bias)"), Split.COLUMN),
+    (re.compile(r".*\.(k_proj|v_proj)\.(weight|bias)"), Split.KV_HEADS),
+    (re.compile(r"model\.embed_tokens\.weight|.*\.(o_proj|down_proj)\.weight"), Split.ROW),
+    (re.compile(r".*"), Split.REPLICATED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """One tensor of every rank shard.
+
+    Attributes:
+        name: Name in the shard, and of the model's parameter.
+        source: Checkpoint tensor that it is cut from; None where it is derived from the configuration.
+        shape: Whole shape, before cutting.
+        dtype: Dtype in the shard.
+    """
+
+    name: str
+    source: str | None
+    shape: tuple[int, ...]
+    dtype: DType
+    split: Split
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """All tensors of a model's shards, in the order of the model."""
+
+    config: LlamaConfig
+    tp_degree: int
+    tensors: tuple[PlannedTensor, ...]
+
+    def rank_shape(self, tensor: PlannedTensor) -> tuple[int, ...]:
+        """Shape of a tensor's part; equal for all ranks."""
+        shape = list(tensor.shape)
+        match tensor.split:
+            case Split.COLUMN:
+                shape[0] //= self.tp_degree
+            case Split.KV_HEADS:
+                shape[0] = (
+                    len(kv_heads_of_rank(self.config.num_key_value_heads, 0, self.tp_degree)) * self.config.head_dim
+                )
+            case Split.ROW:
+                shape[1] //= self.tp_degree
+        return tuple(shape)
+
+    def rank_size_bytes(self, tensor: PlannedTensor) -> int:
+        """Bytes of a tensor's part."""
+        return math.prod(self.rank_shape(tensor)) * DTYPE_SIZES_BYTES[tensor.dtype]
+
+    @property
+    def shard_size_bytes(self) -> int:
+        """Bytes of the tensors of one rank's shard."""
+        return sum(map(self.rank_size_bytes, self.tensors))
+
+    def describe_shard(self, rank: int, blob: str, size_bytes: int) -> WeightShard:
+        """The manifest's record of a shard file.
+
+        Args:
+            blob: Digest of the file.
+            size_bytes: Size of the file.
+        """
+        tensors = (WeightTensor(name=t.name, dtype=t.dtype, shape=self.rank_shape(t)) for t in self.tensors)
+        ordered = tuple(sorted(tensors, key=lambda tensor: tensor.name))
+        return WeightShard(rank=rank, blob=blob, size_bytes=size_bytes, tensors=ordered)
+
+
+def plan_weights(
+    config: LlamaConfig, checkpoint: Checkpoint, *, dtype: DType, cast_type: CastType, tp_degree: int
+) -> WeightPlan:
+    """Plans the shards of a checkpoint, from its headers.
+
+    Args:
+        dtype: Dtype of the computation.
+        cast_type: `config` stores weights in `dtype`, `as-declared` in the checkpoint's dtypes.
+
+    Raises:
+        CheckpointInvalid: A tensor is missing, unexpected, or of the wrong shape or dtype.
+        ShardingNotServed: `tp_degree` does not divide the model.
+    """
+    check_tp_degree(config, tp_degree)
+    expected = checkpoint_tensors(config)
+    _check_tensors(config, checkpoint, expected)
+
+    def plan(name: str, source: str) -> PlannedTensor:
+        declared = checkpoint.tensors[source].dtype
+        stored = declared if cast_type == "as-declared" and declared in DTYPE_SIZES_BYTES else dtype
+        return PlannedTensor(name, source, expected[source], cast("DType", stored), _find_split(name))
+
+    tensors = [plan(name, name) for name in expected]
+    if config.tie_word_embeddings and tp_degree > 1:
+        # The embedding is cut along the hidden axis and the head along the vocabulary: the ranks need both.
+        tensors.append(plan(LM_HEAD, EMBEDDING))
+    for name, shape in derived_tensors(config).items():
+        tensors.append(PlannedTensor(name, None, shape, "float32", Split.REPLICATED))
+    return WeightPlan(config, tp_degree, tuple(tensors))
+
+
+def check_tp_degree(config: LlamaConfig, tp_degree: int) -> None:
+    """Checks that a model can be cut into `tp_degree` ranks.
+
+    Raises:
+        ShardingNotServed: It cannot.
+    """
+    for attribute in ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"):
+        if getattr(config, attribute) % tp_degree:
+            raise ShardingNotServed(tp_degree, attribute, getattr(config, attribute))
+    if config.num_key_value_heads % tp_degree and tp_degree % config.num_key_value_heads:
+        raise ShardingNotServed(tp_degree, "num_key_value_heads", config.num_key_value_heads)
+
+
+def kv_heads_of_rank(num_kv_heads: int, rank: int, tp_degree: int) -> tuple[int, ...]:
+    """The checkpoint's KV heads that a rank holds, in order. With more ranks than heads, neighbours hold copies."""
+    if tp_degree > num_kv_heads:
+        return (rank * num_kv_heads // tp_degree,)
+    per_rank = num_kv_heads // tp_degree
+    return tuple(range(rank * per_rank, (rank + 1) * per_rank))
+
+
+def _find_split(name: str) -> Split:
+    return next(split for pattern, split in SPLIT_RULES if pattern.fullmatch(name))
+
+
+def _check_tensors(config: LlamaConfig, checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in expected.items():
+        header = checkpoint.tensors.get(name)
+        if header is None:
+            raise CheckpointInvalid(checkpoint.path, name, "missing", f"a tensor of shape {list(shape)}")
+        if header.shape != shape:
+            raise CheckpointInvalid(
+                checkpoint.path, name, f"shape {list(header.shape)}", f"shape {list(shape)}, as config.json says"
+            )
+        if header.dtype not in CASTABLE_DTYPES:
+            raise CheckpointInvalid(
+                checkpoint.path, name, f"dtype {header.dtype}", f"one of {', '.join(CASTABLE_DTYPES)}"
+            )
+    for name in checkpoint.tensors:
+        if name not in expected and not is_redundant(name, config):
+            raise CheckpointInvalid(checkpoint.path, name, "unexpected", "only tensors that config.json accounts for")

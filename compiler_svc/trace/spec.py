@@ -1,0 +1,58 @@
+"""What the graphs of one model depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bundle.manifest import DType, Sampling
+from compiler_svc.models.llama_config import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model with the compile-time options that reach its graphs.
+
+    Attributes:
+        dtype: Dtype of the computation and of the KV cache.
+        num_slots: Rows of the KV cache that requests can hold; one scratch row comes on top.
+        max_length: Positions that the KV cache holds, in tokens.
+        ctx_batch_size: Rows of a context_encoding step.
+        tkg_batch_size: Rows of a token_generation step; at most `num_slots`.
+        sampling: How tokens are picked. Temperature 0 or top_k 1 without `dynamic` is greedy.
+        output_logits: Return logits beside sampled tokens. Without on-device sampling logits are returned anyway.
+    """
+
+    config: LlamaConfig
+    dtype: DType
+    tp_degree: int
+    num_slots: int
+    max_length: int
+    ctx_batch_size: int
+    tkg_batch_size: int
+    sampling: Sampling
+    output_logits: bool
+
+    @property
+    def samples_on_device(self) -> bool:
+        """Whether executables return tokens."""
+        return self.sampling.mode == "on_device"
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the executables always pick the likeliest token."""
+        return not self.sampling.dynamic and (self.sampling.temperature == 0 or self.sampling.top_k == 1)
+
+    @property
+    def takes_sampling_params(self) -> bool:
+        """Whether requests choose top_k, top_p and temperature inside the executable."""
+        return self.samples_on_device and self.sampling.dynamic
+
+    @property
+    def takes_rand(self) -> bool:
+        """Whether executables draw from numbers that the caller provides."""
+        return self.samples_on_device and not self.is_greedy and not self.sampling.deterministic
+
+    @property
+    def returns_logits(self) -> bool:
+        """Whether executables return logits."""
+        return self.output_logits or not self.samples_on_device

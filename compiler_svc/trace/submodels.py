@@ -1,0 +1,82 @@
+"""Submodels as their callers see them: names, shapes and dtypes of inputs, outputs and state, by `bundle.abi`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bundle.abi import state_names
+from bundle.manifest import StateLayout, StateTensor, Submodel, TensorSpec
+from compiler_svc.sharding.plan import kv_heads_of_rank
+from compiler_svc.trace.spec import ModelSpec
+
+KV_AXES = ("slot", "kv_head", "position", "head_dim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmodelSpec:
+    """The calling convention of one executable, with the fields of `bundle.manifest.Executable`."""
+
+    tag: str
+    submodel: Submodel
+    bucket: tuple[int, ...]
+    batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
+def describe_submodel(spec: ModelSpec, submodel: Submodel, bucket: int) -> SubmodelSpec:
+    """Describes one executable.
+
+    Args:
+        bucket: context_encoding: tokens of a prompt row; token_generation: positions that are read. At most
+            `spec.max_length`.
+    """
+    assert 0 < bucket <= spec.max_length, f"bucket {bucket} of {spec.max_length} positions"
+    if submodel == "context_encoding":
+        rows, columns = spec.ctx_batch_size, bucket
+    else:
+        rows, columns = spec.tkg_batch_size, 1
+    inputs = [_int32("input_ids", rows, columns), _int32("position_ids", rows, columns), _int32("seq_ids", rows)]
+    if submodel == "context_encoding":
+        inputs.append(_int32("num_tokens", rows))
+    flags = []
+    if spec.takes_sampling_params:
+        inputs.append(TensorSpec(name="sampling_params", dtype="float32", shape=(rows, 3)))
+        flags.append("sampling_params")
+    if spec.takes_rand:
+        inputs.append(TensorSpec(name="rand", dtype="float32", shape=(rows, 1)))
+        flags.append("rand")
+    outputs = []
+    if spec.samples_on_device:
+        outputs.append(_int32("tokens", rows))
+    if spec.returns_logits:
+        outputs.append(TensorSpec(name="logits", dtype="float32", shape=(rows, spec.config.vocab_size)))
+    return SubmodelSpec(
+        tag=f"{submodel}_{bucket}",
+        submodel=submodel,
+        bucket=(bucket,),
+        batch_size=rows,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        state=state_names(spec.config.num_hidden_layers),
+        flags=tuple(sorted([*flags, *(output.name for output in outputs)])),
+    )
+
+
+def describe_state(spec: ModelSpec) -> StateLayout:
+    """Describes the KV cache of every rank."""
+    heads = tuple(
+        kv_heads_of_rank(spec.config.num_key_value_heads, rank, spec.tp_degree) for rank in range(spec.tp_degree)
+    )
+    shape = (spec.num_slots + 1, len(heads[0]), spec.max_length, spec.config.head_dim)
+    tensors = tuple(
+        StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=KV_AXES)
+        for name in state_names(spec.config.num_hidden_layers)
+    )
+    return StateLayout(tensors=tensors, num_slots=spec.num_slots, kv_heads_by_rank=heads)
+
+
+def _int32(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name=name, dtype="int32", shape=shape)

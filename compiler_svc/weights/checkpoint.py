@@ -1,0 +1,197 @@
+"""A Hugging Face checkpoint directory, opened lazily: headers and JSON now, tensors when they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
+from compiler_svc.weights.safetensors_files import read_safetensors_header
+
+#: Weight files in the order of preference.
+SAFETENSORS_FILE: Final = "model.safetensors"
+PICKLE_FILE: Final = "pytorch_model.bin"
+WEIGHT_FILES: Final = (SAFETENSORS_FILE, f"{SAFETENSORS_FILE}.index.json", PICKLE_FILE, f"{PICKLE_FILE}.index.json")
+
+#: Files that a tokenizer may consist of.
+TOKENIZER_FILES: Final = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a checkpoint says about one tensor.
+
+    Attributes:
+        dtype: torch's name, such as `bfloat16`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint. Its files may not change while it is in use.
+
+    Attributes:
+        files: Weight files, sorted by name.
+        index: The index of a sharded checkpoint.
+        tensors: Headers of all tensors, by name.
+        config: `config.json`.
+        generation_config: `generation_config.json`, empty where there is none.
+        tokenizer_files: Files of the tokenizer, sorted by name.
+        chat_template: Jinja source of the default chat template.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    index: Path | None
+    tensors: Mapping[str, TensorHeader]
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    tokenizer_files: tuple[Path, ...]
+    chat_template: str | None
+
+    @classmethod
+    def open(cls, path: Path, *, roots: Sequence[Path] = ()) -> Checkpoint:
+        """Reads a checkpoint's JSON and tensor headers; no weight is read.
+
+        Args:
+            path: A directory with `config.json` and `model.safetensors`, `pytorch_model.bin` or the index of either.
+            roots: Directories that its files must lie in once symbolic links are followed; none means anywhere.
+
+        Raises:
+            CheckpointNotFound: `path` is no directory, or holds no configuration or no weights.
+            CheckpointInvalid: A file is missing, outside `roots`, truncated or malformed.
+        """
+        directory = _Directory(path, tuple(root.resolve() for root in roots))
+        if not path.is_dir():
+            raise CheckpointNotFound(path, "no such directory", "a Hugging Face model directory")
+        if not directory.has("config.json"):
+            raise CheckpointNotFound(path, "has no config.json", "a directory with config.json")
+        config = directory.read_json("config.json")
+        weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
+        if weights is None:
+            raise CheckpointNotFound(path, "has no weights", f"a directory with one of {', '.join(WEIGHT_FILES)}")
+        if weights.endswith(".index.json"):
+            tensors = _read_sharded_headers(directory, weights)
+            index = path / weights
+        else:
+            tensors = _read_header(directory.file(weights), path)
+            index = None
+        return cls(
+            path=path,
+            files=tuple(sorted({tensor.file for tensor in tensors.values()})),
+            index=index,
+            tensors=tensors,
+            config=config,
+            generation_config=directory.read_optional_json("generation_config.json"),
+            tokenizer_files=tuple(directory.file(name) for name in TOKENIZER_FILES if directory.has(name)),
+            chat_template=_read_chat_template(directory),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """Files of one directory by plain name."""
+
+    path: Path
+    roots: tuple[Path, ...]
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
+    def file(self, name: str) -> Path:
+        file = self.path / name
+        if not file.is_file():
+            raise CheckpointInvalid(self.path, name, "no such file", "a file of the checkpoint directory")
+        if self.roots and not any(file.resolve().is_relative_to(root) for root in self.roots):
+            raise CheckpointInvalid(self.path, name, "a link out of the model roots", "a file within the model roots")
+        return file
+
+    def read_text(self, name: str) -> str:
+        try:
+            return self.file(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointInvalid(self.path, name, str(error), "a readable UTF-8 file") from error
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        try:
+            value = json.loads(self.read_text(name))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointInvalid(self.path, name, f"text that is no JSON ({error})", "a JSON object") from error
+        if not isinstance(value, dict):
+            raise CheckpointInvalid(self.path, name, f"a JSON {type(value).__name__}", "a JSON object")
+        return value
+
+    def read_optional_json(self, name: str) -> dict[str, Any]:
+        return self.read_json(name) if self.has(name) else {}
+
+
+def _read_header(file: Path, checkpoint: Path) -> dict[str, TensorHeader]:
+    if file.suffix == ".safetensors":
+        headers = read_safetensors_header(file, checkpoint)
+    else:
+        # torch takes seconds to import and is needed for pickles only.
+        from compiler_svc.weights.pickle_files import read_pickle_header  # noqa: PLC0415
+
+        headers = read_pickle_header(file, checkpoint)
+    return {name: TensorHeader(name, dtype, shape, file) for name, (dtype, shape) in headers.items()}
+
+
+def _read_sharded_headers(directory: _Directory, index: str) -> dict[str, TensorHeader]:
+    weight_map = directory.read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointInvalid(
+            directory.path, f"{index}: weight_map", _kind(weight_map), "tensor names with file names"
+        )
+    suffix = ".safetensors" if index.startswith(SAFETENSORS_FILE) else ".bin"
+    headers: dict[str, dict[str, TensorHeader]] = {}
+    tensors: dict[str, TensorHeader] = {}
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or not _is_plain_name(file_name) or not file_name.endswith(suffix):
+            accepted = f"the name of a {suffix} file in the checkpoint directory"
+            raise CheckpointInvalid(directory.path, f"{index}: weight_map[{name}]", repr(file_name), accepted)
+        if file_name not in headers:
+            headers[file_name] = _read_header(directory.file(file_name), directory.path)
+        if name not in headers[file_name]:
+            raise CheckpointInvalid(
+                directory.path, name, f"not in {file_name}", f"a tensor of {file_name}, as {index} says"
+            )
+        tensors[name] = headers[file_name][name]
+    return tensors
+
+
+def _is_plain_name(name: str) -> bool:
+    return name not in {"", ".", ".."} and not set(name) & {"/", "\\", "\0"}
+
+
+def _kind(value: object) -> str:
+    return "nothing" if not value else f"a {type(value).__name__}"
+
+
+def _read_chat_template(directory: _Directory) -> str | None:
+    if directory.has("chat_template.jinja"):
+        return directory.read_text("chat_template.jinja")
+    template = directory.read_optional_json("tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        accepted = "Jinja source, or a list with one named `default`"
+        raise CheckpointInvalid(directory.path, "tokenizer_config.json: chat_template", _kind(template), accepted)
+    return template
