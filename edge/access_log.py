@@ -1,0 +1,86 @@
+"""One log line for every finished call."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Final
+
+import grpc
+import structlog
+
+from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+
+REQUEST_ID_KEY: Final = "x-request-id"
+
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+# What orchestrators and tools ask every second says nothing about the service.
+_QUIET_PREFIXES: Final = ("/grpc.health.", "/grpc.reflection.")
+_SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
+
+_log = structlog.get_logger("edge")
+
+
+class AccessLogInterceptor(grpc.aio.ServerInterceptor):
+    """Logs method, peer, code and duration, and binds the request id for every line that the call logs.
+
+    The id is the client's `x-request-id` where it sent a printable one of up to 128 characters, otherwise a new one.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
+        """Wraps the method's handler."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        surroundings: Callable[[Context], AbstractAsyncContextManager[None]] = partial(
+            _log_call, handler_call_details.method
+        )
+        return wrap_handler(handler, surroundings)
+
+
+@asynccontextmanager
+async def _log_call(method: str, context: Context) -> AsyncIterator[None]:
+    # gRPC runs every call in a task of its own, so nothing has to be unbound.
+    structlog.contextvars.bind_contextvars(request_id=_find_request_id(context.invocation_metadata() or ()))
+    start_s = time.monotonic()
+    code = grpc.StatusCode.CANCELLED
+    try:
+        yield
+        code = context.code() or grpc.StatusCode.OK
+    except grpc.aio.BaseError:
+        # Aborted with a code, or the client was gone before its answer.
+        code = context.code() or grpc.StatusCode.CANCELLED
+        raise
+    finally:
+        if code is grpc.StatusCode.CANCELLED and context.time_remaining() == 0:
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+        _log.log(
+            _choose_level(method, code),
+            "call",
+            method=method,
+            peer=context.peer(),
+            code=code.name,
+            duration_s=round(time.monotonic() - start_s, 6),
+        )
+
+
+def _choose_level(method: str, code: grpc.StatusCode) -> int:
+    if code in _SERVER_FAULTS:
+        return logging.ERROR
+    return logging.DEBUG if method.startswith(_QUIET_PREFIXES) else logging.INFO
+
+
+def _find_request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    for key, value in metadata:
+        if key == REQUEST_ID_KEY and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+            return value
+    return uuid.uuid4().hex

@@ -1,0 +1,111 @@
+"""Configuration of a server's rim."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
+
+_ADDRESS: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Files for TLS, in PEM.
+
+    Attributes:
+        certificate_path: The server's certificate chain.
+        key_path: Its private key.
+        client_ca_path: Certificates that clients' certificates must lead to; None asks for none.
+    """
+
+    certificate_path: Path
+    key_path: Path
+    client_ca_path: Path | None = None
+
+    def load(self) -> grpc.ServerCredentials:
+        """Reads the files.
+
+        Raises:
+            TlsFileInvalid: One cannot be read, or holds no PEM.
+        """
+        client_ca = _read_pem(self.client_ca_path) if self.client_ca_path is not None else None
+        return grpc.ssl_server_credentials(
+            [(_read_pem(self.key_path), _read_pem(self.certificate_path))],
+            root_certificates=client_ca,
+            require_client_auth=client_ca is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeConfig:
+    """Configuration of one server.
+
+    Attributes:
+        address: `host:port`; port 0 takes a free one.
+        max_message_bytes: Largest message in either direction.
+        keepalive_time_s: Idle time after which the server pings a connection.
+        min_ping_interval_s: Shortest interval of pings that clients may send without data.
+        drain_timeout_s: How long running calls may take to finish once the server is told to stop.
+        tls: None serves in plaintext.
+        allow_insecure: Allows plaintext on addresses other than loopback.
+
+    Raises:
+        AddressInvalid: `address` is no host:port.
+        PlaintextRefused: It is no loopback address, and there is neither TLS nor permission.
+    """
+
+    address: str
+    max_message_bytes: int = 16 << 20
+    keepalive_time_s: float = 60.0
+    min_ping_interval_s: float = 10.0
+    drain_timeout_s: float = 30.0
+    tls: TlsConfig | None = None
+    allow_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        match = _ADDRESS.fullmatch(self.address)
+        if match is None or int(match["port"]) > 65535:
+            raise AddressInvalid(self.address)
+        if self.tls is None and not self.allow_insecure and not _is_loopback(self.host):
+            raise PlaintextRefused(self.address)
+
+    @property
+    def host(self) -> str:
+        """Host part of the address, without brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    def channel_options(self) -> tuple[tuple[str, int], ...]:
+        """The configuration as gRPC core's channel arguments."""
+        return (
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", self.max_message_bytes),
+            ("grpc.keepalive_time_ms", round(self.keepalive_time_s * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_s * 1000)),
+            # Otherwise a second server takes half of the first one's connections, silently.
+            ("grpc.so_reuseport", 0),
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_pem(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TlsFileInvalid(str(path), str(error)) from error
+    if b"-----BEGIN " not in data:
+        raise TlsFileInvalid(str(path), "it holds no PEM block")
+    return data

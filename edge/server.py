@@ -1,0 +1,138 @@
+"""The server that our services are registered on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from edge.access_log import AccessLogInterceptor
+from edge.config import EdgeConfig, TlsConfig
+from edge.drain import RunningCalls
+from edge.errors import AddressUnavailable
+from edge.status import StatusTable
+from edge.status_interceptor import StatusInterceptor
+
+__all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]
+
+#: Name of the health of the server as a whole.
+OVERALL: Final = ""
+
+_log = structlog.get_logger("edge")
+
+
+class _Health(Protocol):
+    """What we use of grpc_health's asynchronous servicer, which has no types."""
+
+    async def set(self, service: str, status: int) -> None: ...
+
+    async def enter_graceful_shutdown(self) -> None: ...
+
+
+class EdgeServer:
+    """A gRPC server with health, reflection, error statuses, access log and a graceful end."""
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        *,
+        status_table: StatusTable,
+        services: Sequence[str],
+        register: Callable[[grpc.aio.Server], None],
+    ) -> None:
+        """Builds the server; call it where the event loop runs.
+
+        Args:
+            config: Address, limits, TLS.
+            status_table: Codes of the error classes that handlers raise.
+            services: Fully-qualified names of the services that `register` adds.
+            register: Adds the servicers.
+        """
+        self._config = config
+        self._calls = RunningCalls(services)
+        self._server = grpc.aio.server(
+            interceptors=(AccessLogInterceptor(), self._calls, StatusInterceptor(status_table)),
+            options=config.channel_options(),
+        )
+        register(self._server)
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self._health: _Health = servicer
+        self._serving = dict.fromkeys((OVERALL, *services), True)
+        self._health_updates: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """Listens, and reports the services as serving unless `set_serving` said otherwise.
+
+        Returns:
+            The port.
+
+        Raises:
+            AddressUnavailable: The port is taken, or the host is not of this machine.
+            TlsFileInvalid: A certificate or key cannot be read.
+        """
+        credentials = self._config.tls.load() if self._config.tls is not None else None
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(self._config.address)
+            else:
+                port = self._server.add_secure_port(self._config.address, credentials)
+        except RuntimeError as error:
+            raise AddressUnavailable(self._config.address) from error
+        for service, serving in self._serving.items():
+            await self._publish_health(service, serving=serving)
+        await self._server.start()
+        _log.info("listening", host=self._config.host, port=port, tls=credentials is not None)
+        return port
+
+    def set_serving(self, service: str, serving: bool) -> None:
+        """Changes the health of one service, or of the server as a whole (`""`). Ignored once draining."""
+        assert service in self._serving, f"{service!r} is none of {sorted(self._serving)}"
+        self._serving[service] = serving
+        update = asyncio.get_running_loop().create_task(self._publish_health(service, serving=serving))
+        self._health_updates.add(update)
+        update.add_done_callback(self._health_updates.discard)
+
+    async def drain(self) -> None:
+        """Ends the server: health says NOT_SERVING, then new calls are refused, then running calls get
+        `drain_timeout_s` to finish, then what still runs is cancelled."""
+        await self._health.enter_graceful_shutdown()
+        _log.info("draining", timeout_s=self._config.drain_timeout_s)
+        stopping = asyncio.create_task(self._server.stop(self._config.drain_timeout_s))
+        idle = asyncio.create_task(self._calls.wait_idle())
+        await asyncio.wait({stopping, idle}, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        await self._server.stop(None)
+        await stopping
+        _log.info("stopped")
+
+    async def serve_until_signalled(self) -> None:
+        """Serves until SIGTERM or SIGINT, then drains. A second signal cancels the calls that still run."""
+        loop = asyncio.get_running_loop()
+        signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.put_nowait, number)
+        try:
+            received = await signals.get()
+            _log.info("signalled", signal=received.name)
+            draining = asyncio.create_task(self.drain())
+            impatient = asyncio.create_task(signals.get())
+            await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
+            if impatient.done():
+                await self._server.stop(None)
+            impatient.cancel()
+            await draining
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def _publish_health(self, service: str, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
