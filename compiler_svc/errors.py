@@ -1,0 +1,243 @@
+"""Errors of the compiler service.
+
+CompilerError
+├── ConfigInvalid             a configuration with mistakes, all of them listed
+├── FeatureNotServed          a configuration or target that the API knows and this version does not serve
+├── NameInvalid               a bundle name that is none
+├── PathOutsideModelRoots     a model path that leaves the configured roots
+├── RequestIdReused           a request id that belongs to another request
+├── CompileQueueFull          more compiles than the queue holds
+├── OperationNotFound         an operation name that names nothing
+├── OperationNotDone          an operation that runs and would have to be finished
+├── PageTokenInvalid          a page token that this service did not give out
+├── FilterInvalid             a list filter that this service does not know
+├── OffsetInvalid             an offset outside a blob
+├── AliasInvalid              text that is no alias
+├── AliasNotFound             an alias that names nothing
+├── AliasChanged              an alias that moved since its etag was read
+├── BundleInUse               a version that an alias still names
+├── CompileCancelled          a compile that a client cancelled
+├── CompilerRestarted         a compile that a restart of the service ended
+├── BuildFailed               a build process that ended without a result
+└── StoreLocked               a store that another compiler serves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from bundle.errors import FieldViolation, KilnError
+
+# A status travels in HTTP/2 headers, of which peers accept some 8 KiB.
+_MOST_VIOLATIONS: Final = 16
+_MOST_SUMMARIZED: Final = 4
+
+
+class CompilerError(KilnError):
+    """Root of the compiler service's errors."""
+
+    reason = "COMPILER_ERROR"
+
+
+class ConfigInvalid(CompilerError):
+    """A configuration with mistakes, all of them listed."""
+
+    reason = "CONFIG_INVALID"
+
+    def __init__(self, violations: Iterable[FieldViolation]) -> None:
+        listed = tuple(violations)
+        super().__init__(_summarize("invalid configuration", listed), violations=listed[:_MOST_VIOLATIONS])
+
+
+class FeatureNotServed(CompilerError):
+    """A configuration or target that the API knows and this version does not serve."""
+
+    reason = "FEATURE_NOT_SERVED"
+
+    def __init__(self, violations: Iterable[FieldViolation]) -> None:
+        listed = tuple(violations)
+        features = ",".join(violation.field for violation in listed)
+        super().__init__(_summarize("not served", listed), violations=listed[:_MOST_VIOLATIONS], features=features)
+
+
+class NameInvalid(CompilerError):
+    """A bundle name that is none."""
+
+    reason = "NAME_INVALID"
+
+    def __init__(self, name: str) -> None:
+        accepted = "1 to 128 lower-case letters, digits, '.', '_', '-', beginning with a letter or digit"
+        violation = FieldViolation("name", repr(name), accepted)
+        super().__init__(str(violation), violations=(violation,), name=name)
+
+
+class PathOutsideModelRoots(CompilerError):
+    """A model path that leaves the configured roots."""
+
+    reason = "PATH_OUTSIDE_MODEL_ROOTS"
+
+    def __init__(self, path: str) -> None:
+        violation = FieldViolation("model", repr(path), "a path that stays under a model root, symbolic links resolved")
+        super().__init__(str(violation), violations=(violation,), path=path)
+
+
+class RequestIdReused(CompilerError):
+    """A request id that belongs to another request."""
+
+    reason = "REQUEST_ID_REUSED"
+
+    def __init__(self, request_id: str, operation: str) -> None:
+        super().__init__(
+            f"request_id {request_id!r} belongs to {operation}, whose request was another",
+            request_id=request_id,
+            operation=operation,
+        )
+
+
+class CompileQueueFull(CompilerError):
+    """More compiles than the queue holds."""
+
+    reason = "COMPILE_QUEUE_FULL"
+
+    def __init__(self, queue_size: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{queue_size} compiles are waiting already", retry_after_s=retry_after_s, queue_size=queue_size
+        )
+
+
+class OperationNotFound(CompilerError):
+    """An operation name that names nothing."""
+
+    reason = "OPERATION_NOT_FOUND"
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"no operation {operation!r}", operation=operation)
+
+
+class OperationNotDone(CompilerError):
+    """An operation that runs and would have to be finished."""
+
+    reason = "OPERATION_NOT_DONE"
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"{operation} is not done: cancel it or wait for it first", operation=operation)
+
+
+class PageTokenInvalid(CompilerError):
+    """A page token that this service did not give out."""
+
+    reason = "PAGE_TOKEN_INVALID"
+
+    def __init__(self, token: str) -> None:
+        violation = FieldViolation("page_token", repr(token), "the next_page_token of the previous page, or empty")
+        super().__init__(str(violation), violations=(violation,), page_token=token)
+
+
+class FilterInvalid(CompilerError):
+    """A list filter that this service does not know."""
+
+    reason = "FILTER_INVALID"
+
+    def __init__(self, text: str) -> None:
+        violation = FieldViolation("filter", repr(text), "empty, done=true or done=false")
+        super().__init__(str(violation), violations=(violation,), filter=text)
+
+
+class OffsetInvalid(CompilerError):
+    """An offset outside a blob."""
+
+    reason = "OFFSET_INVALID"
+
+    def __init__(self, offset_bytes: int, size_bytes: int) -> None:
+        violation = FieldViolation("offset_bytes", str(offset_bytes), f"0 to {size_bytes}")
+        super().__init__(str(violation), violations=(violation,), offset_bytes=offset_bytes, size_bytes=size_bytes)
+
+
+class AliasInvalid(CompilerError):
+    """Text that is no alias."""
+
+    reason = "ALIAS_INVALID"
+
+    def __init__(self, alias: str) -> None:
+        accepted = (
+            "1 to 128 lower-case letters, digits, '.', '_', '-', beginning with a letter or digit, not v and digits"
+        )
+        violation = FieldViolation("alias", repr(alias), accepted)
+        super().__init__(str(violation), violations=(violation,), alias=alias)
+
+
+class AliasNotFound(CompilerError):
+    """An alias that names nothing."""
+
+    reason = "ALIAS_NOT_FOUND"
+
+    def __init__(self, name: str, alias: str) -> None:
+        super().__init__(f"no alias {name}@{alias}", name=name, alias=alias)
+
+
+class AliasChanged(CompilerError):
+    """An alias that moved since its etag was read."""
+
+    reason = "ALIAS_CHANGED"
+
+    def __init__(self, name: str, alias: str, etag: str, actual: str) -> None:
+        super().__init__(
+            f"alias {name}@{alias} changed: its etag is {actual!r}, not {etag!r}",
+            name=name,
+            alias=alias,
+            etag=etag,
+            actual=actual,
+        )
+
+
+class BundleInUse(CompilerError):
+    """A version that an alias still names."""
+
+    reason = "BUNDLE_IN_USE"
+
+    def __init__(self, ref: str, aliases: Iterable[str]) -> None:
+        listed = ", ".join(sorted(aliases))
+        super().__init__(f"{ref} is named by alias {listed}", ref=ref, aliases=listed)
+
+
+class CompileCancelled(CompilerError):
+    """A compile that a client cancelled."""
+
+    reason = "COMPILE_CANCELLED"
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"{operation} was cancelled", operation=operation)
+
+
+class CompilerRestarted(CompilerError):
+    """A compile that a restart of the service ended."""
+
+    reason = "COMPILER_RESTARTED"
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"the compiler restarted while {operation} ran: compile again", operation=operation)
+
+
+class BuildFailed(CompilerError):
+    """A build process that ended without a result."""
+
+    reason = "BUILD_FAILED"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"the build failed: {detail}", detail=detail)
+
+
+class StoreLocked(CompilerError):
+    """A store that another compiler serves."""
+
+    reason = "STORE_LOCKED"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"another compiler serves the store {path}", path=path)
+
+
+def _summarize(what: str, violations: tuple[FieldViolation, ...]) -> str:
+    summary = "; ".join(map(str, violations[:_MOST_SUMMARIZED]))
+    more = len(violations) - _MOST_SUMMARIZED
+    return f"{what}: {summary}" + (f"; and {more} more" if more > 0 else "")
