@@ -1,0 +1,136 @@
+"""Errors of running executables.
+
+KilnError
+└── ExecutionError
+    ├── IsaUnsupported        executables made for instructions that this host lacks
+    ├── ExecutableInvalid     a blob that cannot be loaded as what the manifest says it is
+    ├── ExecutableUnknown     a tag that the bundle does not have
+    ├── WeightsInvalid        a weight file that is unreadable or does not fit the manifest
+    ├── WeightsNotStaged      a swap with nothing staged
+    ├── SlotUnknown           a slot that the KV cache does not have
+    ├── StepInvalid           inputs that do not fit the executable
+    ├── StepFailed            an executable that raised while it ran
+    ├── RankFailed            a rank process met an error that is not one of these: our bug
+    └── RankDied              a rank process ended by itself
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from bundle.errors import FieldViolation, KilnError
+
+
+class ExecutionError(KilnError):
+    """Root of the errors of running executables."""
+
+    reason = "EXECUTION_FAILED"
+
+
+class IsaUnsupported(ExecutionError):
+    """Executables made for instructions that this host lacks."""
+
+    reason = "ISA_UNSUPPORTED"
+
+    def __init__(self, isa: str, supported: Sequence[str]) -> None:
+        accepted = ", ".join(supported) or "none of x86-64-v3, x86-64-v4"
+        violation = FieldViolation("target.isa", isa, accepted)
+        super().__init__(
+            f"this host cannot run the bundle: {violation}", violations=(violation,), isa=isa, supported=accepted
+        )
+
+
+class ExecutableInvalid(ExecutionError):
+    """A blob that cannot be loaded as what the manifest says it is."""
+
+    reason = "EXECUTABLE_INVALID"
+
+    def __init__(self, tag: str, detail: str) -> None:
+        super().__init__(f"executable {tag} cannot be loaded: {detail}", tag=tag, detail=detail)
+
+
+class ExecutableUnknown(ExecutionError):
+    """A tag that the bundle does not have."""
+
+    reason = "EXECUTABLE_UNKNOWN"
+
+    def __init__(self, tag: str, known: Sequence[str]) -> None:
+        violation = FieldViolation("tag", repr(tag), ", ".join(known))
+        super().__init__(
+            f"no executable {tag!r} in the bundle; it has {', '.join(known)}", violations=(violation,), tag=tag
+        )
+
+
+class WeightsInvalid(ExecutionError):
+    """A weight file that is unreadable or does not fit the manifest. `violations` names the tensors."""
+
+    reason = "WEIGHTS_INVALID"
+
+    def __init__(self, path: str, detail: str, violations: tuple[FieldViolation, ...] = ()) -> None:
+        super().__init__(f"weight file {path} does not fit: {detail}", violations=violations, path=path, detail=detail)
+
+
+class WeightsNotStaged(ExecutionError):
+    """A swap with nothing staged."""
+
+    reason = "WEIGHTS_NOT_STAGED"
+
+    def __init__(self) -> None:
+        super().__init__("no weights are staged: stage them before swapping")
+
+
+class SlotUnknown(ExecutionError):
+    """A slot that the KV cache does not have."""
+
+    reason = "SLOT_UNKNOWN"
+
+    def __init__(self, slot: int, num_slots: int) -> None:
+        violation = FieldViolation("slots", str(slot), f"0 to {num_slots} ({num_slots} is the scratch slot)")
+        super().__init__(str(violation), violations=(violation,), slot=slot, num_slots=num_slots)
+
+
+class StepInvalid(ExecutionError):
+    """Inputs that do not fit the executable."""
+
+    reason = "STEP_INVALID"
+
+    def __init__(self, tag: str, violation: FieldViolation) -> None:
+        super().__init__(f"step of {tag}: {violation}", violations=(violation,), tag=tag)
+
+
+class StepFailed(ExecutionError):
+    """An executable that raised while it ran. State may be half written."""
+
+    reason = "STEP_FAILED"
+
+    def __init__(self, tag: str, detail: str) -> None:
+        super().__init__(f"step of {tag} failed: {detail}", tag=tag, detail=detail)
+
+
+class RankFailed(ExecutionError):
+    """A rank process met an error that is not one of these: our bug. Its traceback is in the rank's log."""
+
+    reason = "RANK_FAILED"
+
+    def __init__(self, rank: int, detail: str) -> None:
+        super().__init__(f"rank {rank} failed: {detail}", rank=rank, detail=detail)
+
+
+class RankDied(ExecutionError):
+    """A rank process ended by itself.
+
+    Attributes:
+        rank: The rank that ended first.
+        exit_code: Its exit code, None where a signal ended it.
+        signal: Name of the signal that ended it, such as `SIGKILL`; None where it exited.
+    """
+
+    reason = "RANK_DIED"
+
+    def __init__(self, rank: int, return_code: int) -> None:
+        self.rank = rank
+        self.exit_code = return_code if return_code >= 0 else None
+        self.signal = signal.Signals(-return_code).name if return_code < 0 else None
+        how = self.signal or f"exit code {self.exit_code}"
+        super().__init__(f"rank {rank} died: {how}", rank=rank, cause=how)
