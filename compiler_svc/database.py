@@ -1,0 +1,58 @@
+"""The database: one transaction at a time, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from sqlalchemy import create_engine, event, make_url
+from sqlalchemy.orm import Session
+
+from compiler_svc.tables import Base
+
+T = TypeVar("T")
+
+#: One transaction's work. What it returns must not be bound to the session.
+Work = Callable[[Session], T]
+
+
+class Database:
+    """A database with all tables."""
+
+    def __init__(self, url: str) -> None:
+        """Opens the database and makes the tables that are missing.
+
+        Args:
+            url: SQLAlchemy URL, such as `sqlite:////var/lib/kiln/kiln.db`.
+        """
+        self._engine = create_engine(url)
+        if make_url(url).get_backend_name() == "sqlite":
+            event.listen(self._engine, "connect", _prepare_sqlite)
+        Base.metadata.create_all(self._engine)
+        # One thread: SQLite has one writer, and transactions that read before they write then never meet.
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
+
+    async def run(self, work: Work[T]) -> T:
+        """Runs one transaction: committed when `work` returns, rolled back when it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._transact, work)
+
+    def run_and_wait(self, work: Work[T]) -> T:
+        """As `run`, blocking: for threads and processes without an event loop."""
+        return self._executor.submit(self._transact, work).result()
+
+    def close(self) -> None:
+        """Finishes what runs and closes the connections."""
+        self._executor.shutdown()
+        self._engine.dispose()
+
+    def _transact(self, work: Work[T]) -> T:
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            return work(session)
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    # WAL lets build processes read while the service writes; FULL survives a power cut.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+        connection.execute(f"PRAGMA {pragma}")

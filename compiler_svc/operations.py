@@ -1,0 +1,199 @@
+"""Compile operations in the database. Functions take the session of the caller's transaction."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from compiler_svc.errors import CompilerRestarted, OperationNotDone, OperationNotFound, RequestIdReused
+from compiler_svc.records import CompileResult, ErrorRecord, Progress, Stage, record_error
+from compiler_svc.tables import OperationRow
+
+
+class State(StrEnum):
+    """Where an operation stands. Queued operations are running ones."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One compile operation. A finished one has a result or an error."""
+
+    operation_id: str
+    name: str
+    state: State
+    progress: Progress
+    result: CompileResult | None
+    error: ErrorRecord | None
+    create_time_ns: int
+    update_time_ns: int
+
+    @property
+    def resource_name(self) -> str:
+        """`operations/ID`, what clients call it by."""
+        return f"operations/{self.operation_id}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self.state is not State.RUNNING
+
+
+@dataclass(frozen=True)
+class PageOfOperations:
+    """Operations, newest first, and where the next page begins."""
+
+    operations: tuple[Operation, ...]
+    next_key: tuple[int, str] | None
+
+
+def parse_resource_name(name: str) -> str:
+    """The id of `operations/ID`.
+
+    Raises:
+        OperationNotFound: It is not of that form.
+    """
+    prefix, _, operation_id = name.partition("/")
+    if prefix != "operations" or not operation_id:
+        raise OperationNotFound(name)
+    return operation_id
+
+
+def find_by_request_id(session: Session, request_id: str, request_digest: str) -> Operation | None:
+    """The operation that a request id belongs to.
+
+    Raises:
+        RequestIdReused: Its request was another one.
+    """
+    row = session.scalar(select(OperationRow).where(OperationRow.request_id == request_id))
+    if row is None:
+        return None
+    if row.request_digest != request_digest:
+        raise RequestIdReused(request_id, f"operations/{row.operation_id}")
+    return _read(row)
+
+
+def create_operation(session: Session, *, name: str, request_id: str | None, request_digest: str) -> Operation:
+    """Records an accepted compile."""
+    now_ns = time.time_ns()
+    row = OperationRow(
+        operation_id=uuid.uuid4().hex,
+        name=name,
+        request_id=request_id,
+        request_digest=request_digest,
+        state=State.RUNNING,
+        progress=Progress(stage=Stage.QUEUED, message="accepted").to_json(),
+        create_time_ns=now_ns,
+        update_time_ns=now_ns,
+    )
+    session.add(row)
+    return _read(row)
+
+
+def get_operation(session: Session, operation_id: str) -> Operation:
+    """Reads one operation.
+
+    Raises:
+        OperationNotFound: There is none of that id.
+    """
+    return _read(_get_row(session, operation_id))
+
+
+def list_operations(
+    session: Session, *, done: bool | None, page_size: int, after: tuple[int, str] | None
+) -> PageOfOperations:
+    """Lists operations, newest first.
+
+    Args:
+        done: Only finished, only running, or all.
+        after: `next_key` of the page before.
+    """
+    key = tuple_(OperationRow.create_time_ns, OperationRow.operation_id)
+    query = select(OperationRow).order_by(OperationRow.create_time_ns.desc(), OperationRow.operation_id.desc())
+    if done is not None:
+        running = OperationRow.state == State.RUNNING
+        query = query.where(~running if done else running)
+    if after is not None:
+        query = query.where(key < tuple_(*after))
+    rows = session.scalars(query.limit(page_size + 1)).all()
+    page = tuple(map(_read, rows[:page_size]))
+    more = len(rows) > page_size
+    return PageOfOperations(page, (page[-1].create_time_ns, page[-1].operation_id) if more else None)
+
+
+def update_progress(session: Session, operation_id: str, progress: Progress) -> Operation:
+    """Records how far an operation is. A finished one stays as it is."""
+    row = _get_row(session, operation_id)
+    if row.state == State.RUNNING:
+        row.progress = progress.to_json()
+        row.update_time_ns = time.time_ns()
+    return _read(row)
+
+
+def finish_operation(session: Session, operation_id: str, outcome: CompileResult | ErrorRecord) -> Operation:
+    """Ends an operation. A finished one stays as it is."""
+    row = _get_row(session, operation_id)
+    if row.state == State.RUNNING:
+        _finish(row, outcome)
+    return _read(row)
+
+
+def delete_operation(session: Session, operation_id: str) -> None:
+    """Forgets a finished operation, its request id with it.
+
+    Raises:
+        OperationNotFound: There is none of that id.
+        OperationNotDone: It is not finished.
+    """
+    row = _get_row(session, operation_id)
+    if row.state == State.RUNNING:
+        raise OperationNotDone(f"operations/{operation_id}")
+    session.delete(row)
+
+
+def fail_interrupted(session: Session) -> int:
+    """Ends the operations that a former process left running; returns how many."""
+    rows = session.scalars(select(OperationRow).where(OperationRow.state == State.RUNNING)).all()
+    for row in rows:
+        _finish(row, record_error(CompilerRestarted(f"operations/{row.operation_id}")))
+    return len(rows)
+
+
+def _get_row(session: Session, operation_id: str) -> OperationRow:
+    row = session.get(OperationRow, operation_id)
+    if row is None:
+        raise OperationNotFound(f"operations/{operation_id}")
+    return row
+
+
+def _finish(row: OperationRow, outcome: CompileResult | ErrorRecord) -> None:
+    succeeded = isinstance(outcome, CompileResult)
+    row.state = State.SUCCEEDED if succeeded else State.FAILED
+    row.result = outcome.to_json() if succeeded else None
+    row.error = None if succeeded else outcome.to_json()
+    progress = msgspec.json.decode(row.progress, type=Progress)
+    done = msgspec.structs.replace(progress, stage=Stage.DONE, eta_s=None, message="done" if succeeded else "failed")
+    row.progress = done.to_json()
+    row.update_time_ns = time.time_ns()
+
+
+def _read(row: OperationRow) -> Operation:
+    return Operation(
+        operation_id=row.operation_id,
+        name=row.name,
+        state=State(row.state),
+        progress=msgspec.json.decode(row.progress, type=Progress),
+        result=None if row.result is None else msgspec.json.decode(row.result, type=CompileResult),
+        error=None if row.error is None else msgspec.json.decode(row.error, type=ErrorRecord),
+        create_time_ns=row.create_time_ns,
+        update_time_ns=row.update_time_ns,
+    )

@@ -1,0 +1,39 @@
+"""Page sizes and page tokens of list methods."""
+
+from __future__ import annotations
+
+import base64
+from typing import Final, TypeVar
+
+import msgspec
+
+from compiler_svc.errors import PageTokenInvalid
+
+DEFAULT_PAGE_SIZE: Final = 100
+LARGEST_PAGE_SIZE: Final = 1000
+
+KeyT = TypeVar("KeyT")
+
+
+def choose_page_size(asked: int) -> int:
+    """Page size for what a client asked; 0 and less ask for the default."""
+    return min(asked, LARGEST_PAGE_SIZE) if asked > 0 else DEFAULT_PAGE_SIZE
+
+
+def write_page_token(key: object | None) -> str:
+    """The token of the page that begins after `key`; empty where there is none."""
+    return "" if key is None else base64.urlsafe_b64encode(msgspec.json.encode(key)).decode()
+
+
+def read_page_token(token: str, key: type[KeyT]) -> KeyT | None:
+    """The key that a token holds; None for the first page.
+
+    Raises:
+        PageTokenInvalid: It holds no such key.
+    """
+    if not token:
+        return None
+    try:
+        return msgspec.json.decode(base64.b64decode(token, altchars=b"-_", validate=True), type=key)
+    except (ValueError, RecursionError) as error:
+        raise PageTokenInvalid(token) from error

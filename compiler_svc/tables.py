@@ -1,0 +1,99 @@
+"""The database's tables. Times are nanoseconds since 1970 in UTC; JSON columns hold the records of `records`."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, ForeignKeyConstraint, LargeBinary, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Root of all tables."""
+
+    type_annotation_map = {int: BigInteger, bytes: LargeBinary}  # noqa: RUF012 SQLAlchemy reads it from the class
+
+
+class OperationRow(Base):
+    """One compile operation."""
+
+    __tablename__ = "operations"
+
+    operation_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    #: Bundle name of the request.
+    name: Mapped[str]
+    request_id: Mapped[str | None] = mapped_column(unique=True)
+    #: Digest of the request's content, which a reused request id must have again.
+    request_digest: Mapped[str]
+    #: "running", "succeeded" or "failed".
+    state: Mapped[str] = mapped_column(index=True)
+    progress: Mapped[bytes]
+    result: Mapped[bytes | None]
+    error: Mapped[bytes | None]
+    create_time_ns: Mapped[int] = mapped_column(index=True)
+    update_time_ns: Mapped[int]
+
+
+class CachedExecutableRow(Base):
+    """Action digest of one executable → what lowering made of it."""
+
+    __tablename__ = "cached_executables"
+
+    action_digest: Mapped[str] = mapped_column(String(80), primary_key=True)
+    blob: Mapped[str]
+    record: Mapped[bytes]
+    create_time_ns: Mapped[int]
+
+
+class CachedBundleRow(Base):
+    """Action digest of a whole compile → bundle digest."""
+
+    __tablename__ = "cached_bundles"
+
+    action_digest: Mapped[str] = mapped_column(String(80), primary_key=True)
+    bundle_digest: Mapped[str]
+    create_time_ns: Mapped[int]
+
+
+class FileDigestRow(Base):
+    """Digest of a file, as long as the file is the same."""
+
+    __tablename__ = "file_digests"
+
+    device: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    inode: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    size_bytes: Mapped[int]
+    ctime_ns: Mapped[int]
+    digest: Mapped[str]
+
+
+class NameRow(Base):
+    """A bundle name and the largest version number that it ever gave out."""
+
+    __tablename__ = "names"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    last_version: Mapped[int]
+
+
+class VersionRow(Base):
+    """One version: `name:vN` names `digest`."""
+
+    __tablename__ = "versions"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str] = mapped_column(index=True)
+    size_bytes: Mapped[int]
+    graph_abi_digest: Mapped[str]
+    create_time_ns: Mapped[int]
+
+
+class AliasRow(Base):
+    """A mutable name for a version."""
+
+    __tablename__ = "aliases"
+    __table_args__ = (ForeignKeyConstraint(["name", "version"], ["versions.name", "versions.version"]),)
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    alias: Mapped[str] = mapped_column(String(128), primary_key=True)
+    version: Mapped[int]
+    etag: Mapped[str]

@@ -1,0 +1,210 @@
+"""Versions and aliases in the database. Functions take the session of the caller's transaction."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import and_, or_, select
+from sqlalchemy.orm import Session
+
+from bundle.errors import BundleNotFound
+from bundle.reference import Reference
+from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
+from compiler_svc.tables import AliasRow, NameRow, VersionRow
+
+
+@dataclass(frozen=True)
+class Version:
+    """`name:vN` and what it names.
+
+    Attributes:
+        size_bytes: Bytes of all blobs of the bundle.
+        aliases: Aliases that name this version, sorted.
+    """
+
+    name: str
+    version: int
+    digest: str
+    size_bytes: int
+    graph_abi_digest: str
+    create_time_ns: int
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A mutable name for a version; the etag changes with every move."""
+
+    name: str
+    alias: str
+    version: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class PageOfVersions:
+    """Versions by name, then newest first, and where the next page begins."""
+
+    versions: tuple[Version, ...]
+    next_key: tuple[str, int] | None
+
+
+def add_version(session: Session, *, name: str, digest: str, size_bytes: int, graph_abi_digest: str) -> Version:
+    """Names a bundle: by the newest version of the name where that names it already, otherwise by the next number."""
+    newest = _newest(session, name)
+    if newest is not None and newest.digest == digest:
+        return _read(session, newest)
+    counter = session.get(NameRow, name)
+    if counter is None:
+        counter = NameRow(name=name, last_version=0)
+        session.add(counter)
+    counter.last_version += 1
+    row = VersionRow(
+        name=name,
+        version=counter.last_version,
+        digest=digest,
+        size_bytes=size_bytes,
+        graph_abi_digest=graph_abi_digest,
+        create_time_ns=time.time_ns(),
+    )
+    session.add(row)
+    session.flush()
+    return _read(session, row)
+
+
+def find_version(session: Session, reference: Reference) -> Version:
+    """Resolves a reference. A digest finds the newest version that names it.
+
+    Raises:
+        BundleNotFound: It names nothing.
+    """
+    row = _find_row(session, reference)
+    if row is None:
+        raise BundleNotFound(str(reference))
+    return _read(session, row)
+
+
+def list_versions(session: Session, *, name: str, page_size: int, after: tuple[str, int] | None) -> PageOfVersions:
+    """Lists versions by name, then newest first.
+
+    Args:
+        name: Only this name; empty lists all.
+        after: `next_key` of the page before.
+    """
+    query = select(VersionRow).order_by(VersionRow.name, VersionRow.version.desc())
+    if name:
+        query = query.where(VersionRow.name == name)
+    if after is not None:
+        last_name, last_version = after
+        older = and_(VersionRow.name == last_name, VersionRow.version < last_version)
+        query = query.where(or_(VersionRow.name > last_name, older))
+    rows = session.scalars(query.limit(page_size + 1)).all()
+    page = tuple(_read(session, row) for row in rows[:page_size])
+    more = len(rows) > page_size
+    return PageOfVersions(page, (page[-1].name, page[-1].version) if more else None)
+
+
+def delete_version(session: Session, reference: Reference) -> Version:
+    """Removes a version; its number is not given out again.
+
+    Raises:
+        BundleNotFound: There is none.
+        BundleInUse: An alias names it.
+    """
+    version = find_version(session, reference)
+    if version.aliases:
+        raise BundleInUse(str(reference), version.aliases)
+    session.delete(session.get_one(VersionRow, (version.name, version.version)))
+    return version
+
+
+def is_named(session: Session, digest: str) -> bool:
+    """Whether some version names the bundle."""
+    return session.scalar(select(VersionRow.name).where(VersionRow.digest == digest).limit(1)) is not None
+
+
+def set_alias(session: Session, *, reference: Reference, alias: str, etag: str | None) -> Alias:
+    """Points an alias at a version, creating or moving it.
+
+    Args:
+        etag: What the alias must still have; empty where it must not exist; None skips the check.
+
+    Raises:
+        BundleNotFound: The reference names no version.
+        AliasChanged: The alias has another etag.
+    """
+    version = find_version(session, reference)
+    row = session.get(AliasRow, (version.name, alias))
+    _check_etag(version.name, alias, etag, row)
+    if row is None:
+        row = AliasRow(name=version.name, alias=alias, version=version.version, etag=_new_etag())
+        session.add(row)
+    elif row.version != version.version:
+        row.version, row.etag = version.version, _new_etag()
+    return Alias(row.name, row.alias, row.version, row.etag)
+
+
+def delete_alias(session: Session, *, name: str, alias: str, etag: str | None) -> None:
+    """Removes an alias.
+
+    Raises:
+        AliasNotFound: There is none.
+        AliasChanged: It has another etag.
+    """
+    row = session.get(AliasRow, (name, alias))
+    if row is None:
+        raise AliasNotFound(name, alias)
+    _check_etag(name, alias, etag, row)
+    session.delete(row)
+
+
+def list_aliases(session: Session, name: str) -> Sequence[Alias]:
+    """Aliases by name; of one bundle name, or of all where `name` is empty."""
+    query = select(AliasRow).order_by(AliasRow.name, AliasRow.alias)
+    if name:
+        query = query.where(AliasRow.name == name)
+    return [Alias(row.name, row.alias, row.version, row.etag) for row in session.scalars(query)]
+
+
+def _find_row(session: Session, reference: Reference) -> VersionRow | None:
+    if reference.digest is not None:
+        by_digest = select(VersionRow).where(VersionRow.digest == reference.digest)
+        return session.scalar(by_digest.order_by(VersionRow.create_time_ns.desc()).limit(1))
+    assert reference.name is not None
+    if reference.version is not None:
+        return session.get(VersionRow, (reference.name, reference.version))
+    if reference.alias is not None:
+        alias = session.get(AliasRow, (reference.name, reference.alias))
+        return None if alias is None else session.get(VersionRow, (alias.name, alias.version))
+    return _newest(session, reference.name)
+
+
+def _newest(session: Session, name: str) -> VersionRow | None:
+    query = select(VersionRow).where(VersionRow.name == name)
+    return session.scalar(query.order_by(VersionRow.version.desc()).limit(1))
+
+
+def _check_etag(name: str, alias: str, etag: str | None, row: AliasRow | None) -> None:
+    actual = "" if row is None else row.etag
+    if etag is not None and etag != actual:
+        raise AliasChanged(name, alias, etag, actual)
+
+
+def _new_etag() -> str:
+    return secrets.token_hex(8)
+
+
+def _read(session: Session, row: VersionRow) -> Version:
+    aliases = select(AliasRow.alias).where(AliasRow.name == row.name, AliasRow.version == row.version)
+    return Version(
+        name=row.name,
+        version=row.version,
+        digest=row.digest,
+        size_bytes=row.size_bytes,
+        graph_abi_digest=row.graph_abi_digest,
+        create_time_ns=row.create_time_ns,
+        aliases=tuple(session.scalars(aliases.order_by(AliasRow.alias))),
+    )

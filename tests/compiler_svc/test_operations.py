@@ -1,0 +1,126 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+import pytest
+from sqlalchemy.orm import Session
+
+from compiler_svc import operations
+from compiler_svc.database import Database
+from compiler_svc.errors import BuildFailed, OperationNotDone, OperationNotFound, RequestIdReused
+from compiler_svc.operations import Operation, State
+from compiler_svc.records import CompileResult, Progress, RecordedError, Stage, record_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RESULT = CompileResult(
+    name="a", version=1, digest="sha256:" + "0" * 64, cached=False, executables=(), warnings=("w",), duration_s=1.5
+)
+
+
+def run(database: Database, work: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return database.run_and_wait(lambda session: work(session, *args, **kwargs))
+
+
+def create(database: Database, request_id: str | None = None) -> Operation:
+    return run(
+        database, operations.create_operation, name="a", request_id=request_id, request_digest="sha256:" + "1" * 64
+    )
+
+
+def test_a_new_operation_is_queued(database: Database) -> None:
+    operation = create(database)
+    assert operation.resource_name == f"operations/{operation.operation_id}"
+    assert operation.progress.stage is Stage.QUEUED
+    assert not operation.is_done
+    assert run(database, operations.get_operation, operation.operation_id) == operation
+
+
+def test_progress_is_recorded_until_the_end(database: Database) -> None:
+    operation = create(database)
+    progress = Progress(stage=Stage.LOWER, executables_done=1, executables_total=4, eta_s=2.5, message="compiling")
+    assert run(database, operations.update_progress, operation.operation_id, progress).progress == progress
+    finished = run(database, operations.finish_operation, operation.operation_id, RESULT)
+    assert finished.state is State.SUCCEEDED
+    assert finished.result == RESULT
+    assert finished.progress.stage is Stage.DONE
+    assert finished.progress.executables_total == 4
+    assert run(database, operations.update_progress, operation.operation_id, progress) == finished
+
+
+def test_an_operation_ends_once(database: Database) -> None:
+    operation = create(database)
+    error = record_error(BuildFailed("it fell"))
+    failed = run(database, operations.finish_operation, operation.operation_id, error)
+    assert failed.state is State.FAILED
+    assert failed.error == error
+    assert run(database, operations.finish_operation, operation.operation_id, RESULT) == failed
+
+
+def test_a_recorded_error_keeps_everything() -> None:
+    error = RequestIdReused("r", "operations/1")
+    again = RecordedError(record_error(error))
+    assert str(again) == str(error)
+    assert (again.metadata, again.violations, again.retry_after_s) == (error.metadata, (), None)
+
+
+def test_a_request_id_finds_its_operation(database: Database) -> None:
+    operation = create(database, "r")
+    assert run(database, operations.find_by_request_id, "r", "sha256:" + "1" * 64) == operation
+    assert run(database, operations.find_by_request_id, "s", "sha256:" + "1" * 64) is None
+    with pytest.raises(RequestIdReused) as caught:
+        run(database, operations.find_by_request_id, "r", "sha256:" + "2" * 64)
+    assert caught.value.metadata == {"request_id": "r", "operation": operation.resource_name}
+
+
+def test_pages_are_newest_first(database: Database) -> None:
+    created = [create(database).operation_id for _ in range(5)]
+    run(database, operations.finish_operation, created[0], RESULT)
+    found: list[str] = []
+    after = None
+    while True:
+        page = run(database, operations.list_operations, done=None, page_size=2, after=after)
+        found += [operation.operation_id for operation in page.operations]
+        if (after := page.next_key) is None:
+            break
+    assert found == created[::-1]
+    finished = run(database, operations.list_operations, done=True, page_size=9, after=None)
+    assert [operation.operation_id for operation in finished.operations] == created[:1]
+    running = run(database, operations.list_operations, done=False, page_size=9, after=None)
+    assert len(running.operations) == 4
+
+
+def test_only_finished_operations_are_deleted(database: Database) -> None:
+    operation = create(database, "r")
+    with pytest.raises(OperationNotDone):
+        run(database, operations.delete_operation, operation.operation_id)
+    run(database, operations.finish_operation, operation.operation_id, RESULT)
+    run(database, operations.delete_operation, operation.operation_id)
+    with pytest.raises(OperationNotFound) as caught:
+        run(database, operations.get_operation, operation.operation_id)
+    assert caught.value.metadata == {"operation": operation.resource_name}
+    assert create(database, "r").operation_id != operation.operation_id
+
+
+@pytest.mark.parametrize("name", ["", "operations", "operations/", "compiles/1", "1"])
+def test_names_of_another_form_name_nothing(name: str) -> None:
+    with pytest.raises(OperationNotFound):
+        operations.parse_resource_name(name)
+
+
+def test_a_restart_ends_what_was_running_and_nothing_else(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'kiln.db'}"
+    before = Database(url)
+    finished, running = create(before), create(before)
+    run(before, operations.finish_operation, finished.operation_id, RESULT)
+    before.close()
+
+    after = Database(url)
+    assert run(after, operations.fail_interrupted) == 1
+    assert run(after, operations.get_operation, finished.operation_id).result == RESULT
+    interrupted = run(after, operations.get_operation, running.operation_id)
+    assert interrupted.error is not None
+    assert interrupted.error.reason == "COMPILER_RESTARTED"
+    assert interrupted.error.metadata == {"operation": running.resource_name}
+    after.close()

@@ -1,0 +1,145 @@
+import pytest
+from sqlalchemy.orm import Session
+
+from bundle.errors import BundleNotFound
+from bundle.reference import parse_reference
+from compiler_svc import versions
+from compiler_svc.database import Database
+from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
+from compiler_svc.versions import Version
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+def add(database: Database, name: str, letter: str) -> Version:
+    def work(session: Session) -> Version:
+        return versions.add_version(
+            session, name=name, digest=digest(letter), size_bytes=10, graph_abi_digest=digest("f")
+        )
+
+    return database.run_and_wait(work)
+
+
+def find(database: Database, text: str) -> Version:
+    return database.run_and_wait(lambda session: versions.find_version(session, parse_reference(text)))
+
+
+def delete(database: Database, text: str) -> Version:
+    return database.run_and_wait(lambda session: versions.delete_version(session, parse_reference(text)))
+
+
+def set_alias(database: Database, text: str, alias: str, etag: str | None = None) -> versions.Alias:
+    return database.run_and_wait(
+        lambda session: versions.set_alias(session, reference=parse_reference(text), alias=alias, etag=etag)
+    )
+
+
+def test_versions_count_up_per_name(database: Database) -> None:
+    assert [add(database, "a", letter).version for letter in "123"] == [1, 2, 3]
+    assert add(database, "b", "1").version == 1
+
+
+def test_the_newest_digest_again_is_the_newest_version_again(database: Database) -> None:
+    add(database, "a", "1")
+    assert add(database, "a", "2").version == 2
+    assert add(database, "a", "2").version == 2
+    assert add(database, "a", "1").version == 3
+
+
+def test_a_deleted_number_is_not_given_out_again(database: Database) -> None:
+    add(database, "a", "1")
+    delete(database, "a:v1")
+    assert add(database, "a", "1").version == 2
+
+
+def test_references(database: Database) -> None:
+    for letter in "12":
+        add(database, "a", letter)
+    add(database, "b", "1")
+    set_alias(database, "a:v1", "prod")
+    assert find(database, "a").version == 2
+    assert find(database, "a:v1").digest == digest("1")
+    assert find(database, "a@prod").aliases == ("prod",)
+    assert find(database, digest("1")).name == "b"
+    for missing in ("c", "a:v3", "a@test", digest("3")):
+        with pytest.raises(BundleNotFound) as caught:
+            find(database, missing)
+        assert caught.value.metadata == {"ref": missing}
+
+
+def test_pages(database: Database) -> None:
+    for name, letter in ("a1", "a2", "a3", "b1", "b2"):
+        add(database, name, letter)
+    found: list[tuple[str, int]] = []
+    after: tuple[str, int] | None = None
+    for _ in range(3):
+        page = database.run_and_wait(
+            lambda session, after=after: versions.list_versions(session, name="", page_size=2, after=after)
+        )
+        found += [(version.name, version.version) for version in page.versions]
+        after = page.next_key
+    assert found == [("a", 3), ("a", 2), ("a", 1), ("b", 2), ("b", 1)]
+    assert after is None
+    only = database.run_and_wait(lambda session: versions.list_versions(session, name="b", page_size=9, after=None))
+    assert [version.version for version in only.versions] == [2, 1]
+
+
+def test_an_alias_moves_and_changes_its_etag(database: Database) -> None:
+    for letter in "12":
+        add(database, "a", letter)
+    first = set_alias(database, "a:v1", "prod")
+    assert set_alias(database, "a:v1", "prod") == first
+    moved = set_alias(database, "a:v2", "prod", etag=first.etag)
+    assert moved.version == 2
+    assert moved.etag != first.etag
+    with pytest.raises(AliasChanged) as caught:
+        set_alias(database, "a:v1", "prod", etag=first.etag)
+    assert caught.value.metadata["actual"] == moved.etag
+    assert find(database, "a@prod").version == 2
+
+
+def test_an_empty_etag_creates_only(database: Database) -> None:
+    add(database, "a", "1")
+    set_alias(database, "a", "prod", etag="")
+    with pytest.raises(AliasChanged):
+        set_alias(database, "a", "prod", etag="")
+
+
+def test_deleting_an_alias(database: Database) -> None:
+    add(database, "a", "1")
+    etag = set_alias(database, "a", "prod").etag
+    with pytest.raises(AliasChanged):
+        database.run_and_wait(lambda session: versions.delete_alias(session, name="a", alias="prod", etag="no"))
+    database.run_and_wait(lambda session: versions.delete_alias(session, name="a", alias="prod", etag=etag))
+    with pytest.raises(AliasNotFound):
+        database.run_and_wait(lambda session: versions.delete_alias(session, name="a", alias="prod", etag=None))
+
+
+def test_a_version_with_an_alias_stays(database: Database) -> None:
+    add(database, "a", "1")
+    set_alias(database, "a", "prod")
+    with pytest.raises(BundleInUse) as caught:
+        delete(database, "a:v1")
+    assert caught.value.metadata == {"ref": "a:v1", "aliases": "prod"}
+    assert find(database, "a").version == 1
+
+
+def test_whether_a_bundle_is_named(database: Database) -> None:
+    add(database, "a", "1")
+    add(database, "b", "1")
+    delete(database, "a:v1")
+    assert database.run_and_wait(lambda session: versions.is_named(session, digest("1")))
+    delete(database, "b:v1")
+    assert not database.run_and_wait(lambda session: versions.is_named(session, digest("1")))
+
+
+def test_aliases_are_listed_by_name(database: Database) -> None:
+    for name in "ab":
+        add(database, name, "1")
+        set_alias(database, name, "prod")
+    set_alias(database, "a", "canary")
+    listed = database.run_and_wait(lambda session: list(versions.list_aliases(session, "")))
+    assert [(alias.name, alias.alias) for alias in listed] == [("a", "canary"), ("a", "prod"), ("b", "prod")]
+    assert len(database.run_and_wait(lambda session: list(versions.list_aliases(session, "b")))) == 1
