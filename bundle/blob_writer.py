@@ -79,13 +79,14 @@ class BlobWriter:
 
 def publish_file(fd: int, staged: Path, target: Path) -> None:
     """Gives a complete file its name among the blobs, durably. A blob of that name and size is kept instead."""
-    # Blobs are immutable, and readable for other users: a runtime may run under another one.
-    os.fchmod(fd, 0o444)
-    os.fsync(fd)
     if target.is_file() and not target.is_symlink() and target.stat().st_size == os.fstat(fd).st_size:
         staged.unlink()
     else:
+        # Blobs are immutable, and readable for other users: a runtime may run under another one.
+        os.fchmod(fd, 0o444)
+        os.fsync(fd)
         staged.replace(target)
+    # Also where the blob was there: its writer may not have come this far.
     fsync_directory(target.parent)
 
 

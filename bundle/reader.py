@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -93,25 +92,13 @@ def open_bundle(layout: Layout, digest: str) -> Bundle:
     return read_bundle(layout, digest)
 
 
-def list_bundles(layout: Layout) -> Iterator[str]:
-    """Digests of the published bundles, oldest first.
-
-    Raises:
-        LayoutInvalid: The index is broken.
-    """
-    entries = layout.read_index().manifests
-    yield from dict.fromkeys(entry.digest for entry in entries if entry.artifact_type == BUNDLE_TYPE)
-
-
 def read_bundle(layout: Layout, digest: str) -> Bundle:
     """Reads a bundle that need not be listed in the index yet. Errors are those of `open_bundle`."""
     data = read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES)
     image = _parse_image(data, digest)
     manifest = parse_manifest(read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES), digest=digest)
     check_consistency(manifest, digest=digest)
-    missing = manifest.blobs() - {layer.digest for layer in image.layers}
-    if missing:
-        raise ManifestInvalid(f"blob {min(missing)} is named, but is no layer of the image", digest)
+    _check_layers(image, manifest, digest)
     descriptor = BlobDescriptor(
         media_type=IMAGE_MANIFEST_TYPE, digest=digest, size_bytes=len(data), artifact_type=BUNDLE_TYPE
     )
@@ -121,6 +108,20 @@ def read_bundle(layout: Layout, digest: str) -> Bundle:
         if size_bytes != blob.size_bytes:
             raise BlobCorrupt(blob.digest, f"{size_bytes} bytes long instead of {blob.size_bytes}", blob.title)
     return bundle
+
+
+def _check_layers(image: ImageManifest, manifest: Manifest, digest: str) -> None:
+    sizes = {layer.digest: layer.size_bytes for layer in image.layers}
+    missing = manifest.blobs() - sizes.keys()
+    if missing:
+        raise ManifestInvalid(f"blob {min(missing)} is named, but is no layer of the image", digest)
+    for shard in (shard for weight_set in manifest.weight_sets for shard in weight_set.shards):
+        if shard.size_bytes != sizes[shard.blob]:
+            raise ManifestInvalid(
+                f"weights of rank {shard.rank} are said to have {shard.size_bytes} bytes; "
+                f"the layer has {sizes[shard.blob]}",
+                digest,
+            )
 
 
 def _parse_image(data: bytes, digest: str) -> ImageManifest:

@@ -66,17 +66,6 @@ def parse_reference(text: str) -> Reference:
     raise RefInvalid(text, ACCEPTED_REF)
 
 
-def parse_name(text: str, *, field: str = "name") -> str:
-    """Returns `text` where it is a bundle name.
-
-    Raises:
-        RefInvalid: It is none; names `field`.
-    """
-    if not is_name(text):
-        raise RefInvalid(text, ACCEPTED_NAME, field)
-    return text
-
-
 def is_name(text: str) -> bool:
     """Whether `text` is a bundle name. 'sha256' is none, so that no version looks like a digest."""
     return _NAME.fullmatch(text) is not None and text != PREFIX.removesuffix(":")
