@@ -1,0 +1,44 @@
+"""Kiln's Python SDK: compile bundles, load them, generate with them.
+
+Asynchronous clients (`AsyncCompiler`, `AsyncBundles`, `AsyncRuntime`) and blocking ones of the same methods
+(`Compiler`, `Bundles`, `Runtime`). Results are the API's protobuf messages, whose fields the `.proto` files describe; a
+whole generation is a frozen `Completion`. Failures are `KilnError`.
+
+Knows the generated stubs. Must not know the bundle format, the services' code, or torch.
+"""
+
+from kiln_client.blocking import Stream
+from kiln_client.bundles import AsyncBundles
+from kiln_client.compiler import AsyncCompiler, CompileOptions, compile_request
+from kiln_client.completion import Completion, CompletionBuilder, collect
+from kiln_client.endpoint import Timeouts, TlsOptions
+from kiln_client.errors import FieldViolation, KilnError
+from kiln_client.prompts import GenerateOptions, Prompt, chat
+from kiln_client.runtime import AsyncRuntime
+from kiln_client.streams import AsyncStream
+from kiln_client.sync import Bundles, Compiler, Runtime
+from kiln_client.version import __version__
+
+__all__ = [
+    "AsyncBundles",
+    "AsyncCompiler",
+    "AsyncRuntime",
+    "AsyncStream",
+    "Bundles",
+    "CompileOptions",
+    "Compiler",
+    "Completion",
+    "CompletionBuilder",
+    "FieldViolation",
+    "GenerateOptions",
+    "KilnError",
+    "Prompt",
+    "Runtime",
+    "Stream",
+    "Timeouts",
+    "TlsOptions",
+    "__version__",
+    "chat",
+    "collect",
+    "compile_request",
+]

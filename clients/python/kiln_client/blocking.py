@@ -1,0 +1,163 @@
+"""Blocking calls to asynchronous clients, through one event loop in a background thread.
+
+One loop serves every blocking client of the process. A blocking client's method is its asynchronous method, wrapped
+once and typed the same:
+
+    class Runtime(BlockingClient[AsyncRuntime]):
+        tokenize = blocking(AsyncRuntime.tokenize)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
+
+from kiln_client.endpoint import Timeouts, TlsOptions
+from kiln_client.service_client import ServiceClient
+from kiln_client.streams import AsyncStream
+
+C = TypeVar("C", bound=ServiceClient)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_WIND_DOWN_S = 5.0
+
+
+class LoopThread:
+    """An event loop in a daemon thread, started with the first call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Runs a coroutine on the loop and waits for it; an interrupt of the waiting thread cancels it.
+
+        Raises:
+            RuntimeError: Called on the loop itself, from a progress callback for instance: it would wait forever.
+        """
+        loop = self._running_loop()
+        if _current_loop() is loop:
+            coroutine.close()
+            raise RuntimeError("a blocking Kiln client cannot be called from a callback of a blocking Kiln client")
+        ended = threading.Event()
+
+        async def run_to_end() -> R:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(run_to_end(), loop)
+        try:
+            return future.result()
+        finally:
+            if future.cancel():  # the waiting thread was interrupted: let the coroutine cancel its call and go
+                ended.wait(_WIND_DOWN_S)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="kiln-client", daemon=True).start()
+            return self._loop
+
+
+def _current_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+_loop_thread = LoopThread()
+
+
+class Stream(Iterator[R], Generic[R]):
+    """The responses of one call, as an iterator.
+
+    The call is cancelled when the stream is closed, left with `with`, or dropped: leaving a `for` over a stream that
+    nothing else holds is enough.
+    """
+
+    def __init__(self, stream: AsyncStream[R]) -> None:
+        self._stream = stream
+
+    def __next__(self) -> R:
+        try:
+            return _loop_thread.run(self._stream.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Cancels the call. Iteration ends; nothing is raised."""
+        _loop_thread.run(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingClient(Generic[C]):
+    """Base of the blocking clients. Safe to share between threads. Close it, or use it with `with`."""
+
+    asynchronous: ClassVar[type[ServiceClient]]
+    """The asynchronous client behind this one."""
+
+    def __init__(
+        self, address: str | None = None, *, tls: TlsOptions | None = None, timeouts: Timeouts | None = None
+    ) -> None:
+        """Prepares a client; nothing is sent. Arguments as of ServiceClient.
+
+        Raises:
+            InvalidArgument: Reason ADDRESS_INVALID.
+        """
+        self._client = cast("C", self.asynchronous(address, tls=tls, timeouts=timeouts))
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._client.address
+
+    def close(self) -> None:
+        """Closes the connection; calls that still run are cancelled."""
+        _loop_thread.run(self._client.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def blocking(method: Callable[Concatenate[C, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    """Makes the blocking variant of a coroutine method."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return _loop_thread.run(method(self._client, *args, **kwargs))
+
+    return call
+
+
+def streaming(method: Callable[Concatenate[C, P], AsyncStream[R]]) -> Callable[Concatenate[Any, P], Stream[R]]:
+    """Makes the blocking variant of a method that returns a stream."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        async def start() -> AsyncStream[R]:  # a call belongs to the loop that starts it
+            return method(self._client, *args, **kwargs)
+
+        return Stream(_loop_thread.run(start()))
+
+    return call

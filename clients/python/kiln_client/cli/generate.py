@@ -1,0 +1,109 @@
+"""`kiln generate` and `kiln tokenize`."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+import click
+from kiln.runtime.v1.generation_pb2 import GenerateResponse
+from rich.text import Text
+
+from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, UINT64, IntegerList, read_document
+from kiln_client.cli.records import record_from_completion, record_from_message
+from kiln_client.cli.session import Session, remote_command
+from kiln_client.cli.views import usage_line
+from kiln_client.completion import Completion, CompletionBuilder
+from kiln_client.prompts import Prompt, chat_from_document
+
+_DEPLOYMENT = click.option("--deployment", "deployment_id", required=True, metavar="ID", help="Deployment to use.")
+_PROMPT = click.option("--prompt", metavar="TEXT", help="Prompt as text.")
+_CHAT = click.option(
+    "--chat",
+    type=DOCUMENT,
+    help="Prompt as a conversation: YAML or JSON, a list of {role, content} or {messages, tools}; `-` reads stdin.",
+)
+
+
+@click.command("generate")
+@_DEPLOYMENT
+@_PROMPT
+@click.option("--token-ids", type=IntegerList(), help="Prompt as token ids.")
+@_CHAT
+@click.option("--max-new-tokens", type=INT32, help="Most tokens to generate. Default: what the sequence length leaves.")
+@click.option("--temperature", type=float, help="Divides the logits; 0 is greedy.")
+@click.option("--top-k", type=INT32, help="Keep the K most likely tokens; 0 keeps all that the bundle considers.")
+@click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P.")
+@click.option("--seed", type=UINT64, help="Reproduce the same tokens. Default: random.")
+@click.option("--stop", "stop_strings", multiple=True, metavar="TEXT", help="Text that ends generation; repeatable.")
+@click.option("--stop-token-id", "stop_token_ids", type=INT32, multiple=True, help="Token that ends it; repeatable.")
+@click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence tokens.")
+@click.option("--logprobs", type=INT32, help="Report log probabilities, and of this many alternatives.")
+@click.option("--request-id", help="Id for logs and aborts. Default: chosen by the server.")
+@click.option("--timeout", "timeout_s", type=SECONDS, help="Deadline, in seconds.")
+@remote_command
+async def generate_command(
+    session: Session,
+    *,
+    deployment_id: str,
+    prompt: str | None,
+    token_ids: tuple[int, ...] | None,
+    chat: BinaryIO | None,
+    **options: Any,
+) -> None:
+    """Generate text as a stream.
+
+    Exactly one of --prompt, --token-ids and --chat is the prompt. Interrupting the command ends the request.
+    """
+    given_prompt = _read_prompt(prompt, chat, token_ids)
+    given = {name: value for name, value in options.items() if value is not None}
+    builder = CompletionBuilder()
+    async with session.runtime() as runtime, runtime.generate(deployment_id, given_prompt, **given) as events:
+        async for event in events:
+            builder.add(event)
+            _show(session, event)
+    completion = builder.build()
+    session.output.text("\n")
+    session.output.remark(
+        usage_line(completion.usage, finish=_finish(completion), weight_epoch=completion.weight_epoch)
+    )
+    session.output.result({"event": "result", **record_from_completion(completion)})
+
+
+@click.command("tokenize")
+@_DEPLOYMENT
+@_PROMPT
+@_CHAT
+@remote_command
+async def tokenize_command(session: Session, *, deployment_id: str, prompt: str | None, chat: BinaryIO | None) -> None:
+    """Show the token ids of a prompt, as `kiln generate` would use them."""
+    given_prompt = _read_prompt(prompt, chat)
+    async with session.runtime() as runtime:
+        token_ids = await runtime.tokenize(deployment_id, given_prompt)
+    session.output.result({"token_ids": token_ids, "count": len(token_ids)}, Text(",".join(map(str, token_ids))))
+
+
+def _read_prompt(prompt: str | None, chat: BinaryIO | None, token_ids: tuple[int, ...] | None = None) -> Any:
+    prompts: list[Prompt] = []
+    if prompt is not None:
+        prompts.append(prompt)
+    if token_ids is not None:
+        prompts.append(token_ids)
+    if chat is not None:
+        prompts.append(chat_from_document(read_document(chat, reason="REQUEST_INVALID", field="chat")))
+    if len(prompts) != 1:
+        options = [f"--{parameter}" for parameter in ("prompt", "token-ids", "chat")]
+        raise click.UsageError(f"got {len(prompts)} prompts; accepted: exactly one of {', '.join(options)}")
+    return prompts[0]
+
+
+def _show(session: Session, event: GenerateResponse) -> None:
+    kind = event.WhichOneof("event") or "unknown"
+    record = record_from_message(event)
+    payload = {name: record.pop(name) for name in ("accepted", "delta", "finished")}.get(kind)
+    session.output.event(kind, record | (payload or {}))
+    if kind == "delta":
+        session.output.text(event.delta.text)
+
+
+def _finish(completion: Completion) -> str:
+    return completion.finish_reason if completion.stop is None else f"{completion.finish_reason} {completion.stop!r}"

@@ -1,0 +1,107 @@
+"""The `kiln` command: its subcommands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kiln_client.cli.bundles import bundles_group
+from kiln_client.cli.compile import compile_command
+from kiln_client.cli.deployments import (
+    load_command,
+    load_weights_command,
+    reset_kv_command,
+    status_command,
+    unload_command,
+)
+from kiln_client.cli.generate import generate_command, tokenize_command
+from kiln_client.cli.operations import operations_group
+from kiln_client.cli.output import Output
+from kiln_client.cli.session import shared_options
+from kiln_client.cli.up import up_command
+from kiln_client.cli.version import version_command
+from kiln_client.errors import Cancelled, FailedPrecondition, FieldViolation, Internal, InvalidArgument, KilnError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+"""Exit codes: the command failed; the command line is wrong; the command was interrupted."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@shared_options
+def kiln() -> None:
+    """Compile models into bundles, load them, and stream tokens from them.
+
+    \b
+    kiln up --home .kiln                                  start both services
+    kiln compile config.yaml --model DIR --name tiny      make a bundle
+    kiln load tiny --deployment demo                      load it
+    kiln generate --deployment demo --prompt "Once"       use it
+    """
+
+
+for _command in (
+    up_command,
+    compile_command,
+    bundles_group,
+    load_command,
+    unload_command,
+    status_command,
+    generate_command,
+    load_weights_command,
+    reset_kv_command,
+    tokenize_command,
+    operations_group,
+    version_command,
+):
+    kiln.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and gives its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Errors of the command line itself come before its options are known.
+    output = Output(as_json="--json" in words)
+    try:
+        _require_text(words)
+        code = kiln.main(words, prog_name="kiln", standalone_mode=False)
+    except click.ClickException as error:
+        return _report_usage(output, error)
+    except click.Abort:
+        output.error(Cancelled("the command was interrupted", reason="INTERRUPTED"))
+        return INTERRUPTED
+    except KilnError as error:
+        output.error(error)
+        return FAILED
+    except BrokenPipeError:  # the reader of our output has gone, and Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        output.error(FailedPrecondition(f"{error.filename}: {error.strerror}", reason="FILE_UNUSABLE"))
+        return FAILED
+    except Exception as error:
+        if output.as_json:
+            output.error(Internal(f"kiln itself failed: {error!r}", reason="CLIENT_FAILED"))
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _require_text(words: Sequence[str]) -> None:
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"got {word!a}; accepted: text in UTF-8") from None
+
+
+def _report_usage(output: Output, error: click.ClickException) -> int:
+    if not output.as_json:
+        error.show()
+        return USAGE
+    message = error.format_message()
+    parameter = getattr(error, "param", None)
+    fields = (FieldViolation(parameter.opts[0], message, "USAGE_INVALID"),) if parameter is not None else ()
+    output.error(InvalidArgument(message, reason="USAGE_INVALID", fields=fields))
+    return USAGE

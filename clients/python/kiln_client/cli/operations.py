@@ -1,0 +1,52 @@
+"""`kiln operations`."""
+
+from __future__ import annotations
+
+import click
+from google.longrunning.operations_pb2 import Operation
+from google.rpc import code_pb2
+from kiln.compiler.v1.compiler_pb2 import CompileMetadata, CompileStage
+from rich.text import Text
+
+from kiln_client.cli.records import record_from_message
+from kiln_client.cli.session import Session, remote_command
+from kiln_client.cli.views import rows
+from kiln_client.enums import enum_name
+
+
+@click.group("operations")
+def operations_group() -> None:
+    """List and cancel compiles."""
+
+
+@operations_group.command("list")
+@remote_command
+async def list_command(session: Session) -> None:
+    """List every compile that the server remembers."""
+    async with session.compiler() as compiler:
+        found = await compiler.list_operations()
+    record = {"operations": [record_from_message(operation) for operation in found]}
+    view = rows(("operation", "bundle", "state"), map(_row, found)) if found else Text("no operations", style="dim")
+    session.output.result(record, view)
+
+
+@operations_group.command("cancel")
+@click.argument("name")
+@remote_command
+async def cancel_command(session: Session, *, name: str) -> None:
+    """Ask the operation NAME (operations/…) to end; `kiln operations list` tells when it has."""
+    async with session.compiler() as compiler:
+        await compiler.cancel_operation(name)
+    session.output.result({"operation": name, "cancel_requested": True}, Text(f"asked {name} to end"))
+
+
+def _row(operation: Operation) -> tuple[str, str, str]:
+    metadata = CompileMetadata()
+    operation.metadata.Unpack(metadata)
+    if not operation.done:
+        state = enum_name(CompileStage.DESCRIPTOR, metadata.stage)
+    elif operation.WhichOneof("result") == "error":
+        state = f"failed: {code_pb2.Code.Name(operation.error.code)}"
+    else:
+        state = "done"
+    return operation.name, metadata.name, state

@@ -1,0 +1,76 @@
+"""Where everything that a command says goes: to a person or, with `--json`, to a program.
+
+Results go to standard output; progress, remarks and errors go to standard error. With `--json` all of it is one JSON
+object per line on standard output, the result or the error last. Nothing is coloured unless it goes to a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from textwrap import indent
+
+import click
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from kiln_client.cli.records import Record, record_from_error
+from kiln_client.errors import KilnError
+
+_WIDE = 10_000  # columns of an output that is no terminal: tables are never cut
+
+
+class Output:
+    """The two ways of saying things.
+
+    Attributes:
+        as_json: Whether a program listens.
+        remarks: Console on standard error, for progress and remarks to a person.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.remarks = Console(stderr=True, highlight=False, markup=False)
+        self._results = Console(
+            highlight=False, markup=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDE
+        )
+
+    def event(self, kind: str, record: Record) -> None:
+        """Tells a program what happened; a person is told in each command's own way."""
+        if self.as_json:
+            self._line({"event": kind, **record})
+
+    def text(self, text: str) -> None:
+        """Shows a piece of a text stream to a person, at once."""
+        if not self.as_json:
+            click.echo(text, nl=False)
+
+    def remark(self, text: str) -> None:
+        """Tells a person something beside the result."""
+        if not self.as_json:
+            self.remarks.print(text, style="dim", soft_wrap=True)
+
+    def result(self, record: Record, view: RenderableType | None = None) -> None:
+        """Gives the result, last: the record to a program, the view to a person."""
+        if self.as_json:
+            self._line(record)
+        elif view is not None:
+            self._results.print(view)
+
+    def error(self, error: KilnError) -> None:
+        """Gives the failure, last."""
+        if self.as_json:
+            self._line({"error": record_from_error(error)})
+            return
+        lines = Text.assemble(("error: ", "bold red"), (f"{error.code}/{error.reason}", "bold"))
+        lines.append(indent(f"\n{error.message.strip()}", "  "))
+        for violation in error.fields:
+            if violation.field:
+                lines.append(f"\n  {violation.field}", style="bold")
+            lines.append(indent(f"\n{violation.description}", "    " if violation.field else "  "))
+        if error.retry_after_s is not None:
+            lines.append(f"\n  try again in {error.retry_after_s:g} s")
+        self.remarks.print(lines, soft_wrap=True)
+
+    def _line(self, record: Record) -> None:
+        click.echo(json.dumps(record, allow_nan=False))

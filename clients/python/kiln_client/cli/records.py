@@ -1,0 +1,139 @@
+"""Protobuf messages as the JSON objects that `--json` prints.
+
+Field names are those of the protos; every field is there, null where it is unset. Enum values are lower case without
+their prefix. A duration is a number of seconds: `queue_duration` becomes `queue_seconds`, `duration` `seconds`, `eta`
+`eta_seconds`. A timestamp is text in RFC 3339. JSON inside a message is unfolded: `manifest_json` becomes `manifest`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Iterable
+from typing import Any, TypeAlias, cast
+
+from google.protobuf import descriptor_pool, json_format, message_factory
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc.status_pb2 import Status
+
+from kiln_client.completion import Completion
+from kiln_client.enums import enum_name
+from kiln_client.errors import KilnError
+from kiln_client.status import error_from_status
+
+Record: TypeAlias = dict[str, Any]
+
+
+def record_from_message(message: Message) -> Record:
+    """Gives a message as a JSON object."""
+    return {
+        _key(field): _field_value(field, getattr(message, field.name))
+        if not field.has_presence or message.HasField(field.name)
+        else None
+        for field in cast("Iterable[FieldDescriptor]", message.DESCRIPTOR.fields)
+    }
+
+
+def record_from_error(error: KilnError) -> Record:
+    """Gives an error as the JSON object behind `error`."""
+    return {
+        "code": error.code,
+        "reason": error.reason,
+        "message": error.message,
+        "fields": [
+            {"field": violation.field, "description": violation.description, "reason": violation.reason}
+            for violation in error.fields
+        ],
+        "metadata": error.metadata,
+        "retry_after_seconds": error.retry_after_s,
+    }
+
+
+def record_from_completion(completion: Completion) -> Record:
+    """Gives a whole generation as a JSON object."""
+    accepted = record_from_message(completion.accepted)
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "tokens": [record_from_message(token) for token in completion.tokens],
+        "finish_reason": completion.finish_reason,
+        "stop": completion.stop,
+        "usage": record_from_message(completion.usage),
+        "weight_epoch": completion.weight_epoch,
+        **accepted,
+    }
+
+
+def _key(field: FieldDescriptor) -> str:
+    if field.message_type is not None and field.message_type.full_name == Duration.DESCRIPTOR.full_name:
+        stem = field.name.removesuffix("duration").removesuffix("_")
+        return f"{stem}_seconds" if stem else "seconds"
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return field.name.removesuffix("_json")
+    return field.name
+
+
+def _field_value(field: FieldDescriptor, value: Any) -> Any:
+    if not field.is_repeated:
+        return _value(field, value)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        value_field = field.message_type.fields_by_name["value"]
+        return {str(key): _value(value_field, value[key]) for key in value}
+    return [_value(field, item) for item in value]
+
+
+def _value(field: FieldDescriptor, value: Any) -> Any:
+    if field.enum_type is not None:
+        return enum_name(field.enum_type, value)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return _bytes_value(field, value)
+    if field.type == FieldDescriptor.TYPE_FLOAT:
+        return _float(value)
+    return _message_value(value) if isinstance(value, Message) else value
+
+
+def _message_value(message: Message) -> Any:
+    match message:
+        case Duration():
+            return message.seconds + message.nanos / 1e9
+        case Timestamp():
+            return message.ToJsonString()
+        case Struct():
+            return json_format.MessageToDict(message)
+        case Status():
+            return record_from_error(error_from_status(message))
+        case AnyMessage():
+            return _unpack(message)
+        case _:
+            return record_from_message(message)
+
+
+def _unpack(packed: AnyMessage) -> Record:
+    try:
+        descriptor = descriptor_pool.Default().FindMessageTypeByName(packed.TypeName())
+    except KeyError:
+        return {"type_url": packed.type_url}
+    message = message_factory.GetMessageClass(descriptor)()
+    packed.Unpack(message)
+    return record_from_message(message)
+
+
+def _bytes_value(field: FieldDescriptor, value: bytes) -> Any:
+    if field.name.endswith("_json"):
+        return json.loads(value) if value else None
+    return base64.b64encode(value).decode()
+
+
+def _float(value: float) -> float | str:
+    """Gives the shortest number that is the same in 32 bits; text for what JSON has no number for, as protobuf does."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    rounded = (float(f"{value:.{digits}g}") for digits in range(6, 9))
+    return next((number for number in rounded if struct.pack("f", number) == struct.pack("f", value)), value)

@@ -1,0 +1,116 @@
+"""What every command shares: its options, its output, its connections, and how its coroutine is run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+
+from kiln_client.bundles import AsyncBundles
+from kiln_client.cli.output import Output
+from kiln_client.compiler import AsyncCompiler
+from kiln_client.endpoint import DEFAULT_ADDRESSES, TlsOptions
+from kiln_client.runtime import AsyncRuntime
+
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_META = "kiln_client."
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One run of one command.
+
+    Attributes:
+        output: Where to say things.
+        compiler_address: `host:port` of the compiler service; None takes the environment or the default.
+        runtime_address: `host:port` of the runtime service; None takes the environment or the default.
+        tls: How to talk TLS; None talks plaintext.
+    """
+
+    output: Output
+    compiler_address: str | None
+    runtime_address: str | None
+    tls: TlsOptions | None
+
+    def compiler(self) -> AsyncCompiler:
+        """Opens a client of the compiler service."""
+        return AsyncCompiler(self.compiler_address, tls=self.tls)
+
+    def bundles(self) -> AsyncBundles:
+        """Opens a client of the compiler service's bundles."""
+        return AsyncBundles(self.compiler_address, tls=self.tls)
+
+    def runtime(self) -> AsyncRuntime:
+        """Opens a client of the runtime service."""
+        return AsyncRuntime(self.runtime_address, tls=self.tls)
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    # The same options stand before and behind the command's name; the latter wins where both are given.
+    if value is not None:
+        context.meta[f"{_META}{parameter.name}"] = value
+
+
+def _shared_option(*names: str, **attributes: Any) -> Decorator:
+    return click.option(*names, expose_value=False, callback=_remember, default=None, **attributes)
+
+
+_JSON = _shared_option("--json", is_flag=True, help="Print JSON, one object per line, the result last.")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_CONNECTION = (
+    _shared_option(
+        "--compiler",
+        metavar="HOST:PORT",
+        help=f"Compiler service. Default: KILN_COMPILER, then {DEFAULT_ADDRESSES['KILN_COMPILER']}.",
+    ),
+    _shared_option(
+        "--runtime",
+        metavar="HOST:PORT",
+        help=f"Runtime service. Default: KILN_RUNTIME, then {DEFAULT_ADDRESSES['KILN_RUNTIME']}.",
+    ),
+    _shared_option("--tls", is_flag=True, help="Talk TLS, trusting the usual authorities."),
+    _shared_option("--tls-ca", type=_FILE, help="Talk TLS, trusting the authorities of this PEM file."),
+    _shared_option("--tls-cert", type=_FILE, help="PEM certificate chain of this client, for mutual TLS."),
+    _shared_option("--tls-key", type=_FILE, help="PEM private key of this client, for mutual TLS."),
+    _JSON,
+)
+
+
+def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that stand before or behind a command's name."""
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(_CONNECTION), function)
+
+
+def remote_command(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:
+    """Makes a command body of a coroutine function that takes a Session and talks to a service."""
+    return shared_options(_body(function))
+
+
+def local_command(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:
+    """Makes a command body of a coroutine function that takes a Session and talks to no running service."""
+    return _JSON(_body(function))
+
+
+def _body(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    @click.pass_context
+    def run(context: click.Context, /, **arguments: Any) -> None:
+        asyncio.run(function(_session(context), **arguments))
+
+    return run
+
+
+def _session(context: click.Context) -> Session:
+    def given(name: str) -> Any:
+        return context.meta.get(f"{_META}{name}")
+
+    tls = None
+    if given("tls") or given("tls_ca") or given("tls_cert") or given("tls_key"):
+        tls = TlsOptions(given("tls_ca"), given("tls_cert"), given("tls_key"))
+    return Session(Output(as_json=bool(given("json"))), given("compiler"), given("runtime"), tls)

@@ -1,0 +1,201 @@
+"""Results as a person reads them: tables of names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kiln.bundle.v1.bundle_pb2 import Bundle
+from kiln.compiler.v1.compiler_pb2 import CacheResult, CompileResponse
+from kiln.runtime.v1.generation_pb2 import Usage
+from kiln.runtime.v1.runtime_pb2 import Deployment, GetServerInfoResponse, LoadWeightsResult, Role
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from kiln_client.enums import enum_name
+
+_SHORT_DIGEST = len("sha256:") + 12
+
+
+def pairs(values: Iterable[tuple[str, object]]) -> Table:
+    """Lists names and values, one pair a line."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in values:
+        grid.add_row(Text(name), Text(str(value)))
+    return grid
+
+
+def rows(header: Sequence[str], lines: Iterable[Sequence[object]]) -> Table:
+    """Lists records under a header."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in header:
+        table.add_column(title, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(str(value)) for value in line))
+    return table
+
+
+def compile_view(response: CompileResponse, version: str) -> RenderableType:
+    """Shows what a compile made."""
+    executables = rows(
+        ("executable", "cache", "time", "size"),
+        (
+            (
+                result.tag,
+                enum_name(CacheResult.DESCRIPTOR, result.cache),
+                f"{result.duration.ToTimedelta().total_seconds():.1f} s" if result.HasField("duration") else "",
+                decimal(result.size_bytes),
+            )
+            for result in response.executables
+        ),
+    )
+    summary = pairs(
+        (
+            ("version", version),
+            ("bundle", response.digest),
+            ("cache", enum_name(CacheResult.DESCRIPTOR, response.cache)),
+            ("time", f"{response.duration.ToTimedelta().total_seconds():.1f} s"),
+            *(("warning", warning) for warning in response.warnings),
+        )
+    )
+    return Group(executables, summary)
+
+
+def bundles_view(bundles: Iterable[Bundle]) -> RenderableType:
+    """Lists versions."""
+    return rows(
+        ("version", "aliases", "digest", "size", "created"),
+        (
+            (
+                version_ref(bundle),
+                ", ".join(bundle.aliases),
+                bundle.digest[:_SHORT_DIGEST],
+                decimal(bundle.size_bytes),
+                _time(bundle),
+            )
+            for bundle in bundles
+        ),
+    )
+
+
+def bundle_view(bundle: Bundle) -> RenderableType:
+    """Shows one version and its blobs."""
+    summary = pairs(
+        (
+            ("version", version_ref(bundle)),
+            ("aliases", ", ".join(bundle.aliases) or "none"),
+            ("digest", bundle.digest),
+            ("graph ABI", bundle.graph_abi_digest),
+            ("size", decimal(bundle.size_bytes)),
+            ("created", _time(bundle)),
+        )
+    )
+    blobs = rows(
+        ("blob", "size", "type", "title"),
+        ((blob.digest[:_SHORT_DIGEST], decimal(blob.size_bytes), blob.media_type, blob.title) for blob in bundle.blobs),
+    )
+    return Group(summary, blobs)
+
+
+def server_view(info: GetServerInfoResponse) -> RenderableType:
+    """Shows what a runtime is and has."""
+    return pairs(
+        (
+            ("runtime", info.version),
+            ("target", f"{info.target} ({', '.join(info.isas)})"),
+            ("cores", f"{info.free_cores} of {info.total_cores} free"),
+        )
+    )
+
+
+def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
+    """Lists deployments."""
+    if not deployments:
+        return Text("no deployments", style="dim")
+    return rows(
+        ("deployment", "state", "bundle", "weights", "epoch", "cores", "slots", "queued", "steps"),
+        (
+            (
+                deployment.id,
+                enum_name(Deployment.State.DESCRIPTOR, deployment.state),
+                ", ".join(role.bundle_ref for role in deployment.roles),
+                ", ".join(role.weights_ref for role in deployment.roles),
+                ", ".join(str(role.weight_epoch) for role in deployment.roles),
+                ",".join(map(str, deployment.cores)),
+                f"{deployment.load.used_slots}/{deployment.load.total_slots}",
+                f"{deployment.load.queued_requests}/{deployment.load.queue_capacity}",
+                deployment.load.steps,
+            )
+            for deployment in deployments
+        ),
+    )
+
+
+def deployment_view(deployment: Deployment) -> RenderableType:
+    """Shows one deployment."""
+    capabilities, load = deployment.capabilities, deployment.load
+    sampling = capabilities.default_sampling
+    freedom = "per request" if capabilities.dynamic_sampling else "fixed"
+    roles = (
+        (
+            enum_name(Role.DESCRIPTOR, role.role),
+            f"{role.bundle_ref} with weights of {role.weights_ref or role.bundle_ref}, epoch {role.weight_epoch}",
+        )
+        for role in deployment.roles
+    )
+    return pairs(
+        (
+            ("deployment", deployment.id),
+            ("state", enum_name(Deployment.State.DESCRIPTOR, deployment.state)),
+            *((("message", deployment.message),) if deployment.message else ()),
+            *roles,
+            ("cores", ",".join(map(str, deployment.cores))),
+            ("memory", f"{decimal(deployment.weights_bytes)} weights, {decimal(deployment.kv_bytes)} KV cache"),
+            ("lengths", f"prompt {capabilities.max_context_length}, sequence {capabilities.max_length} tokens"),
+            (
+                "sampling",
+                f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p {sampling.top_p:g}, {freedom}",
+            ),
+            ("load", f"{load.used_slots}/{load.total_slots} slots, {load.queued_requests} queued, {load.steps} steps"),
+        )
+    )
+
+
+def weights_view(result: LoadWeightsResult) -> RenderableType:
+    """Shows what a weight load changed."""
+    return pairs(
+        (
+            ("deployment", result.deployment.id),
+            ("weights", ", ".join(role.weights_ref for role in result.deployment.roles)),
+            ("epoch", f"{result.previous_weight_epoch} → {result.weight_epoch}"),
+            ("pause", f"{result.pause_duration.ToTimedelta().total_seconds() * 1e3:.1f} ms"),
+            ("aborted", f"{result.aborted_requests} requests"),
+        )
+    )
+
+
+def usage_line(usage: Usage, *, finish: str, weight_epoch: int) -> str:
+    """Tells in one line what a generation cost."""
+    queue, prefill, decode = (
+        duration.ToTimedelta().total_seconds()
+        for duration in (usage.queue_duration, usage.prefill_duration, usage.decode_duration)
+    )
+    # The first token comes from the prefill.
+    rate = f" ({(usage.generated_tokens - 1) / decode:.1f} tokens/s)" if decode and usage.generated_tokens > 1 else ""
+    return (
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_prompt_tokens} cached),"
+        f" {usage.generated_tokens} generated, finish {finish}, queue {queue * 1e3:.0f} ms,"
+        f" prefill {prefill * 1e3:.0f} ms, decode {decode * 1e3:.0f} ms{rate}, weight epoch {weight_epoch}"
+    )
+
+
+def version_ref(bundle: Bundle) -> str:
+    """Gives `name:vN`, or the digest of a bundle that no version names."""
+    return f"{bundle.name}:v{bundle.version}" if bundle.version else bundle.digest
+
+
+def _time(bundle: Bundle) -> str:
+    return f"{bundle.create_time.ToDatetime():%Y-%m-%d %H:%M:%S}" if bundle.HasField("create_time") else ""

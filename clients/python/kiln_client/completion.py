@@ -1,0 +1,107 @@
+"""A whole generation, put together from the events of its stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+
+from kiln.runtime.v1.generation_pb2 import Accepted, Finished, FinishReason, GenerateResponse, Token, Usage
+
+from kiln_client.enums import enum_name
+from kiln_client.errors import StreamIncomplete
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a generation produced.
+
+    Attributes:
+        text: The generated text, without the stop string or stop token that ended it.
+        tokens: The generated tokens, a stop token included; with log probabilities where they were asked for.
+        finish_reason: `stop_token`, `stop_string`, `length` or `time`.
+        stop: The stop string or the id of the stop token that ended it, None for other reasons.
+        usage: What it cost.
+        weight_epoch: Weight epoch of the last event.
+        accepted: How the server understood the request: its id, the prompt's length, every sampling value.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: str
+    stop: str | int | None
+    usage: Usage
+    weight_epoch: int
+    accepted: Accepted
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the generated tokens."""
+        return [token.id for token in self.tokens]
+
+
+class CompletionBuilder:
+    """Collects the events of one stream."""
+
+    def __init__(self) -> None:
+        self._num_events = 0
+        self._accepted: Accepted | None = None
+        self._texts: list[str] = []
+        self._tokens: list[Token] = []
+        self._finished: Finished | None = None
+        self._weight_epoch = 0
+
+    def add(self, event: GenerateResponse) -> None:
+        """Takes the next event.
+
+        Raises:
+            StreamIncomplete: An event is missing before this one.
+        """
+        if event.sequence_number != self._num_events:
+            raise StreamIncomplete(f"event {self._num_events} is missing, event {event.sequence_number} came")
+        self._num_events += 1
+        self._weight_epoch = event.weight_epoch
+        match event.WhichOneof("event"):
+            case "accepted":
+                self._accepted = event.accepted
+            case "delta":
+                self._texts.append(event.delta.text)
+                self._tokens.extend(event.delta.tokens)
+            case "finished":
+                self._finished = event.finished
+
+    def build(self) -> Completion:
+        """Puts the events together, after the last one.
+
+        Raises:
+            StreamIncomplete: The stream had no first or no last event.
+        """
+        if self._accepted is None or self._finished is None:
+            raise StreamIncomplete(f"no {'accepted' if self._accepted is None else 'finished'} event")
+        match self._finished.WhichOneof("matched_stop"):
+            case "stop_string":
+                stop: str | int | None = self._finished.stop_string
+            case "stop_token_id":
+                stop = self._finished.stop_token_id
+            case _:
+                stop = None
+        return Completion(
+            text="".join(self._texts),
+            tokens=tuple(self._tokens),
+            finish_reason=enum_name(FinishReason.DESCRIPTOR, self._finished.reason),
+            stop=stop,
+            usage=self._finished.usage,
+            weight_epoch=self._weight_epoch,
+            accepted=self._accepted,
+        )
+
+
+async def collect(events: AsyncIterable[GenerateResponse]) -> Completion:
+    """Reads a stream to its end.
+
+    Raises:
+        KilnError: What the stream raises; StreamIncomplete where it ends early.
+    """
+    builder = CompletionBuilder()
+    async for event in events:
+        builder.add(event)
+    return builder.build()

@@ -1,0 +1,105 @@
+"""YAML and JSON documents: configurations and conversations.
+
+JSON is read as JSON; anything else as YAML with the scalars of YAML 1.2: `1e-5` is a number, `yes`, `010` and dates are
+text. A repeated key, a key that is no text and a tag are errors. What comes out can be written as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeAlias
+
+import yaml
+
+from kiln_client.errors import DocumentInvalid
+
+Document: TypeAlias = dict[str, Any] | list[Any]
+
+
+def parse_document(text: str, *, source: str, reason: str, field: str) -> Document:
+    """Parses a document whose top level is a mapping or a list.
+
+    Args:
+        text: The document.
+        source: Where it comes from, for messages.
+        reason: Reason of the error, such as CONFIG_INVALID.
+        field: Field that the error names.
+
+    Raises:
+        DocumentInvalid: The text is neither YAML nor JSON, or holds what JSON cannot: NaN, infinities, cycles.
+    """
+    try:
+        document = _parse(text, is_json=source.endswith(".json"))
+        json.dumps(document, allow_nan=False)
+    except yaml.YAMLError as error:
+        raise DocumentInvalid(source, _yaml_detail(error), reason=reason, field=field) from None
+    except RecursionError:
+        raise DocumentInvalid(source, "it is nested too deeply", reason=reason, field=field) from None
+    except ValueError as error:
+        raise DocumentInvalid(source, str(error), reason=reason, field=field) from None
+    if not isinstance(document, dict | list):
+        raise DocumentInvalid(source, f"it holds only {json.dumps(document)}", reason=reason, field=field)
+    return document
+
+
+def _parse(text: str, *, is_json: bool) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError:
+        if is_json:
+            raise
+    return yaml.load(text, _Loader)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"repeated key {', '.join(map(repr, repeated))}")
+    return mapping
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - filled once, below
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "tag", None) is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the tag {event.tag!r}", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag.endswith(":merge"):
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r}, no text", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"repeated key {key!r}", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# The core schema of YAML 1.2, and merge keys. PyYAML's own resolvers follow YAML 1.1, where `1e-5` is text, `010` is 8
+# and `12:30` is 750.
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
+    ("merge", r"<<", "<"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
+
+
+def _yaml_detail(error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    problem = error.problem or error.context or "a syntax error"
+    mark = error.problem_mark or error.context_mark
+    return problem if mark is None else f"{problem}, in line {mark.line + 1}, column {mark.column + 1}"

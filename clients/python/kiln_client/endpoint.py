@@ -1,0 +1,126 @@
+"""Where a server is and how to talk to it: addresses, TLS, deadlines, retries."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from kiln_client.errors import FieldViolation, InvalidArgument
+
+DEFAULT_ADDRESSES = {"KILN_COMPILER": "127.0.0.1:50051", "KILN_RUNTIME": "127.0.0.1:50052"}
+"""Where a server is looked for when neither an argument nor this environment variable says it."""
+
+_ADDRESS = re.compile(r"(?:unix:.+|(?:[a-z0-9+.-]+:///?)?(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5})")
+
+# Unary calls that change nothing, so that trying them again is safe.
+_READS = {
+    "google.longrunning.Operations": ("GetOperation", "ListOperations"),
+    "kiln.bundle.v1.BundleService": ("GetBundle", "ListBundles", "ListAliases"),
+    "kiln.runtime.v1.GenerationService": ("Tokenize", "Detokenize"),
+    "kiln.runtime.v1.RuntimeService": ("ListDeployments", "GetDeployment", "GetServerInfo"),
+}
+
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": service, "method": method} for service, methods in _READS.items() for method in methods
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "2s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+_CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.max_receive_message_length", 64 << 20),  # a manifest with thousands of tensors
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How to trust a server and be trusted by it.
+
+    Attributes:
+        ca_path: PEM file of the authorities to trust; None trusts those that gRPC ships.
+        certificate_path: PEM file of the client's certificate chain, for mutual TLS.
+        key_path: PEM file of the client's private key, for mutual TLS.
+        server_name: Name that the server's certificate must carry; None takes the address's host.
+    """
+
+    ca_path: Path | None = None
+    certificate_path: Path | None = None
+    key_path: Path | None = None
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Deadlines of calls that are given none, in seconds.
+
+    Attributes:
+        read_s: Calls that change nothing.
+        change_s: Calls that change something and may wait for running requests.
+        generate_s: One generation.
+        load_s: Loading a bundle or weights.
+        compile_s: Compiling a bundle.
+    """
+
+    read_s: float = 30.0
+    change_s: float = 600.0
+    generate_s: float = 3600.0
+    load_s: float = 3600.0
+    compile_s: float = 86400.0
+
+
+def resolve_address(address: str | None, variable: str) -> str:
+    """Gives the address to connect to: the argument, the environment variable or the default, in this order.
+
+    Args:
+        address: `host:port`, any other gRPC target, or None.
+        variable: `KILN_COMPILER` or `KILN_RUNTIME`.
+
+    Raises:
+        InvalidArgument: Reason ADDRESS_INVALID, the text is no address.
+    """
+    resolved = address or os.environ.get(variable) or DEFAULT_ADDRESSES[variable]
+    if not _ADDRESS.fullmatch(resolved):
+        violation = FieldViolation("address", f"got {resolved!r}; accepted: HOST:PORT", "ADDRESS_INVALID")
+        raise InvalidArgument(f"{resolved!r} is no server address", reason="ADDRESS_INVALID", fields=(violation,))
+    return resolved
+
+
+def open_channel(address: str, tls: TlsOptions | None) -> grpc.aio.Channel:
+    """Opens a channel on the running event loop; connects with the first call.
+
+    Raises:
+        OSError: A file that `tls` names cannot be read.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(
+        _read(tls.ca_path), private_key=_read(tls.key_path), certificate_chain=_read(tls.certificate_path)
+    )
+    name: tuple[tuple[str, str | int], ...] = ()
+    if tls.server_name is not None:
+        name = (("grpc.ssl_target_name_override", tls.server_name),)
+    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS + name)
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()

@@ -1,0 +1,102 @@
+"""From Python values to generation requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+from google.protobuf import json_format
+from kiln.runtime.v1.generation_pb2 import (
+    Chat,
+    GenerateRequest,
+    OutputOptions,
+    SamplingParams,
+    StopConditions,
+    TokenIds,
+)
+
+from kiln_client.errors import FieldViolation, InvalidArgument
+
+Prompt: TypeAlias = str | Sequence[int] | Chat
+"""Text, token ids, or a conversation made by `chat`."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Options of a generation; what is left out takes the server's default, which its Accepted event reports."""
+
+    request_id: str
+    """Id for `abort` and logs. Default: chosen by the server."""
+    max_new_tokens: int
+    """Most tokens to generate. Default: what the sequence length leaves."""
+    temperature: float
+    """Divides the logits; 0 is greedy."""
+    top_k: int
+    """Keeps the k most likely tokens; 0 keeps all that the bundle considers."""
+    top_p: float
+    """Keeps the smallest set of tokens whose probability reaches p, in (0, 1]."""
+    seed: int
+    """Reproduces the same tokens whatever shares the batch. Default: random."""
+    stop_strings: Sequence[str]
+    """Texts that end generation."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end generation, besides the bundle's own."""
+    ignore_eos: bool
+    """Go on past the bundle's end-of-sequence tokens."""
+    logprobs: int
+    """Log probability of each token, and of this many alternatives."""
+
+
+def chat(messages: Sequence[Mapping[str, str]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
+    """Makes a conversation prompt.
+
+    Args:
+        messages: Turns, oldest first, each `{"role": …, "content": …}`.
+        tools: Tools offered to the model, usually JSON schemas of functions.
+
+    Raises:
+        InvalidArgument: Reason REQUEST_INVALID, a message has an unknown key or a value of the wrong type.
+    """
+    return chat_from_document({"messages": list(messages), "tools": list(tools)})
+
+
+def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
+    """Makes a conversation prompt from a parsed file: a list of messages, or a mapping with `messages` and `tools`.
+
+    Raises:
+        InvalidArgument: Reason REQUEST_INVALID, an unknown key or a value of the wrong type.
+    """
+    conversation = {"messages": document} if isinstance(document, list) else document
+    try:
+        return json_format.ParseDict(conversation, Chat())
+    except (json_format.ParseError, AttributeError, TypeError, ValueError) as error:
+        accepted = "a list of {role, content}, or a mapping with messages and tools"
+        violation = FieldViolation("chat", f"got {error}; accepted: {accepted}", "REQUEST_INVALID")
+        raise InvalidArgument("the chat is invalid", reason="REQUEST_INVALID", fields=(violation,)) from None
+
+
+def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerateRequest:
+    """Makes the request of one generation. An option left out stays unset: unset is not zero."""
+    request = GenerateRequest(
+        deployment_id=deployment_id,
+        request_id=options.get("request_id", ""),
+        sampling=SamplingParams(
+            temperature=options.get("temperature"),
+            top_k=options.get("top_k"),
+            top_p=options.get("top_p"),
+            seed=options.get("seed"),
+        ),
+        stop=StopConditions(
+            max_new_tokens=options.get("max_new_tokens"),
+            stop_strings=options.get("stop_strings", ()),
+            stop_token_ids=options.get("stop_token_ids", ()),
+            ignore_eos=options.get("ignore_eos"),
+        ),
+        output=OutputOptions(logprobs=options.get("logprobs")),
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif isinstance(prompt, Chat):
+        request.chat.CopyFrom(prompt)
+    else:
+        request.token_ids.CopyFrom(TokenIds(ids=prompt))
+    return request

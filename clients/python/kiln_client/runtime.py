@@ -1,0 +1,199 @@
+"""The asynchronous client of kiln.runtime.v1.RuntimeService and GenerationService."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
+
+from kiln.runtime.v1 import generation_pb2, runtime_pb2
+from kiln.runtime.v1.generation_pb2_grpc import GenerationServiceStub
+from kiln.runtime.v1.runtime_pb2_grpc import RuntimeServiceStub
+
+from kiln_client.completion import Completion, collect
+from kiln_client.enums import enum_name, enum_number
+from kiln_client.errors import StreamIncomplete
+from kiln_client.prompts import GenerateOptions, Prompt, generate_request
+from kiln_client.service_client import ServiceClient
+from kiln_client.streams import AsyncStream
+
+if TYPE_CHECKING:
+    from kiln.runtime.v1.generation_pb2_grpc import GenerationServiceAsyncStub
+    from kiln.runtime.v1.runtime_pb2_grpc import RuntimeServiceAsyncStub
+
+InFlight: TypeAlias = Literal["wait", "abort", "refuse", "continue"]
+"""What happens to running requests; None takes the method's default."""
+KvPolicy: TypeAlias = Literal["invalidate", "keep"]
+"""What happens to cached keys and values when weights change; None invalidates."""
+Role: TypeAlias = Literal["target", "draft"]
+"""The part that a bundle plays in a deployment; None is the target."""
+OnProgress: TypeAlias = Callable[[runtime_pb2.LoadProgress], None]
+
+
+class AsyncRuntime(ServiceClient):
+    """Loads bundles and generates with them. Every method raises KilnError."""
+
+    address_variable = "KILN_RUNTIME"
+
+    @cached_property
+    def _runtime(self) -> RuntimeServiceAsyncStub:
+        return RuntimeServiceStub(self._channel)
+
+    @cached_property
+    def _generation(self) -> GenerationServiceAsyncStub:
+        return GenerationServiceStub(self._channel)
+
+    def generate(
+        self,
+        deployment_id: str,
+        prompt: Prompt,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncStream[generation_pb2.GenerateResponse]:
+        """Generates, as a stream of events: one Accepted, TokenDelta events, one Finished.
+
+        Dropping, closing or leaving the stream cancels the request and frees its slot.
+
+        Args:
+            deployment_id: Deployment to use.
+            prompt: Text, token ids, or a conversation made by `chat`.
+            timeout_s: Deadline, in seconds. Default: `timeouts.generate_s`.
+            options: See GenerateOptions.
+        """
+        request = generate_request(deployment_id, prompt, **options)
+        return self._stream(self._generation.Generate, request, timeout_s or self.timeouts.generate_s)
+
+    async def complete(
+        self,
+        deployment_id: str,
+        prompt: Prompt,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
+        """Generates and waits for the whole; arguments as of `generate`."""
+        async with self.generate(deployment_id, prompt, timeout_s=timeout_s, **options) as events:
+            return await collect(events)
+
+    async def abort(self, deployment_id: str, request_id: str) -> str:
+        """Ends a request; gives `aborted`, or `already_finished` where there is none."""
+        request = generation_pb2.AbortRequest(deployment_id=deployment_id, request_id=request_id)
+        response = await self._ask(self._generation.Abort, request, self.timeouts.change_s)
+        return enum_name(generation_pb2.AbortResponse.Outcome.DESCRIPTOR, response.outcome)
+
+    async def tokenize(self, deployment_id: str, prompt: str | generation_pb2.Chat) -> list[int]:
+        """Turns text or a conversation into the token ids that `generate` would use."""
+        request = generation_pb2.TokenizeRequest(deployment_id=deployment_id)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.chat.CopyFrom(prompt)
+        return [*(await self._ask(self._generation.Tokenize, request, self.timeouts.read_s)).token_ids]
+
+    async def detokenize(
+        self, deployment_id: str, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None
+    ) -> str:
+        """Turns token ids into text; special tokens are left out unless `skip_special_tokens` is False."""
+        request = generation_pb2.DetokenizeRequest(
+            deployment_id=deployment_id, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+        )
+        return (await self._ask(self._generation.Detokenize, request, self.timeouts.read_s)).text
+
+    async def load_bundle(
+        self,
+        ref: str,
+        deployment_id: str,
+        *,
+        cores: Sequence[int] = (),
+        on_progress: OnProgress = lambda _: None,
+        timeout_s: float | None = None,
+    ) -> runtime_pb2.Deployment:
+        """Loads a bundle and waits until it serves. Loading goes on when the caller leaves.
+
+        Args:
+            ref: Bundle reference.
+            deployment_id: Id of the new deployment.
+            cores: Cores to use, as many as the bundle has ranks; empty lets the server choose.
+            on_progress: Takes every progress event.
+            timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
+        """
+        request = runtime_pb2.LoadBundleRequest(ref=ref, deployment_id=deployment_id, cores=cores)
+        async with self._stream(self._runtime.LoadBundle, request, timeout_s or self.timeouts.load_s) as events:
+            async for event in events:
+                if event.WhichOneof("event") == "deployment":
+                    return event.deployment
+                on_progress(event.progress)
+        raise StreamIncomplete("no deployment")
+
+    async def unload_bundle(
+        self, deployment_id: str, *, in_flight: InFlight | None = None
+    ) -> runtime_pb2.UnloadBundleResponse:
+        """Ends a deployment; its cores are free afterwards."""
+        request = runtime_pb2.UnloadBundleRequest(
+            deployment_id=deployment_id, in_flight_policy=_in_flight_policy(in_flight)
+        )
+        return await self._ask(self._runtime.UnloadBundle, request, self.timeouts.change_s)
+
+    async def load_weights(
+        self,
+        deployment_id: str,
+        ref: str,
+        *,
+        role: Role | None = None,
+        in_flight: InFlight | None = None,
+        kv: KvPolicy | None = None,
+        on_progress: OnProgress = lambda _: None,
+        timeout_s: float | None = None,
+    ) -> runtime_pb2.LoadWeightsResult:
+        """Replaces the weights of a deployment by those of another bundle of the same graph ABI.
+
+        Args:
+            deployment_id: Deployment to change.
+            ref: Bundle whose weights to use.
+            role: Role whose weights change.
+            in_flight: What happens to running requests. Default `wait`.
+            kv: What happens to cached keys and values. Default `invalidate`.
+            on_progress: Takes every progress event.
+            timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
+        """
+        request = runtime_pb2.LoadWeightsRequest(
+            deployment_id=deployment_id,
+            ref=ref,
+            role=runtime_pb2.Role.ValueType(enum_number(runtime_pb2.Role.DESCRIPTOR, role)),
+            in_flight_policy=_in_flight_policy(in_flight),
+            kv_policy=runtime_pb2.KvPolicy.ValueType(enum_number(runtime_pb2.KvPolicy.DESCRIPTOR, kv)),
+        )
+        async with self._stream(self._runtime.LoadWeights, request, timeout_s or self.timeouts.load_s) as events:
+            async for event in events:
+                if event.WhichOneof("event") == "result":
+                    return event.result
+                on_progress(event.progress)
+        raise StreamIncomplete("no result")
+
+    async def reset_kv_cache(
+        self, deployment_id: str, *, in_flight: InFlight | None = None
+    ) -> runtime_pb2.ResetKVCacheResponse:
+        """Forgets every cached key and value of a deployment; the response is the receipt."""
+        request = runtime_pb2.ResetKVCacheRequest(
+            deployment_id=deployment_id, in_flight_policy=_in_flight_policy(in_flight)
+        )
+        return await self._ask(self._runtime.ResetKVCache, request, self.timeouts.change_s)
+
+    async def list_deployments(self) -> list[runtime_pb2.Deployment]:
+        """Lists every deployment by id."""
+        request = runtime_pb2.ListDeploymentsRequest()
+        return [*(await self._ask(self._runtime.ListDeployments, request, self.timeouts.read_s)).deployments]
+
+    async def get_deployment(self, deployment_id: str) -> runtime_pb2.Deployment:
+        """Tells everything about one deployment."""
+        request = runtime_pb2.GetDeploymentRequest(deployment_id=deployment_id)
+        return (await self._ask(self._runtime.GetDeployment, request, self.timeouts.read_s)).deployment
+
+    async def get_server_info(self) -> runtime_pb2.GetServerInfoResponse:
+        """Tells what the server is and has."""
+        return await self._ask(self._runtime.GetServerInfo, runtime_pb2.GetServerInfoRequest(), self.timeouts.read_s)
+
+
+def _in_flight_policy(name: InFlight | None) -> runtime_pb2.InFlightPolicy.ValueType:
+    return runtime_pb2.InFlightPolicy.ValueType(enum_number(runtime_pb2.InFlightPolicy.DESCRIPTOR, name))

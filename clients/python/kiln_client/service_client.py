@@ -1,0 +1,69 @@
+"""What every asynchronous client does: one channel, calls with deadlines, errors as KilnError."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from types import TracebackType
+from typing import ClassVar, Self, TypeVar
+
+import grpc
+
+from kiln_client.endpoint import Timeouts, TlsOptions, open_channel, resolve_address
+from kiln_client.status import error_from_rpc
+from kiln_client.streams import AsyncStream
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class ServiceClient:
+    """Base of the asynchronous clients.
+
+    Belongs to the event loop of its first call. Close it, or use it with `async with`.
+    """
+
+    address_variable: ClassVar[str]
+    """Environment variable that holds the address when the constructor is given none."""
+
+    def __init__(
+        self, address: str | None = None, *, tls: TlsOptions | None = None, timeouts: Timeouts | None = None
+    ) -> None:
+        """Prepares a client; nothing is sent.
+
+        Args:
+            address: `host:port`. Default: the environment variable, then the default port on this host.
+            tls: Talk TLS; None talks plaintext.
+            timeouts: Deadlines of calls that are given none.
+
+        Raises:
+            InvalidArgument: Reason ADDRESS_INVALID.
+        """
+        self.address = resolve_address(address, self.address_variable)
+        self.timeouts = timeouts or Timeouts()
+        self._tls = tls
+
+    @cached_property
+    def _channel(self) -> grpc.aio.Channel:
+        return open_channel(self.address, self._tls)
+
+    async def close(self) -> None:
+        """Closes the connection; calls that still run are cancelled."""
+        if "_channel" in self.__dict__:
+            await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _ask(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, timeout_s: float) -> R:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self.address) from None
+
+    def _stream(self, method: grpc.aio.UnaryStreamMultiCallable[Q, R], request: Q, timeout_s: float) -> AsyncStream[R]:
+        return AsyncStream(method(request, timeout=timeout_s), self.address)

@@ -1,0 +1,160 @@
+"""One service as a child process: started, awaited until healthy, watched, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kiln_client.errors import ServiceExited, ServiceNotInstalled, ServiceNotReady, StreamIncomplete
+from kiln_client.stack import tether
+from kiln_client.status import error_from_rpc
+
+T = TypeVar("T")
+
+_READY = re.compile(rb"^ready address=(\S+)$", re.MULTILINE)
+_READ_BYTES = 65536
+_LOG_TAIL_LINES = 5
+_LAST_WORDS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service that can be started.
+
+    Attributes:
+        name: What a person calls it.
+        module: Module that `python -m` runs.
+        distribution: What to install where the module is missing.
+    """
+
+    name: str
+    module: str
+    distribution: str
+
+    def require_installed(self) -> None:
+        """Checks that the module can be found.
+
+        Raises:
+            ServiceNotInstalled: It cannot.
+        """
+        if importlib.util.find_spec(self.module) is None:
+            raise ServiceNotInstalled(self.name, self.distribution)
+
+
+class ServiceProcess:
+    """A running service. It leads a process group of its own, so that a terminal's Ctrl-C reaches only `kiln up`."""
+
+    def __init__(self, service: Service, process: asyncio.subprocess.Process, log_path: Path) -> None:
+        self._service = service
+        self._process = process
+        self._log_path = log_path
+        self._announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._copying = asyncio.create_task(self._copy_output())
+
+    @classmethod
+    async def start(cls, service: Service, arguments: Sequence[str], log_path: Path) -> Self:
+        """Starts `python -m MODULE ARGUMENTS`; its output is appended to the log."""
+        tethered = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()))
+        with log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(*tethered, sys.executable, "-m", service.module, *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        return cls(service, process, log_path)
+
+    async def ready(self, timeout_s: float) -> str:
+        """Waits until the service has announced its address and its health service says SERVING; gives the address.
+
+        Raises:
+            ServiceExited: It ended first.
+            ServiceNotReady: It took longer than `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await first_of(self._become_ready(), self.failure())
+        except TimeoutError:
+            raise ServiceNotReady(self._service.name, timeout_s, self._log_path) from None
+
+    async def failure(self) -> NoReturn:
+        """Waits until the process has ended by itself, which it never should.
+
+        Raises:
+            ServiceExited: It has, with the last lines of its log.
+        """
+        returncode = await self._process.wait()
+        await self._last_words()
+        raise ServiceExited(self._service.name, returncode, self._log_path, _tail(self._log_path))
+
+    async def stop(self, grace_s: float) -> None:
+        """Asks the service to end, kills it after `grace_s`, and then whatever it left in its process group."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        await self._last_words()
+
+    async def _become_ready(self) -> str:
+        address = await asyncio.shield(self._announced)
+        async with grpc.aio.insecure_channel(address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+            try:
+                async for response in watch:
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return address
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error, address) from None
+        raise StreamIncomplete("the health service stopped answering")
+
+    async def _copy_output(self) -> None:
+        """Copies standard output to the log, watching for the announcement."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        seen = b""
+        with self._log_path.open("ab", buffering=0) as log:
+            while chunk := await stdout.read(_READ_BYTES):
+                log.write(chunk)
+                if not self._announced.done():
+                    seen += chunk
+                    if match := _READY.search(seen):
+                        self._announced.set_result(match[1].decode())
+
+    async def _last_words(self) -> None:
+        # A grandchild may still hold the pipe: the end of output is worth waiting for, but not for long.
+        await asyncio.wait([self._copying], timeout=_LAST_WORDS_S)
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, T]) -> T:
+    """Gives or raises what the first coroutine to end gives or raises; the others are cancelled."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in ended).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tail(log_path: Path) -> str:
+    lines = log_path.read_text(errors="replace").splitlines()
+    return "\n".join(lines[-_LOG_TAIL_LINES:])

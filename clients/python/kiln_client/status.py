@@ -1,0 +1,75 @@
+"""From a gRPC status to a KilnError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from kiln_client import errors
+
+_CLASSES: Mapping[str, type[errors.KilnError]] = {
+    error_class.default_code: error_class
+    for error_class in (
+        errors.InvalidArgument,
+        errors.NotFound,
+        errors.AlreadyExists,
+        errors.PermissionDenied,
+        errors.Unauthenticated,
+        errors.FailedPrecondition,
+        errors.ResourceExhausted,
+        errors.Aborted,
+        errors.Cancelled,
+        errors.DeadlineExceeded,
+        errors.Unimplemented,
+        errors.Unavailable,
+        errors.DataLoss,
+        errors.Internal,
+    )
+} | {"UNKNOWN": errors.Internal}
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.KilnError:
+    """Turns a failed call into a KilnError.
+
+    Args:
+        error: What gRPC raised.
+        address: Server that was called, for messages about the connection.
+    """
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # a proxy rewrote the code or the message: the plain status is what counts
+        status = None
+    if status is not None:
+        return error_from_status(status)
+    code, details = error.code().name, error.details() or "no details"
+    if code == "UNAVAILABLE":
+        return errors.Unavailable(
+            f"connection to {address} failed: {details}", reason="CONNECTION_FAILED", metadata={"address": address}
+        )
+    return _CLASSES.get(code, errors.KilnError)(details, code=code, metadata={"address": address})
+
+
+def error_from_status(status: status_pb2.Status) -> errors.KilnError:
+    """Turns a google.rpc.Status, details and all, into a KilnError."""
+    code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else "UNKNOWN"
+    info, request, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    found = {
+        message.DESCRIPTOR.name
+        for detail in status.details
+        for message in (info, request, retry)
+        if detail.Unpack(message)
+    }
+    return _CLASSES.get(code, errors.KilnError)(
+        status.message,
+        code=code,
+        reason=info.reason,
+        metadata=info.metadata,
+        fields=[
+            errors.FieldViolation(violation.field, violation.description, violation.reason)
+            for violation in request.field_violations
+        ],
+        retry_after_s=retry.retry_delay.ToTimedelta().total_seconds() if "RetryInfo" in found else None,
+    )

@@ -1,0 +1,68 @@
+"""Server streams that end when nobody reads them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+
+from kiln_client.status import error_from_rpc
+
+R = TypeVar("R")
+
+
+class AsyncStream(AsyncIterator[R], Generic[R]):
+    """The responses of one call, as an asynchronous iterator.
+
+    The call runs from the moment the stream exists. It is cancelled when the stream is aborted, closed, left with
+    `async with`, or dropped: leaving an `async for` over a stream that nothing else holds is enough.
+    """
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, R], address: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._call = call
+        self._responses = aiter(call)
+        self._address = address
+        self._aborted = False
+
+    async def __anext__(self) -> R:
+        if self._aborted:
+            raise StopAsyncIteration
+        try:
+            return await anext(self._responses)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self._address) from None
+        except asyncio.CancelledError:
+            # gRPC reports an abort by another task as a cancellation of the reader, which it is not.
+            task = asyncio.current_task()
+            if self._aborted and not (task and task.cancelling()):
+                raise StopAsyncIteration from None
+            raise
+
+    def abort(self) -> None:
+        """Cancels the call. Iteration ends; nothing is raised."""
+        self._aborted = True
+        self._call.cancel()
+
+    async def aclose(self) -> None:
+        """Cancels the call, for `contextlib.aclosing`."""
+        self.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def __del__(self) -> None:
+        # gRPC's own iterator and call refer to each other, so its finalizer waits for the cycle collector, which may
+        # run in any thread; a dropped stream must free its slot now.
+        if not self._call.done():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
+                self._loop.call_soon_threadsafe(self._call.cancel)

@@ -1,0 +1,57 @@
+"""The blocking clients. Arguments, results and errors are those of the asynchronous methods they are made from.
+
+Progress callbacks run on a background thread and must not call a blocking client.
+"""
+
+from __future__ import annotations
+
+from kiln_client.blocking import BlockingClient, blocking, streaming
+from kiln_client.bundles import AsyncBundles
+from kiln_client.compiler import AsyncCompiler
+from kiln_client.runtime import AsyncRuntime
+
+
+class Compiler(BlockingClient[AsyncCompiler]):
+    """Compiles bundles, see AsyncCompiler."""
+
+    asynchronous = AsyncCompiler
+
+    start_compile = blocking(AsyncCompiler.start_compile)
+    watch_compile = streaming(AsyncCompiler.watch_compile)
+    compile = blocking(AsyncCompiler.compile)
+    get_operation = blocking(AsyncCompiler.get_operation)
+    list_operations = blocking(AsyncCompiler.list_operations)
+    cancel_operation = blocking(AsyncCompiler.cancel_operation)
+
+
+class Bundles(BlockingClient[AsyncBundles]):
+    """Bundles, their versions and aliases, see AsyncBundles."""
+
+    asynchronous = AsyncBundles
+
+    get_bundle = blocking(AsyncBundles.get_bundle)
+    list_bundles = blocking(AsyncBundles.list_bundles)
+    delete_bundle = blocking(AsyncBundles.delete_bundle)
+    read_blob = streaming(AsyncBundles.read_blob)
+    set_alias = blocking(AsyncBundles.set_alias)
+    delete_alias = blocking(AsyncBundles.delete_alias)
+    list_aliases = blocking(AsyncBundles.list_aliases)
+
+
+class Runtime(BlockingClient[AsyncRuntime]):
+    """Loads bundles and generates with them, see AsyncRuntime."""
+
+    asynchronous = AsyncRuntime
+
+    generate = streaming(AsyncRuntime.generate)
+    complete = blocking(AsyncRuntime.complete)
+    abort = blocking(AsyncRuntime.abort)
+    tokenize = blocking(AsyncRuntime.tokenize)
+    detokenize = blocking(AsyncRuntime.detokenize)
+    load_bundle = blocking(AsyncRuntime.load_bundle)
+    unload_bundle = blocking(AsyncRuntime.unload_bundle)
+    load_weights = blocking(AsyncRuntime.load_weights)
+    reset_kv_cache = blocking(AsyncRuntime.reset_kv_cache)
+    list_deployments = blocking(AsyncRuntime.list_deployments)
+    get_deployment = blocking(AsyncRuntime.get_deployment)
+    get_server_info = blocking(AsyncRuntime.get_server_info)
