@@ -1,0 +1,304 @@
+"""The engine's loop: schedule, run, update, launch the next step, publish the previous one's output.
+
+    submit ─▶ queue ─▶ schedule ─▶ step ─▶ ranks ─▶ update ─▶ publish ─▶ stream
+                          ▲                           │
+                          └────── next step ◀─────────┘
+
+Detokenizing and writing events of step N happen while step N+1 runs in the ranks. Operations that need the ranks to
+themselves run between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from bundle.errors import KilnError
+from bundle.manifest import Manifest
+from execution.errors import ExecutionError, RankDied
+from runtime_svc.engine.buckets import BucketTable
+from runtime_svc.engine.inputs import StepBuilder
+from runtime_svc.engine.operations import InFlightPolicy, OperationQueue
+from runtime_svc.engine.publisher import OutputText, outputs_of
+from runtime_svc.engine.ranks import RankLauncher, Ranks
+from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.requests import RequestTable
+from runtime_svc.engine.scheduler import Scheduler
+from runtime_svc.engine.streams import OutputStream
+from runtime_svc.errors import EngineFailed, RequestsInFlight
+
+_log = structlog.get_logger("engine")
+
+RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Bounds of an engine.
+
+    Attributes:
+        queue_capacity: Requests that may wait for a slot.
+        stream_capacity: Events that may wait for a slow client before its request is paused.
+    """
+
+    queue_capacity: int = 256
+    stream_capacity: int = 64
+
+
+class EngineState(enum.Enum):
+    """Whether requests can run."""
+
+    READY = enum.auto()
+    RECOVERING = enum.auto()
+    FAILED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ResetReceipt:
+    """What a KV reset did; sequences that it ended held one slot each."""
+
+    affected_sequences: int
+    zeroed_bytes: int
+    weight_epoch: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReceipt:
+    """What a weight swap did."""
+
+    previous_weight_epoch: int
+    weight_epoch: int
+    aborted_requests: int
+    pause_s: float
+
+
+class Engine:
+    """Serves one deployment; construct with `start`."""
+
+    def __init__(
+        self, deployment_id: str, manifest: Manifest, config: EngineConfig, launcher: RankLauncher, ranks: Ranks
+    ) -> None:
+        """Takes over running ranks; see `start`."""
+        self._deployment_id = deployment_id
+        self._ranks = ranks
+        self._builder = StepBuilder(manifest)
+        self._work = asyncio.Event()
+        self.scheduler = Scheduler(
+            BucketTable.from_manifest(manifest),
+            num_slots=min(manifest.state.num_slots, manifest.limits.tkg_batch_size),
+            ctx_batch_size=manifest.limits.ctx_batch_size,
+        )
+        self.requests = RequestTable(
+            self.scheduler,
+            queue_capacity=config.queue_capacity,
+            stream_capacity=config.stream_capacity,
+            wake=self._work.set,
+        )
+        self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
+        #: Where ranks and the weights in use come from.
+        self.launcher = launcher
+        self.state = EngineState.READY
+        #: Why the engine failed.
+        self.failure: KilnError | None = None
+        self.num_steps = 0
+        self._watch_ranks()
+        self._task = asyncio.create_task(self._run(), name=f"engine {deployment_id}")
+        self._task.add_done_callback(self._on_stopped)
+
+    @classmethod
+    async def start(
+        cls, deployment_id: str, manifest: Manifest, config: EngineConfig, launcher: RankLauncher
+    ) -> Engine:
+        """Launches the ranks and then the loop.
+
+        Raises:
+            KilnError: What the launcher raised; nothing is left running.
+        """
+        return cls(deployment_id, manifest, config, launcher, await launcher.launch())
+
+    @property
+    def weight_epoch(self) -> int:
+        """1 after the load, one more with each swap."""
+        return self.requests.weight_epoch
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory mapped for weights, over all ranks."""
+        return self._ranks.weights_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the KV cache, over all ranks."""
+        return self._ranks.state_bytes
+
+    def submit(self, request: Request, text: OutputText, *, deadline_s: float | None = None) -> OutputStream:
+        """Queues a request; see `RequestTable.submit`.
+
+        Raises:
+            RequestIdInUse: A request with this id has not ended.
+            QueueFull: Too many wait.
+        """
+        assert self.state is not EngineState.FAILED, "nobody would ever run it"
+        return self.requests.submit(request, text, deadline_s=deadline_s)
+
+    def check_policy(self, policy: InFlightPolicy) -> None:
+        """Fails early what the policy will refuse anyway.
+
+        Raises:
+            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+        """
+        running = self.scheduler.running
+        if policy is InFlightPolicy.REFUSE and running:
+            raise RequestsInFlight(len(running))
+
+    async def reset_kv_cache(self, policy: InFlightPolicy) -> ResetReceipt:
+        """Zeroes every slot between two steps.
+
+        Raises:
+            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            RankDied: A rank died over it; the engine recovers with an empty cache.
+        """
+        start_s = self._now()
+        zeroed_bytes = 0
+
+        async def reset() -> None:
+            nonlocal zeroed_bytes
+            zeroed_bytes = await self._ranks.zero_state(None)
+
+        receipt = await self._operations.run("ResetKVCache", policy, reset)
+        return ResetReceipt(receipt.aborted_requests, zeroed_bytes, self.weight_epoch, self._now() - start_s)
+
+    async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
+        """Maps new weights beside the ones in use, while steps run.
+
+        Raises:
+            KilnError: They cannot be mapped; the old ones serve on.
+        """
+        await self._ranks.stage_weights(shard_paths_by_rank)
+
+    async def swap_weights(
+        self, launcher: RankLauncher, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy, *, keep_kv: bool
+    ) -> WeightsReceipt:
+        """Makes staged weights the ones in use, between two steps, and raises the weight epoch.
+
+        Args:
+            launcher: Launches ranks with the new weights, from the swap on.
+            shard_paths_by_rank: What was staged; staged again where the ranks were restarted since.
+            policy: What happens to running requests.
+            keep_kv: Leave the KV cache as it is.
+
+        Raises:
+            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            KilnError: The swap failed. As with every error here, and when the caller is cancelled before the swap
+                begins, the old weights serve on.
+        """
+        staged_in = self._ranks
+        previous_epoch = self.weight_epoch
+
+        async def swap() -> None:
+            if self._ranks is not staged_in:
+                await self._ranks.stage_weights(shard_paths_by_rank)
+            await self._ranks.swap_weights()
+            if not keep_kv:
+                await self._ranks.zero_state(None)
+            self.launcher = launcher
+            self.requests.weight_epoch += 1
+
+        try:
+            receipt = await self._operations.run("LoadWeights", policy, swap)
+        except (KilnError, asyncio.CancelledError):
+            await self.discard_staged()
+            raise
+        return WeightsReceipt(previous_epoch, self.weight_epoch, receipt.aborted_requests, receipt.pause_s)
+
+    async def discard_staged(self) -> None:
+        """Unmaps staged weights that will not be used."""
+        with suppress(RankDied):
+            await self._ranks.discard_staged()
+
+    async def close(self) -> None:
+        """Stops the loop and ends the ranks. The caller has ended the requests."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._ranks.close()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._advance()
+            except ExecutionError as error:
+                # A step that failed may have left half a write in the KV cache: the ranks start anew then too.
+                await self._recover(error)
+
+    async def _advance(self) -> None:
+        if self._ranks.died.done():
+            raise self._ranks.died.result()
+        await self._operations.run_due()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            self.requests.publish()
+            self.scheduler.check_integrity()
+            await self._work.wait()
+            self._work.clear()
+            return
+        for row in plan.rows:
+            if row.request.timeline.started_s is None:
+                row.request.timeline.started_s = self._now()
+        step = asyncio.ensure_future(self._ranks.run(self._builder.build(plan)))
+        # One turn of the event loop hands the step to the ranks; publishing then overlaps with it.
+        await asyncio.sleep(0)
+        self.requests.publish()
+        result = await step
+        self.num_steps += 1
+        rows = self.scheduler.update(plan, result.tokens, self._now())
+        self.requests.add_outputs(outputs_of(rows, result, self.weight_epoch))
+
+    async def _recover(self, error: ExecutionError) -> None:
+        """Ends what ran, restarts the ranks; requests that wait keep waiting.
+
+        Raises:
+            KilnError: The ranks do not come up again.
+        """
+        self.state = EngineState.RECOVERING
+        _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
+        for request in self.scheduler.running:
+            self.requests.end(request, Finish(FinishReason.ERROR, error=error))
+        await self._ranks.close()
+        for attempt, delay_s in enumerate(RESTART_DELAYS_S, start=1):
+            await asyncio.sleep(delay_s)
+            try:
+                self._ranks = await self.launcher.launch()
+                break
+            except KilnError as failure:
+                _log.warning("restart failed", deployment_id=self._deployment_id, attempt=attempt, error=str(failure))
+                if attempt == len(RESTART_DELAYS_S):
+                    raise
+        self._watch_ranks()
+        self.state = EngineState.READY
+        _log.info("ranks restarted", deployment_id=self._deployment_id)
+
+    def _watch_ranks(self) -> None:
+        self._ranks.died.add_done_callback(lambda _: self._work.set())
+
+    def _on_stopped(self, task: asyncio.Task[None]) -> None:
+        """Ends everything where the loop ended otherwise than by `close`."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        _log.error("engine failed", deployment_id=self._deployment_id, exc_info=error)
+        self.failure = error if isinstance(error, KilnError) else EngineFailed(self._deployment_id)
+        self.state = EngineState.FAILED
+        self._operations.fail_all(self.failure)
+        self.requests.end_all(lambda _: Finish(FinishReason.ERROR, error=self.failure))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

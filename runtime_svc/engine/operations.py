@@ -1,0 +1,111 @@
+"""What changes weights or KV happens between two steps, when the running requests allow it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from bundle.errors import KilnError
+from runtime_svc.engine.requests import RequestTable, aborted
+from runtime_svc.engine.scheduler import Scheduler
+from runtime_svc.errors import RequestsInFlight
+
+
+class InFlightPolicy(enum.Enum):
+    """What happens to requests that hold a slot."""
+
+    WAIT = enum.auto()
+    ABORT = enum.auto()
+    REFUSE = enum.auto()
+    CONTINUE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class OperationReceipt:
+    """What an operation did.
+
+    Attributes:
+        aborted_requests: Requests that it ended; each held one slot.
+        pause_s: How long no step could run because of it.
+    """
+
+    aborted_requests: int
+    pause_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _Operation:
+    name: str
+    policy: InFlightPolicy
+    action: Callable[[], Awaitable[None]]
+    receipt: asyncio.Future[OperationReceipt]
+
+
+class OperationQueue:
+    """Operations in order of arrival. The engine's loop offers the gap between two steps; callers wait for receipts."""
+
+    def __init__(self, scheduler: Scheduler, requests: RequestTable, *, wake: Callable[[], None]) -> None:
+        """Starts empty; `wake` is called when there may be something to do."""
+        self._scheduler = scheduler
+        self._requests = requests
+        self._wake = wake
+        self._queue: deque[_Operation] = deque()
+
+    async def run(self, name: str, policy: InFlightPolicy, action: Callable[[], Awaitable[None]]) -> OperationReceipt:
+        """Waits until `action` has run.
+
+        Cancelling the caller withdraws an operation that has not begun; one that has begun runs to its end.
+
+        Raises:
+            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            KilnError: What `action` raised.
+        """
+        loop = asyncio.get_running_loop()
+        operation = _Operation(name, policy, action, loop.create_future())
+        operation.receipt.add_done_callback(lambda _: self._wake())
+        self._queue.append(operation)
+        self._wake()
+        return await operation.receipt
+
+    async def run_due(self) -> None:
+        """Runs the operations whose policy is met; holds new requests back where one waits for running ones."""
+        while self._queue:
+            operation = self._queue[0]
+            if operation.policy is InFlightPolicy.WAIT and self._scheduler.running and not operation.receipt.done():
+                self._scheduler.is_admitting = False
+                return
+            self._queue.popleft()
+            if not operation.receipt.done():
+                await self._run(operation)
+        self._scheduler.is_admitting = True
+
+    def fail_all(self, error: KilnError) -> None:
+        """Tells every caller that its operation will not happen."""
+        while self._queue:
+            operation = self._queue.popleft()
+            if not operation.receipt.done():
+                operation.receipt.set_exception(error)
+
+    async def _run(self, operation: _Operation) -> None:
+        running = self._scheduler.running
+        if running and operation.policy is InFlightPolicy.REFUSE:
+            operation.receipt.set_exception(RequestsInFlight(len(running)))
+            return
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        # Events of finished steps go out under the epoch that produced them.
+        self._requests.publish()
+        num_aborted = 0
+        if operation.policy is InFlightPolicy.ABORT:
+            num_aborted = sum(self._requests.end(one, aborted(one, operation.name)) for one in running)
+        try:
+            await operation.action()
+        except KilnError as error:
+            if not operation.receipt.done():
+                operation.receipt.set_exception(error)
+            return
+        if not operation.receipt.done():
+            operation.receipt.set_result(OperationReceipt(num_aborted, loop.time() - start_s))

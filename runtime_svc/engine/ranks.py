@@ -1,0 +1,60 @@
+"""What the engine asks of a rank group; `execution.rank_group.RankGroup` is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from execution.errors import RankDied
+from execution.step import Step, StepResult
+
+
+class Ranks(Protocol):
+    """The rank processes of one deployment, loaded. Every call raises `RankDied` once a rank has exited."""
+
+    @property
+    def died(self) -> asyncio.Future[RankDied]:
+        """Done when a rank has exited unasked."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory mapped for weights, over all ranks."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the KV cache, over all ranks."""
+
+    async def run(self, step: Step) -> StepResult:
+        """Runs one executable once on every rank."""
+
+    async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
+        """Maps new weights beside the ones in use; steps may run meanwhile."""
+
+    async def swap_weights(self) -> float:
+        """Makes the staged weights the ones in use; returns the seconds it took. No step may run meanwhile."""
+
+    async def discard_staged(self) -> None:
+        """Unmaps staged weights, if there are any."""
+
+    async def zero_state(self, slots: Sequence[int] | None) -> int:
+        """Sets KV slots, None for all, to zero; returns the bytes written. No step may run meanwhile."""
+
+    async def close(self) -> None:
+        """Ends the processes."""
+
+
+class RankLauncher(Protocol):
+    """Starts rank groups for the executables of one bundle and the weights in use, as often as ranks die."""
+
+    @property
+    def weights_ref(self) -> str:
+        """Bundle whose weights are used, as asked for."""
+
+    @property
+    def weights_digest(self) -> str:
+        """Its digest."""
+
+    async def launch(self) -> Ranks:
+        """Starts the processes, maps weights, loads every executable, warms up."""

@@ -1,0 +1,159 @@
+"""Every request that has not ended, from submission to the terminal event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from runtime_svc.engine.publisher import OutputText, SequencePublisher, TokenOutput
+from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.scheduler import Scheduler
+from runtime_svc.engine.streams import OutputStream
+from runtime_svc.errors import DeadlineExceeded, QueueFull, RequestAborted, RequestIdInUse
+
+# Weight of the newest observation in the mean time that a slot is held.
+SMOOTHING: Final = 0.2
+MIN_RETRY_S: Final = 0.1
+
+
+class RequestTable:
+    """Requests by id, with their streams and deadlines.
+
+    Whoever ends a request first wins: `Request.claim_finish` decides, and only the winner writes the terminal event.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, *, queue_capacity: int, stream_capacity: int, wake: Callable[[], None]
+    ) -> None:
+        """Starts empty.
+
+        Args:
+            scheduler: Where requests wait and run.
+            queue_capacity: Requests that may wait beyond those that find a free slot.
+            stream_capacity: Events that may wait for a slow client before its request is paused.
+            wake: Called when there may be something to schedule.
+        """
+        self._scheduler = scheduler
+        self._stream_capacity = stream_capacity
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._publishers: dict[str, SequencePublisher] = {}
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._unpublished: list[TokenOutput] = []
+        self._became_empty = asyncio.Event()
+        self._became_empty.set()
+        self._mean_slot_s = 0.0
+        self.queue_capacity = queue_capacity
+        #: Stamped on events.
+        self.weight_epoch = 1
+
+    def __len__(self) -> int:
+        return len(self._publishers)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._publishers
+
+    def submit(self, request: Request, text: OutputText, *, deadline_s: float | None) -> OutputStream:
+        """Queues a request.
+
+        Args:
+            request: Admitted, with nothing computed.
+            text: Its output text.
+            deadline_s: When to end it, by the event loop's clock; None for never.
+
+        Raises:
+            RequestIdInUse: A request with this id has not ended.
+            QueueFull: Too many wait.
+        """
+        if request.request_id in self._publishers:
+            raise RequestIdInUse(request.request_id)
+        num_free_slots = self._scheduler.num_slots - self._scheduler.num_used_slots
+        if len(self._scheduler.waiting) >= self.queue_capacity + num_free_slots:
+            raise QueueFull(self.queue_capacity, max(MIN_RETRY_S, self._mean_slot_s / self._scheduler.num_slots))
+        stream = OutputStream(
+            self._stream_capacity,
+            on_drained=lambda: self._resume(request),
+            on_closed=lambda: self._abandon(request),
+        )
+        publisher = SequencePublisher(request, text, stream)
+        publisher.accept(self.weight_epoch)
+        self._publishers[request.request_id] = publisher
+        self._became_empty.clear()
+        if deadline_s is not None:
+            self._deadlines[request.request_id] = self._loop.call_at(deadline_s, self._expire, request)
+        self._scheduler.add(request)
+        self._wake()
+        return stream
+
+    def abort(self, request_id: str, cause: str) -> bool:
+        """Ends a request for `cause`; False where it has ended already, or never was."""
+        publisher = self._publishers.get(request_id)
+        return publisher is not None and self.end(publisher.request, aborted(publisher.request, cause))
+
+    def end(self, request: Request, finish: Finish) -> bool:
+        """Ends a request and frees its slot, unless it has ended; tells whether this call did."""
+        self.publish()
+        if not request.claim_finish(finish, self._loop.time()):
+            return False
+        self._scheduler.remove(request)
+        self._conclude(request, finish)
+        return True
+
+    def end_all(self, finish_of: Callable[[Request], Finish]) -> int:
+        """Ends every request; returns how many this call ended."""
+        requests = [publisher.request for publisher in self._publishers.values()]
+        return sum(self.end(request, finish_of(request)) for request in requests)
+
+    def add_outputs(self, outputs: list[TokenOutput]) -> None:
+        """Takes the tokens of a step; `publish` writes them."""
+        self._unpublished += outputs
+
+    def publish(self) -> None:
+        """Writes what steps have given since the last call, and ends the sequences that a stop string ends."""
+        outputs, self._unpublished = self._unpublished, []
+        for output in outputs:
+            request = output.request
+            publisher = self._publishers[request.request_id]
+            finish = request.finish
+            stop_string = publisher.publish(output, is_last=finish is not None)
+            if stop_string is not None:
+                finish = Finish(FinishReason.STOP_STRING, stop_string=stop_string)
+                if request.claim_finish(finish, self._loop.time()):
+                    self._scheduler.remove(request)
+            if finish is not None:
+                self._conclude(request, finish)
+            else:
+                request.is_paused = publisher.stream.is_full
+
+    async def wait_until_empty(self) -> None:
+        """Returns when no request is left."""
+        await self._became_empty.wait()
+
+    def _conclude(self, request: Request, finish: Finish) -> None:
+        self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
+        deadline = self._deadlines.pop(request.request_id, None)
+        if deadline is not None:
+            deadline.cancel()
+        if request.timeline.started_s is not None and request.timeline.ended_s is not None:
+            held_s = request.timeline.ended_s - request.timeline.started_s
+            self._mean_slot_s += SMOOTHING * (held_s - self._mean_slot_s)
+        if not self._publishers:
+            self._became_empty.set()
+        self._wake()
+
+    def _resume(self, request: Request) -> None:
+        request.is_paused = False
+        self._wake()
+
+    def _abandon(self, request: Request) -> None:
+        if request.finish is None:
+            self.end(request, aborted(request, "its client"))
+
+    def _expire(self, request: Request) -> None:
+        self.end(request, Finish(FinishReason.TIME, error=DeadlineExceeded(request.request_id)))
+
+
+def aborted(request: Request, cause: str) -> Finish:
+    """The end of a request that somebody else ends."""
+    return Finish(FinishReason.ABORTED, error=RequestAborted(request.request_id, cause))

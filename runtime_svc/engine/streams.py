@@ -1,0 +1,65 @@
+"""A request's output on its way to the client: bounded, and exactly one terminal event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from runtime_svc.engine.events import Event, Finished, Payload
+
+
+class OutputStream:
+    """Events of one request. The engine puts, one consumer iterates.
+
+    `put` never waits: a stream that is full asks the engine to pause the request, so it exceeds its capacity by at most
+    what the step under way adds, and by the terminal event.
+    """
+
+    def __init__(self, capacity: int, *, on_drained: Callable[[], None], on_closed: Callable[[], None]) -> None:
+        """Starts empty.
+
+        Args:
+            capacity: Events that may wait for the client.
+            on_drained: Called when a full stream has room again.
+            on_closed: Called when the consumer leaves.
+        """
+        self._capacity = capacity
+        self._on_drained = on_drained
+        self._on_closed = on_closed
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self._next_sequence_number = 0
+        self._is_complete = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client reads too slowly."""
+        return len(self._events) >= self._capacity
+
+    def put(self, payload: Payload, weight_epoch: int) -> None:
+        """Appends an event; nothing may follow `Finished`."""
+        assert not self._is_complete, "an event after the terminal one"
+        self._is_complete = isinstance(payload, Finished)
+        self._events.append(Event(self._next_sequence_number, weight_epoch, payload))
+        self._next_sequence_number += 1
+        self._arrived.set()
+
+    def close(self) -> None:
+        """The consumer leaves: the request ends unless it has ended. Harmless when repeated."""
+        self._on_closed()
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._is_complete:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        was_full = self.is_full
+        event = self._events.popleft()
+        if was_full and not self.is_full:
+            self._on_drained()
+        return event

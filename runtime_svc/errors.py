@@ -1,0 +1,230 @@
+"""Errors that clients of the runtime can meet.
+
+KilnError
+└── RuntimeServiceError
+    ├── RequestInvalid              values that no deployment would take
+    ├── FeatureNotServed            a valid wish that this deployment cannot fulfil
+    ├── PromptTooLong
+    ├── DeploymentNotFound
+    ├── DeploymentNotReady
+    ├── DeploymentExists            an id that another bundle holds
+    ├── RequestIdInUse
+    ├── RequestsInFlight            policy REFUSE met running requests
+    ├── QueueFull
+    ├── RequestAborted
+    ├── DeadlineExceeded
+    ├── ShuttingDown
+    ├── CoresUnavailable
+    ├── GraphAbiMismatch
+    ├── TokenizerMismatch
+    ├── LoadInProgress
+    ├── BundleSourceUnavailable
+    └── EngineFailed                our own bug stopped the engine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bundle.errors import FieldViolation, KilnError
+
+
+class RuntimeServiceError(KilnError):
+    """Root of the runtime service's errors."""
+
+
+class RequestInvalid(RuntimeServiceError):
+    """Values that no deployment would take."""
+
+    reason = "REQUEST_INVALID"
+
+    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+        super().__init__("; ".join(map(str, violations)), violations=tuple(violations))
+
+
+class FeatureNotServed(RuntimeServiceError):
+    """A valid wish that this deployment cannot fulfil."""
+
+    reason = "FEATURE_NOT_SERVED"
+
+    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+        super().__init__(
+            "not served: " + "; ".join(map(str, violations)),
+            violations=tuple(violations),
+            fields=",".join(violation.field for violation in violations),
+        )
+
+
+class PromptTooLong(RuntimeServiceError):
+    """A prompt that leaves the executables no room."""
+
+    reason = "PROMPT_TOO_LONG"
+
+    def __init__(self, field: str, num_tokens: int, max_tokens: int) -> None:
+        violation = FieldViolation(field, f"{num_tokens} tokens", f"at most {max_tokens} tokens")
+        super().__init__(
+            f"the prompt is too long: {violation}",
+            violations=(violation,),
+            field=field,
+            num_tokens=num_tokens,
+            max_tokens=max_tokens,
+        )
+
+
+class DeploymentNotFound(RuntimeServiceError):
+    """An id that names no deployment."""
+
+    reason = "DEPLOYMENT_NOT_FOUND"
+
+    def __init__(self, deployment_id: str) -> None:
+        super().__init__(f"no deployment {deployment_id!r}", deployment_id=deployment_id)
+
+
+class DeploymentNotReady(RuntimeServiceError):
+    """A deployment that is being loaded or unloaded, is recovering, or has failed."""
+
+    reason = "DEPLOYMENT_NOT_READY"
+
+    def __init__(self, deployment_id: str, state: str, detail: str = "") -> None:
+        super().__init__(
+            f"deployment {deployment_id!r} is {state}" + (f": {detail}" if detail else ""),
+            deployment_id=deployment_id,
+            state=state,
+            detail=detail,
+        )
+
+
+class DeploymentExists(RuntimeServiceError):
+    """An id that another bundle holds."""
+
+    reason = "DEPLOYMENT_EXISTS"
+
+    def __init__(self, deployment_id: str, bundle_digest: str) -> None:
+        super().__init__(
+            f"deployment {deployment_id!r} exists already with bundle {bundle_digest}",
+            deployment_id=deployment_id,
+            bundle_digest=bundle_digest,
+        )
+
+
+class RequestIdInUse(RuntimeServiceError):
+    """A request id that a running request has."""
+
+    reason = "REQUEST_ID_IN_USE"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request id {request_id!r} is in use", request_id=request_id)
+
+
+class RequestsInFlight(RuntimeServiceError):
+    """Policy REFUSE met running requests."""
+
+    reason = "REQUESTS_IN_FLIGHT"
+
+    def __init__(self, num_requests: int) -> None:
+        super().__init__(f"{num_requests} requests are in flight", num_requests=num_requests)
+
+
+class QueueFull(RuntimeServiceError):
+    """As many requests wait as may wait."""
+
+    reason = "QUEUE_FULL"
+
+    def __init__(self, capacity: int, retry_after_s: float) -> None:
+        super().__init__(f"{capacity} requests wait already", retry_after_s=retry_after_s, capacity=capacity)
+
+
+class RequestAborted(RuntimeServiceError):
+    """A request that somebody else ended."""
+
+    reason = "REQUEST_ABORTED"
+
+    def __init__(self, request_id: str, cause: str) -> None:
+        super().__init__(f"request {request_id!r} was ended by {cause}", request_id=request_id, cause=cause)
+
+
+class DeadlineExceeded(RuntimeServiceError):
+    """A request that its call's deadline ended."""
+
+    reason = "DEADLINE_EXCEEDED"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request {request_id!r} met its deadline", request_id=request_id)
+
+
+class ShuttingDown(RuntimeServiceError):
+    """The server is going away."""
+
+    reason = "SHUTTING_DOWN"
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class CoresUnavailable(RuntimeServiceError):
+    """Cores that the server does not have, or that another deployment holds."""
+
+    reason = "CORES_UNAVAILABLE"
+
+    def __init__(self, wanted: str, free: Sequence[int]) -> None:
+        available = ", ".join(map(str, free)) or "none"
+        super().__init__(f"{wanted}; free cores: {available}", wanted=wanted, free_cores=available)
+
+
+class GraphAbiMismatch(RuntimeServiceError):
+    """Weights that do not fit the running executables."""
+
+    reason = "GRAPH_ABI_MISMATCH"
+
+    def __init__(self, expected: str, actual: str) -> None:
+        super().__init__(
+            f"the weights fit graph ABI {actual}; the deployment runs {expected}", expected=expected, actual=actual
+        )
+
+
+class TokenizerMismatch(RuntimeServiceError):
+    """Weights that were trained with another vocabulary."""
+
+    reason = "TOKENIZER_MISMATCH"
+
+    def __init__(self, expected: str, actual: str) -> None:
+        super().__init__(
+            f"the weights belong to tokenizer {actual}; the deployment uses {expected}",
+            expected=expected,
+            actual=actual,
+        )
+
+
+class LoadInProgress(RuntimeServiceError):
+    """A second weight load while one runs."""
+
+    reason = "LOAD_IN_PROGRESS"
+
+    def __init__(self, deployment_id: str) -> None:
+        super().__init__(f"deployment {deployment_id!r} is loading weights already", deployment_id=deployment_id)
+
+
+class BundleSourceUnavailable(RuntimeServiceError):
+    """The bundle service does not answer."""
+
+    reason = "BUNDLE_SOURCE_UNAVAILABLE"
+
+    def __init__(self, source: str, detail: str) -> None:
+        super().__init__(
+            f"the bundle service at {source} does not answer: {detail}",
+            retry_after_s=1.0,
+            source=source,
+            detail=detail,
+        )
+
+
+class EngineFailed(RuntimeServiceError):
+    """Our own bug stopped the engine."""
+
+    reason = "ENGINE_FAILED"
+
+    def __init__(self, deployment_id: str) -> None:
+        super().__init__(
+            f"the engine of deployment {deployment_id!r} has failed; unload and load it again",
+            deployment_id=deployment_id,
+        )

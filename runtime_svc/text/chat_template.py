@@ -1,0 +1,109 @@
+"""Chat templates: Jinja in a sandbox, with what Hugging Face's templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# What expressions of a template can raise beside Jinja's own errors.
+EXPRESSION_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class ChatTemplateError(Exception):
+    """A template that cannot be read, or that does not take the messages."""
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compiles a template.
+
+        Args:
+            source: Jinja source.
+            special_tokens: Variables such as `bos_token`.
+
+        Raises:
+            ChatTemplateError: The source is not Jinja.
+        """
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    ) -> str:
+        """The prompt of a conversation. Slow templates are slow: call it in a thread.
+
+        Args:
+            messages: Turns with `role` and `content`, oldest first.
+            tools: What the model may call, usually JSON schemas; the template sees None where there are none.
+            add_generation_prompt: Open the assistant's turn.
+
+        Raises:
+            ChatTemplateError: The template refused the messages, or failed.
+        """
+        try:
+            return self._template.render(
+                **self._special_tokens,
+                messages=list(messages),
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(error.message or type(error).__name__) from error
+        except EXPRESSION_ERRORS as error:
+            raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's tokens for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> Node:
+        """Parses the block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return Scope(body).set_lineno(line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which models were not trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(template: str) -> str:
+    # Local time, as transformers renders it.
+    return datetime.now().strftime(template)
