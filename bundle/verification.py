@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import stat
 import time
 from contextlib import closing
 from io import FileIO
@@ -111,7 +112,10 @@ class BlobVerifier:
 
 def _open_regular(path: Path, digest: str) -> FileIO:
     try:
+        # Looked at before it is opened, because opening a pipe would wait for a writer.
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BlobNotFound(digest)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise BlobNotFound(digest) from error
     return os.fdopen(fd, "rb", buffering=0)

@@ -1,0 +1,96 @@
+import json
+
+import pytest
+
+from bundle.errors import AbiUnsupported, ManifestInvalid
+from bundle.manifest import parse_manifest
+from tests.bundle.samples import DIGESTS, sample_manifest
+
+Document = dict[str, object]
+
+
+def document() -> Document:
+    parsed = json.loads(sample_manifest().to_json())
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def replace_at(path: str, value: object) -> bytes:
+    """The sample manifest with one field replaced; `path` is dotted, with numbers for positions."""
+    root: object = document()
+    node = root
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        node = node[part]  # type: ignore[index]
+    node[last] = value  # type: ignore[index]
+    return json.dumps(root).encode()
+
+
+def test_json_is_canonical_and_comes_back() -> None:
+    data = sample_manifest().to_json()
+    assert parse_manifest(data) == sample_manifest()
+    assert parse_manifest(data).to_json() == data
+    assert b" " not in data.replace(b"\\u0020", b"")
+    reordered = json.dumps(dict(reversed(document().items())), indent=1).encode()
+    assert parse_manifest(reordered).to_json() == data
+
+
+def test_names_every_blob() -> None:
+    assert sample_manifest().blobs() == set(DIGESTS.values())
+
+
+def test_executables_of_a_submodel_come_smallest_first() -> None:
+    manifest = sample_manifest()
+    assert [executable.tag for executable in manifest.executables_of("token_generation")] == ["token_generation_16"]
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+def test_other_abi_versions_are_refused_whatever_else_they_say(version: int) -> None:
+    with pytest.raises(AbiUnsupported) as caught:
+        parse_manifest(json.dumps({"abi_version": version, "anything": []}).encode())
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.value, violation.accepted) == ("abi_version", str(version), "1")
+
+
+def test_unknown_flags_are_refused_by_name() -> None:
+    with pytest.raises(AbiUnsupported) as caught:
+        parse_manifest(replace_at("executables.0.flags", ["tokens", "time_travel"]))
+    assert caught.value.metadata["field"] == "executables[context_encoding_8].flags"
+    assert caught.value.metadata["value"] == "time_travel"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("new_field", 1),
+        ("abi_version", "1"),
+        ("tp_degree", "2"),
+        ("tp_degree", 2.5),
+        ("target.kind", "gpu"),
+        ("executables.0.submodel", "training"),
+        ("executables.0.blob", "sha256:../../../etc/passwd"),
+        ("executables.0.blob", DIGESTS["tokenizer.json"] + "\n"),
+        ("executables.0.inputs.0.dtype", "float8"),
+        ("executables.0.unknown", 1),
+        ("weight_sets.0.shards.0.blob", ""),
+        ("weight_sets.0.shards.0.tensors.0.shape", "32"),
+        ("tokenizer.files.0.blob", "tokenizer.json"),
+        ("tokenizer.digest", None),
+        ("checkpoint_digest", "md5:0"),
+        ("graph_abi_digest", ""),
+        ("sampling.semantics", "nxdi?"),
+        ("tokens.eos", 2),
+    ],
+)
+def test_field_that_does_not_follow_the_schema_is_named(path: str, value: object) -> None:
+    with pytest.raises(ManifestInvalid, match=path.rpartition(".")[2]) as caught:
+        parse_manifest(replace_at(path, value), digest="sha256:x")
+    assert caught.value.metadata["digest"] == "sha256:x"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b"\xff", b'{"abi_version":1}', b'{"abi_version":' + b"[" * 100_000]
+)
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(ManifestInvalid):
+        parse_manifest(data)

@@ -1,0 +1,95 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.errors import RefInvalid
+from bundle.reference import Reference, is_alias, is_name, parse_reference
+
+DIGEST = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("llama-tiny", Reference(name="llama-tiny")),
+        ("0.a_b-c", Reference(name="0.a_b-c")),
+        ("a" * 128, Reference(name="a" * 128)),
+        ("llama:v1", Reference(name="llama", version=1)),
+        ("llama:v999999999", Reference(name="llama", version=999999999)),
+        ("llama@prod", Reference(name="llama", alias="prod")),
+        ("v1@v", Reference(name="v1", alias="v")),
+        ("llama@v1x", Reference(name="llama", alias="v1x")),
+        (DIGEST, Reference(digest=DIGEST)),
+    ],
+)
+def test_reference_is_read_and_written(text: str, reference: Reference) -> None:
+    assert parse_reference(text) == reference
+    assert str(reference) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Llama",
+        "-llama",
+        ".llama",
+        "a" * 129,
+        "llama ",
+        "llama\n",
+        "llamä",
+        "a/b",
+        "../x",
+        "llama:1",
+        "llama:v0",
+        "llama:v01",
+        "llama:v-1",
+        "llama:v1\n",
+        "llama:v٣",
+        "llama:v9999999999",
+        "llama:",
+        ":v1",
+        "llama@",
+        "@prod",
+        "llama@v1",
+        "llama@v01",
+        "llama@Prod",
+        "llama:v1@prod",
+        "llama@prod@x",
+        "sha256",
+        "sha256:v1",
+        "sha256@prod",
+        "sha256:",
+        DIGEST[:-1],
+        DIGEST.upper(),
+        DIGEST + "\n",
+        "sha512:" + "0" * 128,
+    ],
+)
+def test_what_is_no_reference_is_refused_with_what_would_be(text: str) -> None:
+    with pytest.raises(RefInvalid) as caught:
+        parse_reference(text)
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.value) == ("ref", repr(text))
+    assert caught.value.metadata["ref"] == text
+    assert violation.accepted in str(caught.value)
+
+
+@given(st.text() | st.from_regex(r"[a-zA-Z0-9._-]{0,5}[:@]?v?[0-9a-z._-]{0,5}"))
+def test_every_text_is_one_reference_or_none(text: str) -> None:
+    try:
+        reference = parse_reference(text)
+    except RefInvalid:
+        return
+    assert str(reference) == text
+    assert (reference.digest is None) == (reference.name is not None)
+    assert reference.version is None or reference.alias is None
+
+
+def test_names_and_aliases() -> None:
+    assert is_name("v1")
+    assert not is_alias("v1")
+    assert is_alias("sha256")
+    assert not is_name("sha256")
+    assert not is_name("a b")
+    assert not is_alias("")
