@@ -12,9 +12,6 @@ from compiler_svc.models.rope_config import RopeConfig, read_rope, rope_to_json
 #: Activations of the gated MLP, by Hugging Face's names.
 HIDDEN_ACTS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
 
-#: Dtypes that `torch_dtype` may name.
-DTYPES: Final = ("bfloat16", "float16", "float32")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
@@ -35,12 +32,10 @@ class LlamaConfig:
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
-    #: Dtype that the checkpoint declares for itself.
-    torch_dtype: str
 
     def to_json(self) -> dict[str, Any]:
         """Every attribute that enters the arithmetic, as JSON: the numeric part of the graph ABI."""
-        attributes = {name: getattr(self, name) for name in self.__slots__ if name not in {"rope", "torch_dtype"}}
+        attributes = {name: getattr(self, name) for name in self.__slots__ if name != "rope"}
         return attributes | {"rope": rope_to_json(self.rope)}
 
 
@@ -83,7 +78,6 @@ def parse_llama_config(config: Mapping[str, Any], architecture: str) -> LlamaCon
         tie_word_embeddings=model.boolean("tie_word_embeddings", False),
         attention_bias=model.boolean("attention_bias", False),
         mlp_bias=model.boolean("mlp_bias", False),
-        torch_dtype=model.choice("dtype" if config.get("dtype") else "torch_dtype", "float32", DTYPES),
     )
     model.finish()
     return parsed

@@ -119,6 +119,12 @@ class _Rope:
         return self.reader.number("factor", self.max_position_embeddings / self.original_max_position_embeddings)
 
 
+def _read_dynamic(rope: _Rope) -> DynamicRope:
+    if rope.head_dim <= 2:
+        rope.reader.note_invalid("rope_type", "dynamic", f"another kind, as head_dim is {rope.head_dim}")
+    return DynamicRope(rope.theta, rope.reader.number("factor"), rope.max_position_embeddings)
+
+
 def _read_yarn(rope: _Rope) -> YarnRope:
     reader, factor = rope.reader, rope.read_factor()
     # Zero means unset here.
@@ -174,7 +180,7 @@ def _read_llama3(rope: _Rope) -> Llama3Rope:
 _READERS: Final[Mapping[str, Callable[[_Rope], RopeConfig]]] = {
     "default": lambda rope: DefaultRope(rope.theta),
     "linear": lambda rope: LinearRope(rope.theta, rope.reader.number("factor")),
-    "dynamic": lambda rope: DynamicRope(rope.theta, rope.reader.number("factor"), rope.max_position_embeddings),
+    "dynamic": _read_dynamic,
     "yarn": _read_yarn,
     "longrope": _read_longrope,
     "llama3": _read_llama3,

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Final, Literal, cast
 
 from bundle.manifest import DType, WeightShard, WeightTensor
+from compiler_svc.models.kv_heads import kv_heads_of_rank
 from compiler_svc.models.llama_config import LlamaConfig
 from compiler_svc.models.llama_tensors import EMBEDDING, LM_HEAD, checkpoint_tensors, derived_tensors, is_redundant
 from compiler_svc.sharding.errors import ShardingNotServed
@@ -149,14 +150,6 @@ def check_tp_degree(config: LlamaConfig, tp_degree: int) -> None:
             raise ShardingNotServed(tp_degree, attribute, getattr(config, attribute))
     if config.num_key_value_heads % tp_degree and tp_degree % config.num_key_value_heads:
         raise ShardingNotServed(tp_degree, "num_key_value_heads", config.num_key_value_heads)
-
-
-def kv_heads_of_rank(num_kv_heads: int, rank: int, tp_degree: int) -> tuple[int, ...]:
-    """The checkpoint's KV heads that a rank holds, in order. With more ranks than heads, neighbours hold copies."""
-    if tp_degree > num_kv_heads:
-        return (rank * num_kv_heads // tp_degree,)
-    per_rank = num_kv_heads // tp_degree
-    return tuple(range(rank * per_rank, (rank + 1) * per_rank))
 
 
 def _find_split(name: str) -> Split:

@@ -1,12 +1,39 @@
-"""Writes the weight shard of one rank as a safetensors file."""
+"""Writes the weight shard of one rank as a safetensors file.
+
+Shards are mapped into memory and used where they lie, so every tensor starts at a multiple of 64 bytes. The format
+allows no holes: tensors that end off such a multiple come last, each followed by a tensor of padding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
-from compiler_svc.sharding.plan import WeightPlan
+import torch
+from torch import Tensor
+
+from bundle.manifest import DType
+from compiler_svc.models.rope import compute_rope_tensors
+from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
+from compiler_svc.sharding.split import split_tensor
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.tensors import TensorReader
+
+ALIGNMENT_BYTES: Final = 64
+#: Padding tensors are named by this and a number; nothing binds them.
+PADDING_PREFIX: Final = "padding."
+#: Tensors are cast and written in parts of about this size.
+CHUNK_SIZE_BYTES: Final = 16 << 20
+
+_DTYPES: Final[dict[DType, tuple[str, torch.dtype]]] = {
+    "float32": ("F32", torch.float32),
+    "bfloat16": ("BF16", torch.bfloat16),
+    "float16": ("F16", torch.float16),
+    "int32": ("I32", torch.int32),
+}
 
 
 class ByteSink(Protocol):
@@ -25,10 +52,10 @@ def write_shard(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Streams one rank's shard, one tensor in memory at a time. Equal inputs give equal bytes.
+    """Streams one rank's shard. Equal inputs give equal bytes; memory in use stays at a few chunks.
 
     Args:
-        progress: Called with the number of bytes written since the previous call.
+        progress: Called with the number of bytes written since the previous call; may raise to give up.
 
     Returns:
         Size of the file in bytes.
@@ -36,4 +63,49 @@ def write_shard(
     Raises:
         CheckpointInvalid: The checkpoint changed since it was opened.
     """
-    raise NotImplementedError
+    size_bytes = 0
+    with TensorReader(checkpoint) as reader:
+        for data in _render_shard(plan, reader, rank):
+            size_bytes += sink.write(data)
+            if progress is not None:
+                progress(len(data))
+    return size_bytes
+
+
+def _render_shard(plan: WeightPlan, reader: TensorReader, rank: int) -> Iterator[bytes | memoryview]:
+    ordered = sorted(plan.tensors, key=lambda tensor: plan.rank_size_bytes(tensor) % ALIGNMENT_BYTES != 0)
+    yield _render_header(plan, ordered)
+    derived = compute_rope_tensors(plan.config.rope, plan.config.head_dim)
+    for tensor in ordered:
+        whole = derived[tensor.name] if tensor.source is None else reader.read(tensor.source)
+        yield from _render_tensor(split_tensor(plan, tensor, whole, rank), _DTYPES[tensor.dtype][1])
+        yield bytes(_padding_bytes(plan.rank_size_bytes(tensor)))
+
+
+def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
+    entries: dict[str, object] = {}
+    offset = 0
+
+    def add(name: str, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:
+        nonlocal offset
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, offset + size_bytes)}
+        offset += size_bytes
+
+    for tensor in ordered:
+        add(tensor.name, _DTYPES[tensor.dtype][0], plan.rank_shape(tensor), plan.rank_size_bytes(tensor))
+        if padding := _padding_bytes(offset):
+            add(f"{PADDING_PREFIX}{len(entries)}", "U8", (padding,), padding)
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * _padding_bytes(8 + len(text))
+    return struct.pack("<Q", len(text)) + text
+
+
+def _render_tensor(part: Tensor, dtype: torch.dtype) -> Iterator[memoryview]:
+    row_size_bytes = math.prod(part.shape[1:]) * dtype.itemsize
+    for rows in part.split(max(1, CHUNK_SIZE_BYTES // row_size_bytes)):
+        yield memoryview(rows.to(dtype).contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _padding_bytes(offset: int) -> int:
+    """Bytes from an offset to the next aligned one."""
+    return -offset % ALIGNMENT_BYTES

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
 from bundle.manifest import ConstantBinding
 from compiler_svc.sharding.plan import WeightPlan
+from compiler_svc.trace.graph_digest import digest_graph
+from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.spec import ModelSpec
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import SubmodelSpec, describe_state
+
+#: Name of a plain model's only weight set.
+WEIGHT_SET: Final = "model"
 
 
 @dataclass(frozen=True)
@@ -29,5 +37,30 @@ class TracedSubmodel:
 
 
 def export_submodel(spec: ModelSpec, plan: WeightPlan, submodel: SubmodelSpec) -> TracedSubmodel:
-    """Exports one submodel. The graph is equal for all ranks."""
-    raise NotImplementedError
+    """Exports one submodel. The graph is equal for all ranks.
+
+    Memory of parameters and state is reserved, never touched.
+    """
+    program = build_program(spec, plan, submodel)
+    examples = make_example_tensors(spec, submodel, describe_state(spec).tensors[0].shape)
+    with torch.no_grad():
+        exported = torch.export.export(program, examples, strict=False)
+    return TracedSubmodel(submodel, exported, digest_graph(exported), bind_constants(exported, plan))
+
+
+def bind_constants(program: ExportedProgram, plan: WeightPlan) -> tuple[ConstantBinding, ...]:
+    """Says which tensor of the shard each constant of a graph takes.
+
+    A constant without one would be missing at run time, where it crashes the process instead of raising.
+    """
+    names = {tensor.name for tensor in plan.tensors}
+    bindings = []
+    for source in program.graph_signature.input_specs:
+        if source.kind == InputKind.USER_INPUT:
+            continue
+        assert source.target is not None
+        tensor = source.target.removeprefix("core.")
+        assert source.kind == InputKind.PARAMETER, f"{source.kind.name} {source.target} is in no weight set"
+        assert tensor in names, f"{source.target} is in no weight set"
+        bindings.append(ConstantBinding(name=source.target, weight_set=WEIGHT_SET, tensor=tensor))
+    return tuple(bindings)

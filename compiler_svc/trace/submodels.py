@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bundle.abi import state_names
 from bundle.manifest import StateLayout, StateTensor, Submodel, TensorSpec
-from compiler_svc.sharding.plan import kv_heads_of_rank
+from compiler_svc.models.kv_heads import kv_heads_of_rank
 from compiler_svc.trace.spec import ModelSpec
 
 KV_AXES = ("slot", "kv_head", "position", "head_dim")

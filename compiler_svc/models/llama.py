@@ -1,0 +1,122 @@
+"""Llama 2, 3 and 3.x: tokens and KV cache in, logits and KV cache out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from compiler_svc.models.attention import Attention, CacheStep, KvCache
+from compiler_svc.models.collectives import all_gather
+from compiler_svc.models.layers import ColumnParallelLinear, Embedding, GatedMlp, RmsNorm, cast
+from compiler_svc.models.llama_config import LlamaConfig
+from compiler_svc.models.rope import RotaryEmbedding
+
+State = Sequence[Tensor]
+
+
+class LlamaForCausalLM(nn.Module):
+    """One rank of a Llama model. Parameters bear the names of the shard's tensors, which are the checkpoint's.
+
+    State is k_cache and v_cache of layer 0, of layer 1, …; each [num_slots + 1, kv_heads, max_length, head_dim].
+    """
+
+    def __init__(self, config: LlamaConfig, *, dtype: torch.dtype, tp_degree: int) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.tp_degree = tp_degree
+        self.model = _Decoder(config, tp_degree)
+        self.rope = RotaryEmbedding(config.rope, config.head_dim)
+        # At tp 1 a tied head is the embedding; otherwise the two are cut differently.
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings and tp_degree == 1
+            else ColumnParallelLinear(config.hidden_size, config.vocab_size, bias=False, tp_degree=tp_degree)
+        )
+
+    def encode_context(
+        self, input_ids: Tensor, position_ids: Tensor, seq_ids: Tensor, num_tokens: Tensor, state: State
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Runs prompts; see context_encoding in `bundle.abi`.
+
+        Returns:
+            Logits after each row's last valid token, f32 [rows, vocab_size], and the new state.
+        """
+        last = (num_tokens - 1).clamp(min=0)[:, None]
+        is_valid = torch.arange(input_ids.shape[1], dtype=torch.int32) < num_tokens[:, None]
+        # Padding goes to position 0 of the scratch row, whatever positions it claims.
+        scratch = state[0].shape[0] - 1
+        positions = torch.where(is_valid, position_ids, 0)
+        step = CacheStep(slots=torch.where(is_valid, seq_ids[:, None], scratch), positions=positions, mask=None)
+        lengths = positions.gather(1, last.long()).squeeze(1) + 1
+        hidden, new_state = self._decode(input_ids, lengths, step, state)
+        rows = torch.arange(hidden.shape[0])
+        return self._logits(hidden[rows, last.squeeze(1)]), new_state
+
+    def generate_token(
+        self, input_ids: Tensor, position_ids: Tensor, seq_ids: Tensor, state: State, *, bucket: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Runs one token a row; see token_generation in `bundle.abi`.
+
+        Args:
+            bucket: Positions that are read.
+
+        Returns:
+            Logits of each row's next token, f32 [rows, vocab_size], and the new state.
+        """
+        mask = torch.arange(bucket, dtype=torch.int32) <= position_ids
+        step = CacheStep(slots=seq_ids[:, None], positions=position_ids, mask=mask[:, None, None])
+        hidden, new_state = self._decode(input_ids, position_ids.squeeze(1) + 1, step, state)
+        return self._logits(hidden.squeeze(1)), new_state
+
+    def _decode(self, input_ids: Tensor, lengths: Tensor, step: CacheStep, state: State) -> tuple[Tensor, list[Tensor]]:
+        rotation = self.rope(step.positions, lengths, self.dtype)
+        hidden = self.model.embed_tokens(input_ids, self.dtype)
+        new_state: list[Tensor] = []
+        for index, layer in enumerate(self.model.layers):
+            hidden, cache = layer(hidden, rotation, KvCache(state[2 * index], state[2 * index + 1]), step)
+            new_state += [cache.keys, cache.values]
+        return hidden, new_state
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = self.model.norm(hidden)
+        if self.lm_head is None:
+            logits = nn.functional.linear(normed, cast(self.model.embed_tokens.weight, normed.dtype))
+        else:
+            logits = all_gather(self.lm_head(normed), self.tp_degree)
+        return cast(logits, torch.float32)
+
+
+class _Decoder(nn.Module):
+    """Holds the parameters that checkpoints keep under `model.`."""
+
+    def __init__(self, config: LlamaConfig, tp_degree: int) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, tp_degree=tp_degree)
+        self.layers = nn.ModuleList(_Layer(config, tp_degree) for _ in range(config.num_hidden_layers))
+        self.norm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class _Layer(nn.Module):
+    """Attention and feed-forward, each normalized before and added after."""
+
+    def __init__(self, config: LlamaConfig, tp_degree: int) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = Attention(config, tp_degree)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = GatedMlp(
+            config.hidden_size,
+            config.intermediate_size,
+            act=config.hidden_act,
+            bias=config.mlp_bias,
+            tp_degree=tp_degree,
+        )
+
+    def forward(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: KvCache, step: CacheStep
+    ) -> tuple[Tensor, KvCache]:
+        attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, step)
+        hidden = hidden + attended
+        return hidden + self.mlp(self.post_attention_layernorm(hidden)), cache

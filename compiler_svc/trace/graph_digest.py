@@ -1,0 +1,68 @@
+"""The digest of a graph: of what it computes, not of how it was traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from bundle.digest import sha256_bytes
+
+
+def digest_graph(program: ExportedProgram) -> str:
+    """Hashes a canonical text of a graph.
+
+    Returns:
+        `sha256:` and 64 hexadecimal digits.
+    """
+    return sha256_bytes(render_graph(program).encode())
+
+
+def render_graph(program: ExportedProgram) -> str:
+    """Canonical text of a graph: one line per operation, values numbered in their order.
+
+    Operations, constants, shapes, strides and dtypes count, and which input is which parameter. Names of values,
+    source lines, module paths and the order of dictionaries do not.
+    """
+    numbers: dict[Node, str] = {}
+    lines = []
+    sources = iter(program.graph_signature.input_specs)
+    for node in program.graph.nodes:
+        numbers[node] = f"%{len(numbers)}"
+        if node.op == "placeholder":
+            source = next(sources)
+            operation = "input" if source.kind == InputKind.USER_INPUT else f"{source.kind.name} {source.target}"
+        elif node.op == "call_function":
+            arguments = [_render(argument, numbers) for argument in node.args]
+            arguments += [f"{key}={_render(value, numbers)}" for key, value in sorted(node.kwargs.items())]
+            operation = f"{node.target}({', '.join(arguments)})"
+        else:
+            assert node.op == "output", f"{node.op} in an exported graph"
+            operation = f"output {_render(node.args, numbers)}"
+        lines.append(f"{numbers[node]} = {operation} : {_render_value(node.meta.get('val'))}")
+    return "\n".join(lines) + "\n"
+
+
+def _render(argument: Any, numbers: Mapping[Node, str]) -> str:
+    match argument:
+        case Node():
+            return numbers[argument]
+        case list() | tuple():
+            return f"[{', '.join(_render(item, numbers) for item in argument)}]"
+        case None | bool() | int() | float() | str():
+            return repr(argument)
+        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+            return str(argument)
+    raise AssertionError(f"{type(argument).__name__} in an exported graph")
+
+
+def _render_value(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)} {list(value.stride())}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_render_value, value))}]"
+    return repr(value) if isinstance(value, bool | int | float) else ""

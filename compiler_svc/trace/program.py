@@ -1,0 +1,78 @@
+"""A submodel as a module whose arguments and results are tensors in the order of its specification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bundle.manifest import DType, Sampling
+from compiler_svc.models.llama import LlamaForCausalLM
+from compiler_svc.sharding.plan import WeightPlan
+from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.submodels import SubmodelSpec
+from execution.sampling import greedy, sample
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int32": torch.int32,
+}
+
+
+class SubmodelProgram(nn.Module):
+    """Functional `(inputs…, state…) → (outputs…, new state…)`. Parameters are those of `core`."""
+
+    def __init__(self, spec: ModelSpec, submodel: SubmodelSpec, core: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.spec = spec
+        self.submodel = submodel
+        self.core = core
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Runs one step; order, shapes and dtypes are those of the specification."""
+        num_inputs = len(self.submodel.inputs)
+        inputs = {tensor.name: value for tensor, value in zip(self.submodel.inputs, tensors[:num_inputs], strict=True)}
+        state = tensors[num_inputs:]
+        tokens = (inputs["input_ids"], inputs["position_ids"], inputs["seq_ids"])
+        if self.submodel.submodel == "context_encoding":
+            logits, new_state = self.core.encode_context(*tokens, inputs["num_tokens"], state)
+        else:
+            logits, new_state = self.core.generate_token(*tokens, state, bucket=self.submodel.bucket[0])
+        outputs = {"logits": logits}
+        if self.spec.samples_on_device:
+            outputs["tokens"] = self._pick_tokens(logits, inputs)
+        return (*(outputs[output.name] for output in self.submodel.outputs), *new_state)
+
+    def _pick_tokens(self, logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """f32 [rows, vocab_size] to int32 [rows]."""
+        if self.spec.is_greedy:
+            return greedy(logits)
+        sampling, rows = self.spec.sampling, logits.shape[0]
+        params = inputs["sampling_params"] if sampling.dynamic else _bake_params(sampling, rows)
+        rand = torch.full((rows, 1), 0.5) if sampling.deterministic else inputs["rand"]
+        return sample(logits, params, rand, sampling.global_topk)
+
+
+def build_program(spec: ModelSpec, plan: WeightPlan, submodel: SubmodelSpec) -> SubmodelProgram:
+    """Builds a submodel with uninitialized parameters, of the shapes and dtypes that the plan's shards have."""
+    core = LlamaForCausalLM(spec.config, dtype=TORCH_DTYPES[spec.dtype], tp_degree=spec.tp_degree)
+    planned = {tensor.name: tensor for tensor in plan.tensors}
+    parameters = dict(core.named_parameters())
+    assert parameters.keys() == planned.keys(), parameters.keys() ^ planned.keys()
+    for name, parameter in parameters.items():
+        assert tuple(parameter.shape) == plan.rank_shape(planned[name]), name
+        parameter.data = torch.empty(parameter.shape, dtype=TORCH_DTYPES[planned[name].dtype])
+    return SubmodelProgram(spec, submodel, core)
+
+
+def make_example_tensors(spec: ModelSpec, submodel: SubmodelSpec, state_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Uninitialized inputs and state of a submodel."""
+    inputs = [torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype]) for tensor in submodel.inputs]
+    state = [torch.empty(state_shape, dtype=TORCH_DTYPES[spec.dtype]) for _ in submodel.state]
+    return (*inputs, *state)
+
+
+def _bake_params(sampling: Sampling, rows: int) -> Tensor:
+    columns = (float(sampling.top_k), sampling.top_p, sampling.temperature)
+    return torch.cat([torch.full((rows, 1), column) for column in columns], dim=1)
