@@ -102,8 +102,8 @@ def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
 
 def _render_tensor(part: Tensor, dtype: torch.dtype) -> Iterator[memoryview]:
     row_size_bytes = math.prod(part.shape[1:]) * dtype.itemsize
-    for rows in part.split(max(1, CHUNK_SIZE_BYTES // row_size_bytes)):
-        yield memoryview(rows.to(dtype).contiguous().flatten().view(torch.uint8).numpy())
+    for rows in torch.split(part, max(1, CHUNK_SIZE_BYTES // row_size_bytes)):
+        yield rows.to(dtype).contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _padding_bytes(offset: int) -> int:
