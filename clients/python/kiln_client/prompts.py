@@ -70,7 +70,7 @@ def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
         return json_format.ParseDict(conversation, Chat())
     except (json_format.ParseError, AttributeError, TypeError, ValueError) as error:
         accepted = "a list of {role, content}, or a mapping with messages and tools"
-        violation = FieldViolation("chat", f"got {error}; accepted: {accepted}", "REQUEST_INVALID")
+        violation = FieldViolation("chat", f"{error}; accepted: {accepted}", "REQUEST_INVALID")
         raise InvalidArgument("the chat is invalid", reason="REQUEST_INVALID", fields=(violation,)) from None
 
 

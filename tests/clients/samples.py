@@ -1,0 +1,137 @@
+"""Answers that several tests give."""
+
+from __future__ import annotations
+
+from google.longrunning.operations_pb2 import Operation
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from kiln.bundle.v1 import bundle_pb2
+from kiln.compiler.v1 import compiler_pb2
+from kiln.runtime.v1 import generation_pb2, runtime_pb2
+
+DIGEST = "sha256:" + "ab" * 32
+OPERATION = Operation(name="operations/7")
+CREATED = Timestamp(seconds=1_700_000_000)
+
+
+def seconds(value: float) -> Duration:
+    duration = Duration()
+    duration.FromMilliseconds(round(value * 1000))
+    return duration
+
+
+def watch_progress(stage: str, **fields: object) -> compiler_pb2.WatchCompileResponse:
+    number = compiler_pb2.CompileStage.Value(f"COMPILE_STAGE_{stage}")
+    metadata = compiler_pb2.CompileMetadata(name="tiny", stage=number, **fields)  # type: ignore[arg-type]
+    return compiler_pb2.WatchCompileResponse(progress=metadata)
+
+
+def watch_result(cache: str = "MISS") -> compiler_pb2.WatchCompileResponse:
+    executables = [
+        compiler_pb2.ExecutableResult(
+            tag="context_encoding_64",
+            submodel="context_encoding",
+            bucket=[64],
+            cache=compiler_pb2.CACHE_RESULT_HIT,
+            size_bytes=1000,
+        ),
+        compiler_pb2.ExecutableResult(
+            tag="token_generation_256",
+            submodel="token_generation",
+            bucket=[256],
+            cache=compiler_pb2.CACHE_RESULT_MISS,
+            duration=seconds(2.5),
+            size_bytes=2000,
+        ),
+    ]
+    response = compiler_pb2.CompileResponse(
+        name="tiny",
+        version=3,
+        digest=DIGEST,
+        cache=compiler_pb2.CacheResult.Value(f"CACHE_RESULT_{cache}"),
+        executables=executables,
+        warnings=["async_mode is a hint that cpu ignores"],
+        duration=seconds(4.25),
+    )
+    return compiler_pb2.WatchCompileResponse(result=response)
+
+
+def bundle(version: int = 3, **fields: object) -> bundle_pb2.Bundle:
+    return bundle_pb2.Bundle(
+        name="tiny",
+        version=version,
+        digest=DIGEST,
+        size_bytes=5_000_000,
+        create_time=CREATED,
+        aliases=["prod"],
+        graph_abi_digest=DIGEST,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def deployment(**fields: object) -> runtime_pb2.Deployment:
+    role = runtime_pb2.RoleStatus(
+        role=runtime_pb2.ROLE_TARGET,
+        bundle_ref="tiny:v3",
+        bundle_digest=DIGEST,
+        weights_ref="tiny:v3",
+        weights_digest=DIGEST,
+        weight_epoch=1,
+        graph_abi_digest=DIGEST,
+    )
+    return runtime_pb2.Deployment(
+        id="demo",
+        state=runtime_pb2.Deployment.STATE_READY,
+        roles=[role],
+        cores=[0],
+        capabilities=runtime_pb2.Capabilities(
+            max_context_length=128, max_length=256, max_batch_size=2, default_sampling={"top_p": 1.0}
+        ),
+        load=runtime_pb2.Load(total_slots=2, queue_capacity=64),
+        create_time=CREATED,
+        weights_bytes=4_000_000,
+        kv_bytes=1_000_000,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def load_progress(stage: str, done: int = 0, total: int = 0) -> runtime_pb2.LoadProgress:
+    number = runtime_pb2.LoadProgress.Stage.Value(f"STAGE_{stage}")
+    return runtime_pb2.LoadProgress(stage=number, done_bytes=done, total_bytes=total)
+
+
+def accepted() -> generation_pb2.GenerateResponse:
+    event = generation_pb2.Accepted(
+        request_id="r1",
+        prompt_token_count=4,
+        sampling=generation_pb2.SamplingParams(temperature=0.7, top_k=0, top_p=1.0, seed=2**63 + 1),
+        max_new_tokens=8,
+    )
+    return generation_pb2.GenerateResponse(sequence_number=0, weight_epoch=1, accepted=event)
+
+
+def delta(number: int, text: str, token_id: int, logprob: float | None = None) -> generation_pb2.GenerateResponse:
+    token = generation_pb2.Token(id=token_id, text=text, logprob=logprob)
+    event = generation_pb2.TokenDelta(text=text, tokens=[token])
+    return generation_pb2.GenerateResponse(sequence_number=number, weight_epoch=1, delta=event)
+
+
+def finished(number: int, reason: str = "LENGTH", **fields: object) -> generation_pb2.GenerateResponse:
+    event = generation_pb2.Finished(
+        reason=generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason}"),
+        usage=generation_pb2.Usage(
+            prompt_tokens=4,
+            cached_prompt_tokens=1,
+            generated_tokens=2,
+            queue_duration=seconds(0.002),
+            prefill_duration=seconds(0.03),
+            decode_duration=seconds(0.1),
+            buckets=[generation_pb2.BucketUsage(submodel="context_encoding", bucket=[64], steps=1, padding_tokens=60)],
+        ),
+        **fields,  # type: ignore[arg-type]
+    )
+    return generation_pb2.GenerateResponse(sequence_number=number, weight_epoch=2, finished=event)
+
+
+def generation() -> list[generation_pb2.GenerateResponse]:
+    return [accepted(), delta(1, "Once ", 11), delta(2, "upon", 12), finished(3)]

@@ -1,0 +1,81 @@
+"""Python values become generation requests; what is unset stays unset."""
+
+from __future__ import annotations
+
+import pytest
+from kiln_client import chat, errors
+from kiln_client.prompts import chat_from_document, generate_request
+
+
+def test_nothing_given_is_nothing_set() -> None:
+    request = generate_request("demo", "Once")
+    assert request.text == "Once"
+    for message, names in (
+        (request.sampling, ("temperature", "top_k", "top_p", "seed")),
+        (request.stop, ("max_new_tokens", "ignore_eos")),
+        (request.output, ("logprobs",)),
+    ):
+        assert not [name for name in names if message.HasField(name)]
+
+
+def test_zero_is_not_unset() -> None:
+    request = generate_request("demo", [], temperature=0.0, top_k=0, seed=0, ignore_eos=False, logprobs=0)
+    assert request.WhichOneof("prompt") == "token_ids"
+    for message, names in (
+        (request.sampling, ("temperature", "top_k", "seed")),
+        (request.stop, ("ignore_eos",)),
+        (request.output, ("logprobs",)),
+    ):
+        assert [name for name in names if message.HasField(name)] == list(names)
+
+
+def test_everything_given() -> None:
+    request = generate_request(
+        "demo",
+        (5, 6),
+        request_id="r",
+        max_new_tokens=3,
+        temperature=0.5,
+        top_k=4,
+        top_p=0.75,
+        seed=2**64 - 1,
+        stop_strings=["END", "\n"],
+        stop_token_ids=[7],
+        ignore_eos=True,
+        logprobs=2,
+    )
+    assert (request.deployment_id, request.request_id, [*request.token_ids.ids]) == ("demo", "r", [5, 6])
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 4, 0.75, 2**64 - 1)
+    stop = request.stop
+    assert (stop.max_new_tokens, [*stop.stop_strings], [*stop.stop_token_ids]) == (3, ["END", "\n"], [7])
+    assert (stop.ignore_eos, request.output.logprobs) == (True, 2)
+
+
+def test_conversation() -> None:
+    prompt = chat([{"role": "user", "content": "hi"}], tools=[{"name": "f", "parameters": {"type": "object"}}])
+    request = generate_request("demo", prompt)
+    assert [(message.role, message.content) for message in request.chat.messages] == [("user", "hi")]
+    assert request.chat.tools[0]["parameters"]["type"] == "object"
+    assert chat_from_document([{"role": "user", "content": "hi"}]) == chat([{"role": "user", "content": "hi"}])
+    assert not chat_from_document({"messages": [], "add_generation_prompt": False}).add_generation_prompt
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ([{"rôle": "user"}], "rôle"),
+        ({"mesages": []}, "mesages"),
+        ([{"role": 1}], "role"),
+        (["hi"], "ChatMessage"),
+        ({"messages": "hi"}, "messages"),
+        ([{"role": "user", "content": "\ud800"}], "surrogate"),
+    ],
+)
+def test_no_conversation(document: list[object] | dict[str, object], named: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        chat_from_document(document)
+    assert caught.value.reason == "REQUEST_INVALID"
+    assert caught.value.fields[0].field == "chat"
+    assert named in caught.value.fields[0].description
+    assert "accepted: a list of {role, content}" in caught.value.fields[0].description
