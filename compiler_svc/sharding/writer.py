@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
 from compiler_svc.sharding.split import split_tensor
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import TensorReader
+from execution.dtypes import TORCH_DTYPES
 
 ALIGNMENT_BYTES: Final = 64
 #: Padding tensors are named by this and a number; nothing binds them.
@@ -28,12 +29,7 @@ PADDING_PREFIX: Final = "padding."
 #: Tensors are cast and written in parts of about this size.
 CHUNK_SIZE_BYTES: Final = 16 << 20
 
-_DTYPES: Final[dict[DType, tuple[str, torch.dtype]]] = {
-    "float32": ("F32", torch.float32),
-    "bfloat16": ("BF16", torch.bfloat16),
-    "float16": ("F16", torch.float16),
-    "int32": ("I32", torch.int32),
-}
+_DTYPES: Final[Mapping[DType, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
 
 
 class ByteSink(Protocol):
@@ -78,7 +74,7 @@ def _render_shard(plan: WeightPlan, reader: TensorReader, rank: int) -> Iterator
     derived = compute_rope_tensors(plan.config.rope, plan.config.head_dim)
     for tensor in ordered:
         whole = derived[tensor.name] if tensor.source is None else reader.read(tensor.source)
-        yield from _render_tensor(split_tensor(plan, tensor, whole, rank), _DTYPES[tensor.dtype][1])
+        yield from _render_tensor(split_tensor(plan, tensor, whole, rank), TORCH_DTYPES[tensor.dtype])
         yield bytes(_padding_bytes(plan.rank_size_bytes(tensor)))
 
 
@@ -92,7 +88,7 @@ def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
         offset += size_bytes
 
     for tensor in ordered:
-        add(tensor.name, _DTYPES[tensor.dtype][0], plan.rank_shape(tensor), plan.rank_size_bytes(tensor))
+        add(tensor.name, _DTYPES[tensor.dtype], plan.rank_shape(tensor), plan.rank_size_bytes(tensor))
         if padding := _padding_bytes(offset):
             add(f"{PADDING_PREFIX}{len(entries)}", "U8", (padding,), padding)
     text = json.dumps(entries, separators=(",", ":")).encode()

@@ -5,19 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bundle.manifest import DType, Sampling
+from bundle.manifest import Sampling
 from compiler_svc.models.llama import LlamaForCausalLM
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.spec import ModelSpec
 from compiler_svc.trace.submodels import SubmodelSpec
+from execution.dtypes import TORCH_DTYPES
 from execution.sampling import greedy, sample
-
-TORCH_DTYPES: dict[DType, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int32": torch.int32,
-}
 
 
 class SubmodelProgram(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.pickle_files import load_pickle
 
@@ -34,14 +34,19 @@ class TensorReader:
             CheckpointInvalid: The file changed since the checkpoint was opened.
             KeyError: The checkpoint has no tensor of that name.
         """
-        file = self._checkpoint.tensors[name].file
+        header = self._checkpoint.tensors[name]
         try:
-            source = self._open(file)
+            source = self._open(header.file)
             tensor: torch.Tensor = source[name] if isinstance(source, Mapping) else source.get_tensor(name)
         except (SafetensorError, OSError, KeyError) as error:
-            detail = f"changed since it was opened ({error})"
-            raise CheckpointInvalid(self._checkpoint.path, file.name, detail, "files that stay as they are") from error
+            raise self._changed(header, str(error)) from error
+        if tuple(tensor.shape) != header.shape:
+            raise self._changed(header, f"{name} has shape {list(tensor.shape)}")
         return tensor
+
+    def _changed(self, header: TensorHeader, detail: str) -> CheckpointInvalid:
+        value = f"changed since it was opened ({detail})"
+        return CheckpointInvalid(self._checkpoint.path, header.file.name, value, "files that stay as they are")
 
     def _open(self, file: Path) -> Any:
         if file not in self._opened:

@@ -139,6 +139,8 @@ def test_every_rope_kind_within_and_beyond_its_original_length(
         stepper = make_stepper(tiny, make_run)
         stepper.prefill({0: draw_tokens(60, seed=9)})  # a long batch-mate may not stretch the others
         logits = [stepper.prefill({1: tokens[:num_prompt_tokens]})["logits"][0]]
-        for position in range(num_prompt_tokens, len(tokens)):
-            logits.append(stepper.decode({0: (8, 61), 1: (tokens[position], position)})["logits"][1])
+        logits += [
+            stepper.decode({0: (8, 61), 1: (tokens[position], position)})["logits"][1]
+            for position in range(num_prompt_tokens, len(tokens))
+        ]
         assert deviation(torch.stack(logits), expected) < TOLERANCE
