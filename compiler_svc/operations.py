@@ -12,8 +12,9 @@ from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from compiler_svc.errors import CompilerRestarted, OperationNotDone, OperationNotFound, RequestIdReused
-from compiler_svc.records import CompileResult, ErrorRecord, Progress, Stage, record_error
+from compiler_svc.records import CompileResult, Progress, Stage
 from compiler_svc.tables import OperationRow
+from execution.failure import Failure
 
 
 class State(StrEnum):
@@ -33,7 +34,7 @@ class Operation:
     state: State
     progress: Progress
     result: CompileResult | None
-    error: ErrorRecord | None
+    error: Failure | None
     create_time_ns: int
     update_time_ns: int
 
@@ -83,7 +84,7 @@ def find_by_request_id(session: Session, request_id: str, request_digest: str) -
 
 
 def create_operation(session: Session, *, name: str, request_id: str | None, request_digest: str) -> Operation:
-    """Records an accepted compile."""
+    """Records an accepted compile. Ask `find_by_request_id` first: a request id has one operation."""
     now_ns = time.time_ns()
     row = OperationRow(
         operation_id=uuid.uuid4().hex,
@@ -139,7 +140,7 @@ def update_progress(session: Session, operation_id: str, progress: Progress) -> 
     return _read(row)
 
 
-def finish_operation(session: Session, operation_id: str, outcome: CompileResult | ErrorRecord) -> Operation:
+def finish_operation(session: Session, operation_id: str, outcome: CompileResult | Failure) -> Operation:
     """Ends an operation. A finished one stays as it is."""
     row = _get_row(session, operation_id)
     if row.state == State.RUNNING:
@@ -164,7 +165,7 @@ def fail_interrupted(session: Session) -> int:
     """Ends the operations that a former process left running; returns how many."""
     rows = session.scalars(select(OperationRow).where(OperationRow.state == State.RUNNING)).all()
     for row in rows:
-        _finish(row, record_error(CompilerRestarted(f"operations/{row.operation_id}")))
+        _finish(row, Failure.of(CompilerRestarted(f"operations/{row.operation_id}")))
     return len(rows)
 
 
@@ -175,11 +176,13 @@ def _get_row(session: Session, operation_id: str) -> OperationRow:
     return row
 
 
-def _finish(row: OperationRow, outcome: CompileResult | ErrorRecord) -> None:
+def _finish(row: OperationRow, outcome: CompileResult | Failure) -> None:
     succeeded = isinstance(outcome, CompileResult)
     row.state = State.SUCCEEDED if succeeded else State.FAILED
-    row.result = outcome.to_json() if succeeded else None
-    row.error = None if succeeded else outcome.to_json()
+    if succeeded:
+        row.result = msgspec.json.encode(outcome)
+    else:
+        row.error = msgspec.json.encode(outcome)
     progress = msgspec.json.decode(row.progress, type=Progress)
     done = msgspec.structs.replace(progress, stage=Stage.DONE, eta_s=None, message="done" if succeeded else "failed")
     row.progress = done.to_json()
@@ -193,7 +196,7 @@ def _read(row: OperationRow) -> Operation:
         state=State(row.state),
         progress=msgspec.json.decode(row.progress, type=Progress),
         result=None if row.result is None else msgspec.json.decode(row.result, type=CompileResult),
-        error=None if row.error is None else msgspec.json.decode(row.error, type=ErrorRecord),
+        error=None if row.error is None else msgspec.json.decode(row.error, type=Failure),
         create_time_ns=row.create_time_ns,
         update_time_ns=row.update_time_ns,
     )

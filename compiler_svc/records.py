@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 import msgspec
-
-from bundle.errors import FieldViolation, KilnError
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,44 +80,3 @@ class CompileResult(_Record, frozen=True):
     executables: tuple[ExecutableResult, ...]
     warnings: tuple[str, ...]
     duration_s: float
-
-
-class ErrorRecord(_Record, frozen=True):
-    """A named error at rest: what its class and attributes say, without the class.
-
-    Attributes:
-        violations: (field, value, accepted) of each mistake.
-    """
-
-    reason: str
-    message: str
-    metadata: dict[str, str]
-    violations: tuple[tuple[str, str, str], ...]
-    retry_after_s: float | None
-
-
-def record_error(error: KilnError) -> ErrorRecord:
-    """Puts a named error to rest."""
-    return ErrorRecord(
-        reason=error.reason,
-        message=str(error),
-        metadata=error.metadata,
-        violations=tuple((violation.field, violation.value, violation.accepted) for violation in error.violations),
-        retry_after_s=error.retry_after_s,
-    )
-
-
-class RecordedError(KilnError):
-    """A named error that was at rest. Its reason is the recorded one."""
-
-    reason = "INTERNAL"
-
-    def __init__(self, record: ErrorRecord) -> None:
-        metadata: dict[str, Any] = record.metadata
-        super().__init__(
-            record.message,
-            violations=tuple(FieldViolation(*violation) for violation in record.violations),
-            retry_after_s=record.retry_after_s,
-        )
-        self.metadata = dict(metadata)
-        self.record = record

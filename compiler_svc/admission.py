@@ -1,0 +1,132 @@
+"""Judging a compile request: everything that can be known without torch and without reading a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from bundle.errors import FieldViolation
+from bundle.manifest import Target
+from bundle.reference import is_name
+from compiler_svc.build_plan import BuildPlan, plan_build
+from compiler_svc.config import resolve_config
+from compiler_svc.errors import FeatureNotServed, NameInvalid, PathOutsideModelRoots
+from compiler_svc.lower.isa import resolve_isa
+from compiler_svc.spec import CompileSpec
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.errors import CheckpointNotFound
+from execution.errors import IsaUnsupported
+from execution.isa import supported_isas
+
+DEFAULT_ISA: Final = "x86-64-v3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """What a client asks for.
+
+    Attributes:
+        model: Checkpoint directory, absolute or relative to a model root.
+        document: The configuration as JSON's types.
+        target_kind: cpu, inf2, trn1, trn2 or trn3.
+        isa: CPU instruction set; empty takes the default.
+        optimization_level: 0, 1 or 2.
+    """
+
+    name: str
+    model: str
+    document: dict[str, Any]
+    target_kind: str
+    isa: str
+    optimization_level: Literal[0, 1, 2]
+    skip_cache_lookup: bool
+    salt: str
+
+
+def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileSpec:
+    """Judges a request. Reads JSON files and tensor headers: call it from a thread.
+
+    Raises:
+        NameInvalid, ConfigInvalid, FeatureNotServed: Mistakes of the request.
+        IsaUnknown, IsaUnsupported: An instruction set that is none, or that this host could not verify.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
+        ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
+    """
+    if not is_name(request.name):
+        raise NameInvalid(request.name)
+    target = choose_target(request)
+    # The configuration's mistakes come before the checkpoint's.
+    resolve_config(request.document, checkpoint_dtype=None)
+    path = find_checkpoint(request.model, model_roots)
+    checkpoint = Checkpoint.open(path, roots=model_roots)
+    resolution = resolve_config(request.document, checkpoint_dtype=read_declared_dtype(checkpoint))
+    plan = plan_build(checkpoint, resolution.config.neuron_config)
+    return CompileSpec(
+        name=request.name,
+        model=path,
+        model_roots=model_roots,
+        config=resolution.config,
+        target=target,
+        optimization_level=request.optimization_level,
+        skip_cache_lookup=request.skip_cache_lookup,
+        salt=request.salt,
+        warnings=(*resolution.warnings, *note_untrained_positions(plan)),
+    )
+
+
+def choose_target(request: CompileRequest) -> Target:
+    """The target, with the default instruction set filled in and `native` replaced by the host's own level.
+
+    Raises:
+        FeatureNotServed: A target other than cpu.
+        IsaUnknown: An instruction set that is none.
+        IsaUnsupported: One that this host lacks, so that it could not verify the executables.
+    """
+    if request.target_kind != "cpu":
+        raise FeatureNotServed(
+            [FieldViolation("target.kind", request.target_kind, "cpu, all that this version serves")]
+        )
+    isa = resolve_isa(request.isa or DEFAULT_ISA)
+    supported = supported_isas()
+    if request.optimization_level > 0 and isa not in supported:
+        raise IsaUnsupported(isa, supported)
+    return Target(kind="cpu", isa=isa)
+
+
+def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
+    """The checkpoint's directory: the first that exists, absolute or below a model root, symbolic links resolved.
+
+    Raises:
+        CheckpointNotFound: There is none.
+        PathOutsideModelRoots: It leaves the model roots.
+    """
+    accepted = f"a directory below {' or '.join(map(str, model_roots))}"
+    if not model or "\0" in model:
+        raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted)
+    try:
+        roots = [root.resolve() for root in model_roots]
+        candidates = [(root / model).resolve() for root in roots]
+        inside = [path for path in candidates if any(path.is_relative_to(root) for root in roots)]
+        existing = next((path for path in inside if path.is_dir()), None)
+    except (OSError, RuntimeError) as error:  # a name too long; a link that leads to itself
+        raise CheckpointNotFound(Path(model), str(error), accepted) from error
+    if not inside:
+        raise PathOutsideModelRoots(model)
+    if existing is None:
+        raise CheckpointNotFound(Path(model), "no such directory", accepted)
+    return existing
+
+
+def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
+    """The dtype that a checkpoint's `config.json` declares, without `torch.`; None where it declares none."""
+    declared = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return declared.removeprefix("torch.") if isinstance(declared, str) else None
+
+
+def note_untrained_positions(plan: BuildPlan) -> tuple[str, ...]:
+    """What the caller should know about sequences longer than the model was made for."""
+    longest, trained = plan.limits.max_length, plan.model.config.max_position_embeddings
+    if longest <= trained:
+        return ()
+    return (f"neuron_config.seq_len: sequences of {longest} tokens exceed the model's {trained} positions",)

@@ -1,0 +1,64 @@
+"""`kiln.bundle.v1.BundleService`: validate, call, convert."""
+
+# ruff: noqa: N802, ARG002 - names and arguments of the methods are gRPC's
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from kiln.bundle.v1 import bundle_pb2 as pb
+from kiln.bundle.v1 import bundle_pb2_grpc
+
+from compiler_svc.bundle_store import BundleStore
+from compiler_svc.bundle_wire import alias_to_pb, bundle_to_pb, version_to_pb
+from compiler_svc.paging import choose_page_size, read_page_token, write_page_token
+
+
+class BundleService(bundle_pb2_grpc.BundleServiceServicer):
+    """Serves versions, aliases and blobs."""
+
+    def __init__(self, store: BundleStore) -> None:
+        """Takes the bundles to serve."""
+        self._store = store
+
+    async def GetBundle(self, request: pb.GetBundleRequest, context: Any) -> pb.GetBundleResponse:
+        """Resolves a reference to a bundle."""
+        return pb.GetBundleResponse(bundle=bundle_to_pb(await self._store.get(request.ref)))
+
+    async def ListBundles(self, request: pb.ListBundlesRequest, context: Any) -> pb.ListBundlesResponse:
+        """Lists versions."""
+        page = await self._store.list_versions(
+            name=request.name,
+            page_size=choose_page_size(request.page_size),
+            after=read_page_token(request.page_token, tuple[str, int]),
+        )
+        bundles = map(version_to_pb, page.versions)
+        return pb.ListBundlesResponse(bundles=bundles, next_page_token=write_page_token(page.next_key))
+
+    async def DeleteBundle(self, request: pb.DeleteBundleRequest, context: Any) -> pb.DeleteBundleResponse:
+        """Removes one version."""
+        freed = await self._store.delete(request.ref)
+        return pb.DeleteBundleResponse(deleted_blob_count=freed.blob_count, deleted_size_bytes=freed.size_bytes)
+
+    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
+        """Streams the bytes of one blob."""
+        async with aclosing(self._store.read_blob(request.digest, request.offset_bytes)) as chunks:
+            async for chunk in chunks:
+                yield pb.ReadBlobResponse(data=chunk)
+
+    async def SetAlias(self, request: pb.SetAliasRequest, context: Any) -> pb.SetAliasResponse:
+        """Points an alias at a version."""
+        etag = request.etag if request.HasField("etag") else None
+        alias = await self._store.set_alias(request.ref, request.alias, etag)
+        return pb.SetAliasResponse(alias=alias_to_pb(alias))
+
+    async def DeleteAlias(self, request: pb.DeleteAliasRequest, context: Any) -> pb.DeleteAliasResponse:
+        """Removes an alias."""
+        etag = request.etag if request.HasField("etag") else None
+        await self._store.delete_alias(request.name, request.alias, etag)
+        return pb.DeleteAliasResponse()
+
+    async def ListAliases(self, request: pb.ListAliasesRequest, context: Any) -> pb.ListAliasesResponse:
+        """Lists aliases."""
+        return pb.ListAliasesResponse(aliases=map(alias_to_pb, await self._store.list_aliases(request.name)))

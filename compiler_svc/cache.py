@@ -1,0 +1,63 @@
+"""The action cache: what was made of which inputs. Functions take the session of the caller's transaction.
+
+Entries are written when a whole compile has succeeded, its golden check included, so that a failure never poisons the
+cache. An entry says what a blob is, not that the store still holds it: whoever finds one has to look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from compiler_svc.tables import CachedBundleRow, CachedExecutableRow
+
+
+class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
+    """What lowering made of a graph.
+
+    Attributes:
+        blob: Digest of the executable.
+        constants: Parameters of the graph that the executable has to be given.
+    """
+
+    blob: str
+    size_bytes: int
+    format: Literal["aoti", "exported_program"]
+    state_convention: Literal["in_place", "functional"]
+    constants: tuple[str, ...]
+
+
+def find_executable(session: Session, action_digest: str) -> CachedExecutable | None:
+    """What an action made, None where it was never done."""
+    row = session.get(CachedExecutableRow, action_digest)
+    return None if row is None else msgspec.json.decode(row.record, type=CachedExecutable)
+
+
+def remember_executables(session: Session, executables: Mapping[str, CachedExecutable]) -> None:
+    """Records what actions made, by action digest; a newer result replaces an older one."""
+    for action_digest, executable in executables.items():
+        session.merge(
+            CachedExecutableRow(
+                action_digest=action_digest,
+                blob=executable.blob,
+                record=msgspec.json.encode(executable),
+                create_time_ns=time.time_ns(),
+            )
+        )
+
+
+def find_bundle(session: Session, action_digest: str) -> str | None:
+    """Digest of the bundle that an action made, None where it was never done."""
+    row = session.get(CachedBundleRow, action_digest)
+    return None if row is None else row.bundle_digest
+
+
+def remember_bundle(session: Session, action_digest: str, bundle_digest: str) -> None:
+    """Records the bundle that an action made; a newer result replaces an older one."""
+    session.merge(
+        CachedBundleRow(action_digest=action_digest, bundle_digest=bundle_digest, create_time_ns=time.time_ns())
+    )

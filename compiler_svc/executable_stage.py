@@ -1,0 +1,199 @@
+"""The executables of a bundle: traced, then found in the cache or lowered."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from bundle.blob_writer import StoredBlob
+from bundle.digest import sha256_file
+from bundle.layout import Layout
+from bundle.manifest import ConstantBinding, Executable
+from bundle.oci import AOTI_TYPE, EXPORTED_PROGRAM_TYPE
+from compiler_svc import cache
+from compiler_svc.build import Build
+from compiler_svc.cache import CachedExecutable
+from compiler_svc.code_digest import LOWERING_CODE, digest_code
+from compiler_svc.lower.job import LoweredExecutable, LoweringJob, LoweringOptions
+from compiler_svc.lower.pool import LoweringPool, LoweringProgress
+from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.records import ExecutableResult, Stage
+from compiler_svc.trace.export import export_submodel
+from compiler_svc.trace.submodels import SubmodelSpec
+
+_MEDIA_TYPES: Final = {"aoti": AOTI_TYPE, "exported_program": EXPORTED_PROGRAM_TYPE}
+_SUFFIXES: Final = {"aoti": ".so", "exported_program": ".pt2"}
+
+
+@dataclass(frozen=True)
+class TracedExecutable:
+    """An executable whose graph is known.
+
+    Attributes:
+        action_digest: What identifies the result of lowering it.
+        cached: That result, where it is known; otherwise `job` has to be run.
+    """
+
+    spec: SubmodelSpec
+    graph_digest: str
+    constants: tuple[ConstantBinding, ...]
+    action_digest: str
+    cached: CachedExecutable | None
+    job: LoweringJob | None
+
+
+@dataclass(frozen=True)
+class BuiltExecutable:
+    """An executable that the store holds.
+
+    Attributes:
+        duration_s: Lowering time, None where it came from the cache.
+    """
+
+    traced: TracedExecutable
+    lowered: CachedExecutable
+    duration_s: float | None
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the cache had it."""
+        return self.duration_s is None
+
+    @property
+    def blob(self) -> StoredBlob:
+        """The executable's file in the store."""
+        return StoredBlob(self.lowered.blob, self.lowered.size_bytes)
+
+    @property
+    def media_type(self) -> str:
+        """OCI media type of the file."""
+        return _MEDIA_TYPES[self.lowered.format]
+
+    @property
+    def title(self) -> str:
+        """Path of the file in the bundle."""
+        return f"executables/{self.traced.spec.tag}{_SUFFIXES[self.lowered.format]}"
+
+    @property
+    def result(self) -> ExecutableResult:
+        """What the caller of the compile is told."""
+        return ExecutableResult(
+            tag=self.traced.spec.tag,
+            submodel=self.traced.spec.submodel,
+            bucket=self.traced.spec.bucket,
+            cached=self.is_cached,
+            duration_s=self.duration_s,
+            size_bytes=self.lowered.size_bytes,
+        )
+
+    def describe(self) -> Executable:
+        """The manifest's record."""
+        spec = self.traced.spec
+        return Executable(
+            tag=spec.tag,
+            submodel=spec.submodel,
+            bucket=spec.bucket,
+            batch_size=spec.batch_size,
+            format=self.lowered.format,
+            state_convention=self.lowered.state_convention,
+            blob=self.lowered.blob,
+            inputs=spec.inputs,
+            outputs=spec.outputs,
+            state=spec.state,
+            constants=tuple(one for one in self.traced.constants if one.name in self.lowered.constants),
+            graph_digest=self.traced.graph_digest,
+            flags=spec.flags,
+        )
+
+
+def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
+    """Traces every executable, lowers those that the cache does not have, and puts them into the store.
+
+    Raises:
+        LoweringError: A graph could not be lowered.
+    """
+    report = build.report
+    report.enter(Stage.TRACE, "exporting the graphs")
+    report.update(executables_total=len(build.plan.submodels))
+    traced = []
+    for submodel in build.plan.submodels:
+        report.update(message=f"exporting {submodel.tag}")
+        traced.append(_trace(build, submodel))
+    report.enter(Stage.LOWER, "compiling the graphs")
+    for one in traced:
+        if one.cached is not None:
+            report.add_executable(f"{one.spec.tag} is in the cache", cached=True)
+    lowered = _lower(build, [one.job for one in traced if one.job is not None])
+    return tuple(_store(build.layout, one, lowered) for one in traced)
+
+
+def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
+    spec = build.job.spec
+    traced = export_submodel(build.plan.model, build.plan.weights, submodel)
+    action_digest = spec.executable_action_digest(
+        graph_digest=traced.graph_digest,
+        toolchain=toolchain(spec.optimization_level),
+        code_digest=digest_code(LOWERING_CODE),
+    )
+    cached = None if spec.skip_cache_lookup else _find_cached(build, action_digest)
+    staged = None
+    if cached is None:
+        # Staged at once, so that one program at a time is in memory.
+        staged = stage_job(
+            traced.program,
+            tag=submodel.tag,
+            num_state=len(submodel.state),
+            options=LoweringOptions(optimization_level=spec.optimization_level, isa=spec.target.isa),
+            directory=build.work / submodel.tag,
+            cache_dir=build.job.environment.lowering_cache,
+        )
+    return TracedExecutable(submodel, traced.graph_digest, traced.constants, action_digest, cached, staged)
+
+
+def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
+    cached = build.database.run_and_wait(partial(cache.find_executable, action_digest=action_digest))
+    if cached is None or not build.layout.has(cached.blob):
+        return None
+    if sha256_file(build.layout.blob_path(cached.blob)) != cached.blob:
+        # Out of the way: the store would keep it instead of the same blob built anew.
+        build.layout.delete_blob(cached.blob)
+        return None
+    return cached
+
+
+def _lower(build: Build, jobs: Sequence[LoweringJob]) -> dict[str, tuple[LoweredExecutable, float]]:
+    """Lowers jobs; returns executables and lowering times in seconds, by tag."""
+    environment = build.job.environment
+    durations_s: dict[str, float] = {}
+
+    def count(progress: LoweringProgress) -> None:
+        durations_s[progress.tag] = progress.duration_s
+        rounds_left = math.ceil((progress.total - progress.done) / environment.num_lowerings)
+        mean_s = sum(durations_s.values()) / len(durations_s)
+        build.report.add_executable(f"{progress.tag} is compiled", cached=False, eta_s=rounds_left * mean_s)
+
+    pool = LoweringPool(num_processes=environment.num_lowerings, timeout_s=environment.lowering_timeout_s)
+    executables = asyncio.run(pool.lower(jobs, count))
+    return {executable.tag: (executable, durations_s[executable.tag]) for executable in executables}
+
+
+def _store(
+    layout: Layout, traced: TracedExecutable, lowered: dict[str, tuple[LoweredExecutable, float]]
+) -> BuiltExecutable:
+    if traced.cached is not None:
+        return BuiltExecutable(traced, traced.cached, None)
+    executable, duration_s = lowered[traced.spec.tag]
+    stored = layout.ingest_file(executable.path, move=True)
+    entry = CachedExecutable(
+        blob=stored.digest,
+        size_bytes=stored.size_bytes,
+        format=executable.format,
+        state_convention=executable.state_convention,
+        constants=executable.constants,
+    )
+    return BuiltExecutable(traced, entry, duration_s)

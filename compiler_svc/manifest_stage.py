@@ -1,0 +1,74 @@
+"""Describing a built bundle: the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bundle.abi import compute_graph_abi_digest
+from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, WeightSet, WeightShard
+from bundle.oci import BlobDescriptor
+from compiler_svc.build import Build
+from compiler_svc.executable_stage import BuiltExecutable
+from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.trace.export import WEIGHT_SET
+from compiler_svc.trace.submodels import describe_state
+from compiler_svc.weights.checkpoint import Checkpoint
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def describe_bundle(
+    build: Build,
+    executables: Sequence[BuiltExecutable],
+    shards: Sequence[WeightShard],
+    tokenizer_files: Sequence[BlobDescriptor],
+) -> Manifest:
+    """Puts the manifest together.
+
+    Args:
+        executables: In manifest order.
+        shards: Of every rank, in order.
+        tokenizer_files: Blobs of the checkpoint's tokenizer files.
+    """
+    spec, plan, model = build.job.spec, build.plan, build.plan.model
+    described = tuple(built.describe() for built in executables)
+    return Manifest(
+        abi_version=ABI_VERSION,
+        architecture=model.config.architecture,
+        config=resolved_config(build),
+        checkpoint_digest=build.job.checkpoint_digest,
+        target=spec.target,
+        optimization_level=spec.optimization_level,
+        toolchain=toolchain(spec.optimization_level),
+        tp_degree=model.tp_degree,
+        executables=described,
+        weight_sets=(WeightSet(name=WEIGHT_SET, shards=tuple(shards)),),
+        state=describe_state(model),
+        sampling=plan.sampling,
+        limits=plan.limits,
+        tokens=plan.tokens,
+        tokenizer=_describe_tokenizer(build.checkpoint, tokenizer_files),
+        graph_abi_digest=compute_graph_abi_digest(
+            graph_digests={executable.tag: executable.graph_digest for executable in described},
+            shards=shards,
+            numeric_config=model.config.to_json(),
+            tp_degree=model.tp_degree,
+        ),
+    )
+
+
+def resolved_config(build: Build) -> dict[str, Any]:
+    """The configuration as it was compiled: `neuron_config` beside the model's attributes."""
+    return build.plan.model.config.to_json() | build.job.spec.config.to_json()
+
+
+def _describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:
+    digest = next((file.digest for file in files if file.title == TOKENIZER_FILE), None)
+    if digest is None:
+        return None
+    return Tokenizer(
+        digest=digest,
+        files=tuple(TokenizerFile(title=file.title, blob=file.digest) for file in files),
+        chat_template=checkpoint.chat_template,
+    )

@@ -1,0 +1,41 @@
+"""Tells watchers what happens to operations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from compiler_svc.operations import Operation
+
+#: Changes kept for a slow watcher; it misses the oldest of them, never the end.
+_MOST_KEPT: Final = 256
+
+
+class OperationFeed:
+    """Changes of operations, to all who watch them."""
+
+    def __init__(self) -> None:
+        """Starts without watchers."""
+        self._watchers: defaultdict[str, set[asyncio.Queue[Operation]]] = defaultdict(set)
+
+    def publish(self, operation: Operation) -> None:
+        """Tells the operation's watchers what it is like now."""
+        for queue in self._watchers.get(operation.operation_id, ()):
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(operation)
+
+    @contextmanager
+    def watch(self, operation_id: str) -> Iterator[asyncio.Queue[Operation]]:
+        """Collects every change of an operation from now on."""
+        queue: asyncio.Queue[Operation] = asyncio.Queue(_MOST_KEPT)
+        self._watchers[operation_id].add(queue)
+        try:
+            yield queue
+        finally:
+            self._watchers[operation_id].discard(queue)
+            if not self._watchers[operation_id]:
+                del self._watchers[operation_id]

@@ -1,0 +1,54 @@
+"""A build's progress, as it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from compiler_svc.records import Progress, Stage
+
+#: Bytes and counts move faster than anybody reads.
+_SHORTEST_INTERVAL_S: Final = 0.1
+
+
+class ProgressReport:
+    """Keeps the newest progress and passes it on, often enough."""
+
+    def __init__(self, write: Callable[[Progress], None]) -> None:
+        """Takes where progress goes."""
+        self._write = write
+        self._progress = Progress(stage=Stage.TRACE)
+        self._written_at_s = 0.0
+
+    def enter(self, stage: Stage, message: str) -> None:
+        """Begins a stage. What earlier stages counted stays."""
+        self._progress = msgspec.structs.replace(self._progress, stage=stage, message=message, eta_s=None)
+        self._pass_on()
+
+    def update(self, **changes: Any) -> None:
+        """Changes fields of the progress."""
+        self._progress = msgspec.structs.replace(self._progress, **changes)
+        if time.monotonic() - self._written_at_s >= _SHORTEST_INTERVAL_S:
+            self._pass_on()
+
+    def add_sharded_bytes(self, size_bytes: int) -> None:
+        """Counts bytes of weights."""
+        self.update(sharded_bytes=self._progress.sharded_bytes + size_bytes)
+
+    def add_executable(self, message: str, *, cached: bool, eta_s: float | None = None) -> None:
+        """Counts an executable that is there."""
+        self._progress = msgspec.structs.replace(
+            self._progress,
+            executables_done=self._progress.executables_done + 1,
+            executables_cached=self._progress.executables_cached + cached,
+            message=message,
+            eta_s=eta_s,
+        )
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._written_at_s = time.monotonic()
+        self._write(self._progress)

@@ -1,0 +1,85 @@
+"""The compiler as a server: the parts joined."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+import structlog
+from google.longrunning import operations_pb2_grpc
+from kiln.bundle.v1 import bundle_pb2_grpc
+from kiln.compiler.v1 import compiler_pb2_grpc
+
+from bundle.layout import Layout
+from compiler_svc import operations
+from compiler_svc.build_job import BuildEnvironment
+from compiler_svc.build_runner import BuildRunner
+from compiler_svc.bundle_service import BundleService
+from compiler_svc.bundle_store import BundleStore
+from compiler_svc.compile_queue import CompileQueue
+from compiler_svc.database import Database
+from compiler_svc.operations_service import OperationsService
+from compiler_svc.service import CompilerService
+from compiler_svc.settings import Settings
+from compiler_svc.status import STATUS_TABLE
+from compiler_svc.store_lock import lock_store
+from edge.server import EdgeServer
+
+SERVICES: Final = (
+    "kiln.compiler.v1.CompilerService",
+    "google.longrunning.Operations",
+    "kiln.bundle.v1.BundleService",
+)
+
+_log = structlog.get_logger("compiler")
+
+
+@asynccontextmanager
+async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRunner]) -> AsyncIterator[EdgeServer]:
+    """Opens store and database, ends what a former process left running, and builds the server.
+
+    Args:
+        make_runner: Makes the runner of builds, given a directory for running jobs.
+
+    Raises:
+        StoreLocked: Another compiler serves the store.
+        LayoutInvalid: The store is no OCI layout.
+    """
+    with lock_store(settings.store):
+        layout = Layout.create(settings.store)
+        settings.cache.mkdir(parents=True, exist_ok=True)
+        database = Database(settings.database_url)
+        interrupted = await database.run(operations.fail_interrupted)
+        if interrupted:
+            _log.warning("operations were interrupted", count=interrupted)
+        store = BundleStore(database, layout)
+        queue = CompileQueue(
+            database=database,
+            store=store,
+            runner=make_runner(settings.cache / "jobs"),
+            environment=BuildEnvironment(
+                store=settings.store,
+                database_url=settings.database_url,
+                lowering_cache=settings.cache / "lowering",
+                num_lowerings=settings.num_lowerings,
+                lowering_timeout_s=settings.lowering_timeout_s,
+            ),
+            max_builds=settings.max_builds,
+            max_waiting=settings.max_waiting,
+        )
+
+        def register(server: grpc.aio.Server) -> None:
+            compiler = CompilerService(database=database, queue=queue, model_roots=settings.model_roots)
+            compiler_pb2_grpc.add_CompilerServiceServicer_to_server(compiler, server)
+            long_running = OperationsService(database=database, queue=queue)
+            operations_pb2_grpc.add_OperationsServicer_to_server(long_running, server)
+            bundle_pb2_grpc.add_BundleServiceServicer_to_server(BundleService(store), server)
+
+        try:
+            yield EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
+        finally:
+            await queue.close()
+            database.close()
