@@ -1,0 +1,46 @@
+"""What a process loads, seen from inside a fresh interpreter: import-linter cannot see `importlib` and lazy imports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+package = importlib.import_module({package!r})
+for module in pkgutil.walk_packages(package.__path__, {package!r} + "."):
+    if module.name.rpartition(".")[2] not in {skipped!r}:
+        importlib.import_module(module.name)
+print(json.dumps(sorted(name.partition(".")[0] for name in sys.modules)))
+"""
+
+
+def modules_loaded_by(package: str, *, skipped: tuple[str, ...] = ()) -> set[str]:
+    """Top-level modules that importing every module of `package`, but `skipped`, brings in."""
+    code = IMPORT_ALL.format(package=package, skipped=skipped)
+    path = [str(ROOT), str(ROOT / "protos"), str(ROOT / "clients/python")]
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return set(json.loads(result.stdout))
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("bundle", {"torch", "numpy", "grpc", "google", "safetensors", "transformers"}),
+        ("edge", {"torch", "numpy", "transformers", "execution"}),
+        ("runtime_svc", {"torch", "numpy", "transformers", "safetensors", "compiler_svc"}),
+        ("kiln_client", {"torch", "numpy", "transformers", "bundle", "edge", "execution", "compiler_svc", "runtime_svc"}),
+    ],
+)
+def test_package_loads_nothing_forbidden(package: str, forbidden: set[str]) -> None:
+    assert modules_loaded_by(package) & forbidden == set()
