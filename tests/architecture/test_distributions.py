@@ -30,5 +30,7 @@ def test_package_says_what_it_does(folder: str) -> None:
 
 def test_files_stay_small() -> None:
     sources = [path for folder in [*IN_PLACE, "clients/python"] for path in (ROOT / folder).rglob("*.py")]
-    long = {str(path.relative_to(ROOT)): lines for path in sources if (lines := len(path.read_text().splitlines())) > 400}
+    long = {
+        str(path.relative_to(ROOT)): lines for path in sources if (lines := len(path.read_text().splitlines())) > 400
+    }
     assert long == {}

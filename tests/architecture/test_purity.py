@@ -39,7 +39,10 @@ def modules_loaded_by(package: str, *, skipped: tuple[str, ...] = ()) -> set[str
         ("bundle", {"torch", "numpy", "grpc", "google", "safetensors", "transformers"}),
         ("edge", {"torch", "numpy", "transformers", "execution"}),
         ("runtime_svc", {"torch", "numpy", "transformers", "safetensors", "compiler_svc"}),
-        ("kiln_client", {"torch", "numpy", "transformers", "bundle", "edge", "execution", "compiler_svc", "runtime_svc"}),
+        (
+            "kiln_client",
+            {"torch", "numpy", "transformers", "bundle", "edge", "execution", "compiler_svc", "runtime_svc"},
+        ),
     ],
 )
 def test_package_loads_nothing_forbidden(package: str, forbidden: set[str]) -> None:

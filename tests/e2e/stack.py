@@ -65,8 +65,9 @@ class Stack:
     def kiln(self, *arguments: str | Path, check: bool = True) -> Outcome:
         """Runs `kiln ARGUMENTS --json`."""
         environment = os.environ | {"KILN_COMPILER": self.compiler, "KILN_RUNTIME": self.runtime}
+        command = [KILN, *map(str, arguments), "--json"]
         result = subprocess.run(
-            [KILN, *map(str, arguments), "--json"], env=environment, capture_output=True, text=True, timeout=280, cwd=ROOT
+            command, env=environment, capture_output=True, text=True, timeout=280, cwd=ROOT, check=False
         )
         events = [json.loads(line) for line in result.stdout.splitlines()]
         assert events, f"kiln {arguments} printed nothing: {result.stderr}"

@@ -96,9 +96,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("geometry", "level"), CASES)
-def test_logits_match_at_every_edge(
-    stack: Stack, references: dict[str, Reference], geometry: str, level: int
-) -> None:
+def test_logits_match_at_every_edge(stack: Stack, references: dict[str, Reference], geometry: str, level: int) -> None:
     reference = references[geometry]
     _, digest = deploy(stack, reference, level)
     executor = open_executor(stack.home, digest)
