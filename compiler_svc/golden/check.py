@@ -1,0 +1,117 @@
+"""The golden check itself: short random prompts through every executable, and the same through the reference."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from bundle.manifest import DType, Executable, Manifest
+from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
+from compiler_svc.golden.reference import REFERENCE_NAME, Reference
+from compiler_svc.golden.step_inputs import make_context_inputs, make_token_inputs
+from compiler_svc.weights.checkpoint import Checkpoint
+from execution.dtypes import TORCH_DTYPES
+from execution.executor import Executor, load_executor
+
+#: Tokens of the shortest prompt, and tokens fed one by one after each prompt.
+SHORT_PROMPT_TOKENS: Final = 8
+NUM_STEPS: Final = 4
+
+
+@dataclass(frozen=True)
+class GoldenResult:
+    """The record of a passed check."""
+
+    reference: str
+    dtype: DType
+    tolerance: float
+    executables: tuple[GoldenComparison, ...]
+
+
+def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint) -> GoldenResult:
+    """Compares every executable of a bundle with the reference.
+
+    Each context_encoding executable gets the shortest prompt that needs its bucket. A few more tokens follow through
+    token_generation: through every bucket after the first prompt, through the smallest that fits after the others.
+
+    Args:
+        manifest: A bundle of one rank; it need not be published.
+        blob_path: Where the blob of an executable or a weight shard is, by its digest.
+        checkpoint: What the bundle was compiled from.
+
+    Raises:
+        GoldenMismatch: An executable does not compute what the reference computes.
+        ExecutionError: An executable cannot be loaded or run.
+    """
+    assert manifest.tp_degree == 1
+    executor = load_executor(manifest, 0, blob_path)
+    try:
+        check = _Check(manifest, executor, checkpoint)
+        for context in manifest.executables_of("context_encoding"):
+            check.run_sequence(context)
+    finally:
+        executor.close()
+    return GoldenResult(REFERENCE_NAME, check.dtype, check.tolerance, tuple(check.comparisons.values()))
+
+
+class _Check:
+    """One check under way."""
+
+    def __init__(self, manifest: Manifest, executor: Executor, checkpoint: Checkpoint) -> None:
+        self.dtype = manifest.state.tensors[0].dtype
+        self.tolerance = TOLERANCES[self.dtype]
+        self.comparisons = {executable.tag: GoldenComparison(executable.tag) for executable in manifest.executables}
+        self._manifest = manifest
+        self._executor = executor
+        self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype])
+        # Seeded: the prompts shall be the same every time.
+        self._random = random.Random(0)
+        self._num_sequences = 0
+
+    def run_sequence(self, context: Executable) -> None:
+        """Encodes a prompt and feeds a few tokens."""
+        generators = self._manifest.executables_of("token_generation")
+        longest = generators[-1].bucket[0] if generators else context.bucket[0]
+        num_prompt_tokens = self._choose_prompt_length(context)
+        num_tokens = min(num_prompt_tokens + NUM_STEPS, longest)
+        tokens = [self._random.randrange(self._manifest.tokens.vocab_size) for _ in range(num_tokens)]
+        num_slots = min(self._manifest.state.num_slots, self._manifest.limits.tkg_batch_size)
+        slot = self._num_sequences % num_slots
+        expected = self._reference.run(tokens, num_prompt_tokens)
+        inputs = make_context_inputs(self._manifest, context, tokens[:num_prompt_tokens], slot)
+        self._run(context, inputs, row=0, expected=next(expected), position=num_prompt_tokens - 1)
+        for position, logits in zip(range(num_prompt_tokens, num_tokens), expected, strict=True):
+            fitting = [generator for generator in generators if generator.bucket[0] > position]
+            # Feeding a token again writes the same keys and values again, so that every bucket can have its turn.
+            for generator in fitting[: 1 if self._num_sequences else None]:
+                inputs = make_token_inputs(self._manifest, generator, tokens[position], position, slot)
+                self._run(generator, inputs, row=slot, expected=logits, position=position)
+        self._num_sequences += 1
+
+    def _choose_prompt_length(self, context: Executable) -> int:
+        smaller = [
+            other.bucket[0]
+            for other in self._manifest.executables_of("context_encoding")
+            if other.bucket[0] < context.bucket[0]
+        ]
+        if smaller:
+            return max(smaller) + 1
+        smallest = min(executable.bucket[0] for executable in self._manifest.executables)
+        return max(1, min(SHORT_PROMPT_TOKENS, smallest - NUM_STEPS))
+
+    def _run(
+        self, executable: Executable, inputs: dict[str, Tensor], *, row: int, expected: Tensor, position: int
+    ) -> None:
+        outputs = self._executor.run(executable.tag, inputs)
+        self.comparisons[executable.tag] = self.comparisons[executable.tag].with_step(
+            {name: output[row] for name, output in outputs.items()},
+            expected,
+            position=position,
+            tolerance=self.tolerance,
+            sampling=self._manifest.sampling,
+        )

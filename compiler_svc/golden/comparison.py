@@ -1,0 +1,73 @@
+"""Comparing one row of an executable's outputs with the reference's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from bundle.manifest import DType, Sampling
+from compiler_svc.golden.errors import GoldenMismatch
+from compiler_svc.golden.step_inputs import GREEDY_PARAMS, RAND
+from execution.sampling import sample
+
+#: Largest deviation of a logit, as a share of the largest reference logit. Twice as much is a tie: tokens whose
+#: reference logits are that close may change places.
+TOLERANCES: Final[Mapping[DType, float]] = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class GoldenComparison:
+    """How an executable did.
+
+    Attributes:
+        num_steps: Steps compared.
+        max_deviation: Largest deviation of a logit as a share of the largest reference logit; None where the
+            executable returns none.
+        num_ties: Tokens that differ from the reference's where the reference is undecided.
+    """
+
+    tag: str
+    num_steps: int = 0
+    max_deviation: float | None = None
+    num_ties: int = 0
+
+    def with_step(
+        self, outputs: Mapping[str, Tensor], reference: Tensor, *, position: int, tolerance: float, sampling: Sampling
+    ) -> GoldenComparison:
+        """Adds one step.
+
+        Args:
+            outputs: The executable's outputs for the row: `logits` f32 [vocab_size], `tokens` int32 [].
+            reference: f32 [vocab_size].
+            position: Of the token that the outputs follow.
+
+        Raises:
+            GoldenMismatch: Logits deviate by more than `tolerance`, or the token is another and no tie.
+        """
+        scale = float(reference.abs().max())
+        max_deviation, num_ties = self.max_deviation, self.num_ties
+        if "logits" in outputs:
+            deviation = float((outputs["logits"] - reference).abs().max()) / scale
+            if not deviation <= tolerance:
+                detail = f"logits deviate by {deviation:.2e} of the largest, more than {tolerance:.0e}"
+                raise GoldenMismatch(self.tag, position, detail)
+            max_deviation = max(deviation, max_deviation or 0.0)
+        if "tokens" in outputs:
+            token, expected = int(outputs["tokens"]), _pick_token(reference, sampling)
+            gap = float(reference[expected] - reference[token]) / scale if 0 <= token < len(reference) else float("inf")
+            if token != expected and not abs(gap) < 2 * tolerance:
+                detail = f"token {token} in place of {expected}, whose logit is {gap:.2e} of the largest away"
+                raise GoldenMismatch(self.tag, position, detail)
+            num_ties += token != expected
+        return replace(self, num_steps=self.num_steps + 1, max_deviation=max_deviation, num_ties=num_ties)
+
+
+def _pick_token(reference: Tensor, sampling: Sampling) -> int:
+    """The token that the executable should pick."""
+    baked = (float(sampling.top_k), sampling.top_p, sampling.temperature)
+    params = torch.tensor([GREEDY_PARAMS if sampling.dynamic else baked])
+    return int(sample(reference[None], params, torch.tensor([[RAND]]), sampling.global_topk))
