@@ -116,7 +116,8 @@ class ScriptedServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _streaming(self, name: str) -> Callable[..., Any]:
         async def call(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Message]:
-            for step in self._next(name, request, context):
+            answer = self._next(name, request, context)
+            for step in answer if isinstance(answer, list) else [answer]:
                 yield await self._step(name, step, context)
 
         return call

@@ -20,9 +20,9 @@ _IN_FLIGHT = enum_choice(runtime_pb2.InFlightPolicy)
 @click.command("load")
 @click.argument("ref")
 @click.option("--deployment", "deployment_id", required=True, metavar="ID", help="Id of the new deployment.")
-@click.option("--cores", type=IntegerList(), default=(), help="Cores to use. Default: the server chooses.")
+@click.option("--cores", type=IntegerList(), help="Cores to use. Default: the server chooses.")
 @remote_command
-async def load_command(session: Session, *, ref: str, deployment_id: str, cores: tuple[int, ...]) -> None:
+async def load_command(session: Session, *, ref: str, deployment_id: str, cores: tuple[int, ...] | None) -> None:
     """Load a bundle and wait until it serves.
 
     REF is NAME, NAME:vN, NAME@ALIAS or sha256:HEX. Loading goes on when the command is interrupted;
@@ -30,7 +30,7 @@ async def load_command(session: Session, *, ref: str, deployment_id: str, cores:
     """
     with ProgressView(session.output) as progress:
         async with session.runtime() as runtime:
-            deployment = await runtime.load_bundle(ref, deployment_id, cores=cores, on_progress=progress.loaded)
+            deployment = await runtime.load_bundle(ref, deployment_id, cores=cores or (), on_progress=progress.loaded)
     record = {"event": "result", **record_from_message(deployment)}
     session.output.result(record, deployment_view(deployment))
 
