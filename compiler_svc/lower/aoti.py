@@ -1,0 +1,40 @@
+"""Optimization levels 1 and 2: a shared library made by AOTInductor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch._inductor import aot_compile
+
+from compiler_svc.lower.adapters import InPlaceProgram
+from compiler_svc.lower.errors import ProgramUnsupported
+from compiler_svc.lower.inductor import steered
+from compiler_svc.lower.job import LoweredExecutable, LoweringJob
+from compiler_svc.lower.program import example_inputs, load_program
+from execution.aoti_library import AotiLibrary
+
+
+class AotiBackend:
+    """Compiles a program, with its state written in place, into a library without weights."""
+
+    def lower(self, job: LoweringJob) -> LoweredExecutable:
+        """Compiles; needs a C++ compiler and, for the program's weights, address space but no memory.
+
+        Raises:
+            ProgramUnsupported: The library wants a constant that the program does not have.
+            ToolchainMissing: There is no C++ compiler.
+        """
+        program = load_program(job.program_path)
+        inputs = example_inputs(program)
+        with torch.no_grad(), steered(job) as options:
+            in_place = torch.export.export(InPlaceProgram(program, job.num_state), inputs)
+            path = Path(aot_compile(in_place.module(check_guards=False), inputs, options=options))
+        constants = tuple(constant.name for constant in AotiLibrary(path).constants)
+        for name in constants:
+            # The library would have to be given a tensor that no weight set has, and crash without it.
+            if name not in job.constants:
+                raise ProgramUnsupported(f"constant {name!r}", "appeared in compilation and is in no weight set")
+        return LoweredExecutable(
+            tag=job.tag, path=path, format="aoti", state_convention="in_place", constants=constants
+        )

@@ -1,0 +1,73 @@
+"""Errors of lowering.
+
+KilnError
+└── LoweringError
+    ├── IsaUnknown            an instruction set that executables cannot be made for
+    ├── ToolchainMissing      no C++ compiler where the optimization level needs one
+    ├── ProgramUnsupported    a graph that breaks the convention, or holds data that no weight set has
+    ├── LoweringFailed        a lowering process that ended without an executable
+    └── LoweringTimedOut      a lowering process that took too long
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bundle.errors import FieldViolation, KilnError
+
+
+class LoweringError(KilnError):
+    """Root of the errors of lowering."""
+
+    reason = "LOWERING_FAILED"
+
+
+class IsaUnknown(LoweringError):
+    """An instruction set that executables cannot be made for."""
+
+    reason = "ISA_UNKNOWN"
+
+    def __init__(self, isa: str, accepted: Sequence[str]) -> None:
+        violation = FieldViolation("isa", repr(isa), ", ".join(accepted))
+        super().__init__(str(violation), violations=(violation,), isa=isa)
+
+
+class ToolchainMissing(LoweringError):
+    """No C++ compiler where the optimization level needs one."""
+
+    reason = "TOOLCHAIN_MISSING"
+
+    def __init__(self, compiler: str) -> None:
+        super().__init__(
+            f"no {compiler} on PATH: install it, or compile with optimization level 0, which needs none",
+            compiler=compiler,
+        )
+
+
+class ProgramUnsupported(LoweringError):
+    """A graph that breaks the convention, or holds data that no weight set has."""
+
+    reason = "PROGRAM_UNSUPPORTED"
+
+    def __init__(self, subject: str, detail: str) -> None:
+        super().__init__(f"the graph cannot be lowered: {subject} {detail}", subject=subject, detail=detail)
+
+
+class LoweringFailed(LoweringError):
+    """A lowering process that ended without an executable."""
+
+    reason = "LOWERING_FAILED"
+
+    def __init__(self, tag: str, how: str, log_tail: str) -> None:
+        super().__init__(
+            f"lowering of {tag} ended with {how}; its log ends:\n{log_tail}", tag=tag, how=how, log=log_tail
+        )
+
+
+class LoweringTimedOut(LoweringError):
+    """A lowering process that took too long."""
+
+    reason = "LOWERING_TIMED_OUT"
+
+    def __init__(self, tag: str, timeout_s: float) -> None:
+        super().__init__(f"lowering of {tag} took longer than {timeout_s:g} s", tag=tag, timeout_s=timeout_s)

@@ -1,0 +1,102 @@
+"""Steering Inductor: one explicit instruction set, files where we want them, and no trace of where they were made."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch._inductor import codecache, cpu_vec_isa
+
+from compiler_svc.lower.isa import VECTOR_BITS
+from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.toolchain import COMPILER, find_compiler
+
+
+class _ExactAvx2(cpu_vec_isa.VecAVX2):  # type: ignore[misc]
+    """AVX2 without a probe of this host."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _ExactAvx512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
+    """AVX-512 as in x86-64-v4: without a probe, and without the VNNI and bf16 that this host may have."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+_JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"
+_VECTOR_ISAS: Final = {256: _ExactAvx2, 512: _ExactAvx512}
+
+
+@contextmanager
+def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
+    """Options for `torch._inductor.aot_compile`, valid inside the block.
+
+    Inductor would vectorize for all that it finds on this host, and keep precompiled headers under the temporary
+    directory; it has no options for either.
+    """
+    vector_bits = VECTOR_BITS[job.options.isa]
+    headers = job.cache_dir / "headers"
+    headers.mkdir(exist_ok=True)
+    with (
+        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_VECTOR_ISAS[vector_bits]()]),
+        _replaced(codecache, "_HEADER_DIR", str(headers)),
+        _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
+    ):
+        yield {
+            "aot_inductor.output_path": str(job.directory / "executable.so"),
+            # Names would otherwise be hashes of paths, and end up in the library.
+            "aot_inductor.model_name_for_generated_files": "executable",
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.enable_line_tables": False,
+            # The wrapper is most of the text and none of the arithmetic.
+            "aot_inductor.compile_wrapper_opt_level": "O1",
+            # Inductor names precompiled headers with the openssl command.
+            "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
+            "cpp.cxx": (None, str(_write_compiler_script(job))),
+            "cpp.march": job.options.isa,
+            "cpp.simdlen": vector_bits,
+            # Take the number of threads from whoever runs the executable, not from the host that makes it.
+            "cpp.dynamic_threads": True,
+            "cpp.enable_floating_point_contract_flag": "fast" if job.options.optimization_level > 1 else "off",
+            # Whoever calls decides what runs in parallel.
+            "compile_threads": 1,
+        }
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def _write_compiler_script(job: LoweringJob) -> Path:
+    """A compiler that leaves the job's and torch's paths out of what it makes, so that equal jobs make equal bytes.
+
+    It lies where all jobs find it: its path is part of what precompiled headers are found by.
+    """
+    site_packages = Path(torch.__file__).parents[1]
+    command = shlex.join([str(find_compiler()), f"-ffile-prefix-map={site_packages}=/site-packages"])
+    script = job.cache_dir / "bin" / COMPILER
+    script.parent.mkdir(exist_ok=True)
+    text = f'#!/bin/sh\nexec {command} "-ffile-prefix-map=${_JOB_ENVIRONMENT}=/executable" "$@"\n'
+    if not script.exists() or script.read_text() != text:
+        new = job.directory / COMPILER
+        new.write_text(text)
+        new.chmod(0o755)
+        new.replace(script)
+    os.environ[_JOB_ENVIRONMENT] = str(job.directory)
+    return script

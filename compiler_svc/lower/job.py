@@ -1,0 +1,107 @@
+"""What crosses the border of a lowering process, as files in the job's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal, Protocol, TypeVar
+
+import msgspec
+
+from execution.failure import Failure
+
+_JOB_FILE: Final = "job.json"
+_EXECUTABLE_FILE: Final = "executable.json"
+_FAILURE_FILE: Final = "failure.json"
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+
+class LoweringOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to lower. All of it belongs in cache keys."""
+
+    #: 0: keep the graph. 1: compile it. 2: also let the compiler fuse multiplications into additions.
+    optimization_level: Literal[0, 1, 2]
+    #: A level that `resolve_isa` returns.
+    isa: str
+
+
+class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One lowering: a staged program and what to make of it."""
+
+    tag: str
+    #: Holds this job's files: the program, the log, whatever the compiler writes.
+    directory: Path
+    #: Kept between jobs and shared by them; precompiled headers, some 300 MB per set of flags.
+    cache_dir: Path
+    #: How many of the program's last inputs and outputs are state.
+    num_state: int
+    #: Parameters and buffers of the program, by name.
+    constants: tuple[str, ...]
+    #: Address space of the constants, inputs and state, of which a lowering reserves each once and touches none.
+    reserved_bytes: int
+    options: LoweringOptions
+
+    @property
+    def program_path(self) -> Path:
+        """The program, without weights; see `program`."""
+        return self.directory / "program.pt2"
+
+    @property
+    def log_path(self) -> Path:
+        """Standard error of the lowering process."""
+        return self.directory / "log.txt"
+
+
+class LoweredExecutable(msgspec.Struct, frozen=True, kw_only=True):
+    """An executable, ready to be put into a bundle; fields as in `bundle.manifest.Executable`."""
+
+    tag: str
+    path: Path
+    format: Literal["aoti", "exported_program"]
+    state_convention: Literal["in_place", "functional"]
+    #: Names that the executable must be given tensors for; a subset of the job's.
+    constants: tuple[str, ...]
+
+
+class LoweringBackend(Protocol):
+    """A way to make executables."""
+
+    def lower(self, job: LoweringJob) -> LoweredExecutable:
+        """Makes an executable of a staged program.
+
+        Raises:
+            ProgramUnsupported: The program cannot be lowered.
+            ToolchainMissing: A compiler is missing.
+        """
+
+
+def write_job(job: LoweringJob) -> None:
+    """Writes the job where `read_job` finds it."""
+    _write(job.directory / _JOB_FILE, job)
+
+
+def read_job(directory: Path) -> LoweringJob:
+    """Reads the job of a directory."""
+    return _read(directory / _JOB_FILE, LoweringJob)
+
+
+def write_outcome(job: LoweringJob, outcome: LoweredExecutable | Failure) -> None:
+    """Writes how the job ended, where `read_outcome` finds it."""
+    _write(job.directory / (_FAILURE_FILE if isinstance(outcome, Failure) else _EXECUTABLE_FILE), outcome)
+
+
+def read_outcome(job: LoweringJob) -> LoweredExecutable | Failure | None:
+    """Reads how a job ended; None where its process ended without saying."""
+    if (path := job.directory / _FAILURE_FILE).exists():
+        return _read(path, Failure)
+    if (path := job.directory / _EXECUTABLE_FILE).exists():
+        return _read(path, LoweredExecutable)
+    return None
+
+
+def _write(path: Path, record: msgspec.Struct) -> None:
+    path.write_bytes(msgspec.json.encode(record, enc_hook=str))
+
+
+def _read(path: Path, record_type: type[RecordT]) -> RecordT:
+    return msgspec.json.decode(path.read_bytes(), type=record_type, dec_hook=lambda path_type, text: path_type(text))

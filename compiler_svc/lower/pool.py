@@ -1,0 +1,136 @@
+"""Several lowerings at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from compiler_svc.lower.errors import LoweringFailed, LoweringTimedOut
+from compiler_svc.lower.exported_program import ExportedProgramBackend
+from compiler_svc.lower.job import LoweredExecutable, LoweringJob, read_outcome
+from compiler_svc.lower.toolchain import find_compiler
+from execution.failure import Failure
+from execution.parent_death import parent_environment
+
+_LOG_TAIL_LINES: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringProgress:
+    """One executable is ready: the `done`th of `total`, after `duration_s` seconds of its own."""
+
+    tag: str
+    done: int
+    total: int
+    duration_s: float
+
+
+class LoweringPool:
+    """Runs lowerings in child processes, a limited number at a time."""
+
+    def __init__(self, *, num_processes: int, timeout_s: float, memory_limit_bytes: int | None = None) -> None:
+        """Sets the limits.
+
+        Args:
+            timeout_s: Of one lowering.
+            memory_limit_bytes: Of each process of one lowering, the C++ compiler's among them.
+        """
+        self._slots = asyncio.Semaphore(num_processes)
+        self._timeout_s = timeout_s
+        self._memory_limit_bytes = memory_limit_bytes
+
+    async def lower(
+        self, jobs: Sequence[LoweringJob], on_progress: Callable[[LoweringProgress], None] | None = None
+    ) -> tuple[LoweredExecutable, ...]:
+        """Lowers all jobs; the first failure, or cancelling, ends the others and everything that they started.
+
+        Returns:
+            Executables in the order of the jobs; they lie in the jobs' directories.
+
+        Raises:
+            LoweringFailed: A process ended without an executable.
+            LoweringTimedOut: A process took too long.
+            ProgramUnsupported: A program cannot be lowered.
+            ToolchainMissing: A job needs a C++ compiler and there is none.
+        """
+        done = 0
+
+        async def lower_one(job: LoweringJob) -> LoweredExecutable:
+            nonlocal done
+            async with self._slots:
+                started = time.perf_counter()
+                executable = await self._lower(job)
+                done += 1
+                if on_progress is not None:
+                    on_progress(LoweringProgress(job.tag, done, len(jobs), time.perf_counter() - started))
+                return executable
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(lower_one(job)) for job in jobs]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return tuple(task.result() for task in tasks)
+
+    async def _lower(self, job: LoweringJob) -> LoweredExecutable:
+        if job.options.optimization_level == 0:
+            # Calls no compiler and runs no graph: there is nothing to contain in a process.
+            return ExportedProgramBackend().lower(job)
+        find_compiler()
+        return_code = await self._run_child(job)
+        outcome = read_outcome(job)
+        if isinstance(outcome, Failure):
+            raise outcome.to_error()
+        if outcome is None:
+            how = signal.Signals(-return_code).name if return_code < 0 else f"exit code {return_code}"
+            raise LoweringFailed(job.tag, how, _tail(job.log_path))
+        return outcome
+
+    async def _run_child(self, job: LoweringJob) -> int:
+        command = [sys.executable, "-m", "compiler_svc.lower.child", str(job.directory)]
+        if self._memory_limit_bytes is not None:
+            command.append(str(self._memory_limit_bytes))
+        with job.log_path.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_child_environment(job),
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await process.wait()
+        except TimeoutError:
+            raise LoweringTimedOut(job.tag, self._timeout_s) from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+
+
+def _child_environment(job: LoweringJob) -> dict[str, str]:
+    own = job.directory / "inductor"
+    own.mkdir(exist_ok=True)
+    return {
+        **os.environ,
+        **parent_environment(),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "TORCHINDUCTOR_CACHE_DIR": str(own),
+        "TMPDIR": str(own),
+        # Lowering is g++ and Python; more threads would only get into the way of the other processes.
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(lines[-_LOG_TAIL_LINES:])

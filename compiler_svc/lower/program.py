@@ -1,0 +1,99 @@
+"""Exported programs without their weights: what a lowering starts from, and what -O0 executables are.
+
+A file holds the graph and, for every parameter and buffer, an empty tensor of the right dtype. Neither weights nor
+example inputs nor the places in source code that the graph came from are in it.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from compiler_svc.lower.errors import ProgramUnsupported
+
+_CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)
+#: What a node's metadata may keep; the rest says where in which source file the node came from.
+_KEPT_METADATA: Final = ("val", "tensor_meta")
+
+
+def constant_names(program: ExportedProgram) -> tuple[str, ...]:
+    """Names of the tensors that the program must be given: its parameters and persistent buffers, in its own order.
+
+    Raises:
+        ProgramUnsupported: The program is not functional, or holds tensors of its own, which no weight set has.
+    """
+    names = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        name = spec.target or spec.arg.name
+        if spec.kind not in _CONSTANT_KINDS or spec.persistent is False:
+            kind = spec.kind.name.lower().replace("_", " ")
+            raise ProgramUnsupported(
+                f"{kind} {name!r}", "is data of the graph's own: make it a parameter or a persistent buffer"
+            )
+        names.append(name)
+    for output in program.graph_signature.output_specs:
+        if output.kind is not OutputKind.USER_OUTPUT:
+            raise ProgramUnsupported(
+                f"output {output.arg.name!r}", f"is a {output.kind.name.lower()}: state must be returned, not written"
+            )
+    return tuple(names)
+
+
+def placeholders(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """A tensor without memory for each constant and input of the graph, by its name there."""
+    return {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
+
+
+def save_program(program: ExportedProgram, path: Path) -> None:
+    """Writes a program without its weights; equal graphs give equal bytes."""
+    empty = {name: _hold(torch.empty(0, dtype=tensor.dtype)) for name, tensor in program.state_dict.items()}
+    torch.export.save(_with_weights(program, empty), path)
+
+
+def load_program(path: Path) -> ExportedProgram:
+    """Reads a program and gives it uninitialized weights of the right shapes, whose memory nobody touches."""
+    program = torch.export.load(path)
+    shapes = placeholders(program)
+    weights = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in _CONSTANT_KINDS and spec.target is not None:
+            like = shapes[spec.arg.name]
+            weights[spec.target] = _hold(torch.empty(like.shape, dtype=like.dtype))
+    return _with_weights(program, weights)
+
+
+def example_inputs(program: ExportedProgram) -> tuple[torch.Tensor, ...]:
+    """Uninitialized inputs and state in the program's shapes."""
+    shapes = placeholders(program)
+    like = [shapes[name] for name in program.graph_signature.user_inputs]
+    return tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in like)
+
+
+def _hold(tensor: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+def _with_weights(program: ExportedProgram, weights: dict[str, torch.nn.Parameter]) -> ExportedProgram:
+    graph_module = copy.deepcopy(program.graph_module)
+    for module in graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta = {key: node.meta[key] for key in _KEPT_METADATA if key in node.meta}
+    return ExportedProgram(
+        root=graph_module,
+        graph=graph_module.graph,
+        graph_signature=program.graph_signature,
+        state_dict=dict(weights),
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=None,
+        constants={},
+        verifiers=program.verifiers,
+    )
