@@ -19,7 +19,7 @@ from compiler_svc.build_job import BuildJob, BuildResult
 from compiler_svc.build_plan import plan_build
 from compiler_svc.database import Database
 from compiler_svc.executable_stage import build_executables
-from compiler_svc.golden import check_golden
+from compiler_svc.golden.check import check_golden
 from compiler_svc.manifest_stage import describe_bundle, resolved_config
 from compiler_svc.progress_report import ProgressReport
 from compiler_svc.records import Stage

@@ -8,6 +8,7 @@ import grpc
 from google.rpc import status_pb2
 
 from compiler_svc import errors
+from compiler_svc.golden.errors import GoldenMismatch
 from compiler_svc.lower.errors import IsaUnknown, LoweringError, ToolchainMissing
 from compiler_svc.models.errors import ModelError
 from compiler_svc.sharding.errors import ShardingNotServed
@@ -41,6 +42,7 @@ STATUS_TABLE: Final[StatusTable] = {
     CheckpointNotFound: grpc.StatusCode.NOT_FOUND,
     ModelError: grpc.StatusCode.INVALID_ARGUMENT,
     ShardingNotServed: grpc.StatusCode.INVALID_ARGUMENT,
+    GoldenMismatch: grpc.StatusCode.INTERNAL,
     LoweringError: grpc.StatusCode.INTERNAL,
     IsaUnknown: grpc.StatusCode.INVALID_ARGUMENT,
     ToolchainMissing: grpc.StatusCode.FAILED_PRECONDITION,
