@@ -1,0 +1,98 @@
+"""Bundles of tiny models at optimization level 0, without a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundle.digest import sha256_file
+from bundle.manifest import ABI_VERSION, Executable, Limits, Manifest, Target, WeightSet
+from compiler_svc.lower.program import save_program
+from compiler_svc.models.token_ids import read_token_ids
+from compiler_svc.sharding.plan import WeightPlan
+from compiler_svc.sharding.writer import write_shard
+from compiler_svc.trace.export import WEIGHT_SET, export_submodel
+from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.submodels import describe_state, describe_submodel
+from compiler_svc.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class UnpublishedBundle:
+    manifest: Manifest
+    blobs: Mapping[str, Path]
+
+    def blob_path(self, digest: str) -> Path:
+        return self.blobs[digest]
+
+
+def make_bundle(
+    directory: Path,
+    spec: ModelSpec,
+    plan: WeightPlan,
+    checkpoint: Checkpoint,
+    *,
+    context_buckets: tuple[int, ...],
+    token_buckets: tuple[int, ...],
+) -> UnpublishedBundle:
+    blobs: dict[str, Path] = {}
+
+    def add(path: Path) -> str:
+        digest = sha256_file(path)
+        blobs[digest] = path
+        return digest
+
+    shard_path = directory / "rank0.safetensors"
+    with shard_path.open("wb") as file:
+        size_bytes = write_shard(plan, checkpoint, 0, file)
+    submodels = [describe_submodel(spec, "context_encoding", bucket) for bucket in context_buckets]
+    submodels += [describe_submodel(spec, "token_generation", bucket) for bucket in token_buckets]
+    executables = []
+    for submodel in submodels:
+        traced = export_submodel(spec, plan, submodel)
+        path = directory / f"{submodel.tag}.pt2"
+        save_program(traced.program, path)
+        executables.append(
+            Executable(
+                tag=submodel.tag,
+                submodel=submodel.submodel,
+                bucket=submodel.bucket,
+                batch_size=submodel.batch_size,
+                format="exported_program",
+                state_convention="functional",
+                blob=add(path),
+                inputs=submodel.inputs,
+                outputs=submodel.outputs,
+                state=submodel.state,
+                constants=traced.constants,
+                graph_digest=traced.graph_digest,
+                flags=submodel.flags,
+            )
+        )
+    shard = plan.describe_shard(0, add(shard_path), size_bytes)
+    manifest = Manifest(
+        abi_version=ABI_VERSION,
+        architecture=spec.config.architecture,
+        config={},
+        checkpoint_digest="sha256:" + "0" * 64,
+        target=Target(kind="cpu", isa="x86-64-v3"),
+        optimization_level=0,
+        toolchain={},
+        tp_degree=1,
+        executables=tuple(executables),
+        weight_sets=(WeightSet(name=WEIGHT_SET, shards=(shard,)),),
+        state=describe_state(spec),
+        sampling=spec.sampling,
+        limits=Limits(
+            max_context_length=context_buckets[-1],
+            max_length=token_buckets[-1],
+            max_new_tokens=None,
+            ctx_batch_size=spec.ctx_batch_size,
+            tkg_batch_size=spec.tkg_batch_size,
+        ),
+        tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, spec.config.vocab_size),
+        tokenizer=None,
+        graph_abi_digest="sha256:" + "0" * 64,
+    )
+    return UnpublishedBundle(manifest, blobs)
