@@ -52,13 +52,10 @@ def parse_llama_config(config: Mapping[str, Any], architecture: str) -> LlamaCon
     hidden_size = model.integer("hidden_size")
     num_attention_heads = model.integer("num_attention_heads")
     num_key_value_heads = model.integer("num_key_value_heads", num_attention_heads)
-    if num_attention_heads % num_key_value_heads:
-        model.note_invalid("num_key_value_heads", num_key_value_heads, f"a divisor of {num_attention_heads} heads")
     head_dim = model.integer("head_dim", max(1, hidden_size // num_attention_heads))
-    if head_dim % 2:
-        model.note_invalid("head_dim", head_dim, "an even number: dimensions are rotated in pairs")
-    if "head_dim" not in config and hidden_size % num_attention_heads:
-        model.note_invalid("hidden_size", hidden_size, f"a multiple of {num_attention_heads} heads, or head_dim given")
+    # Values that stand in for mistakes would only cause more of them.
+    if not model.invalid:
+        _check_dimensions(model, hidden_size, num_attention_heads, num_key_value_heads, head_dim)
     if config.get("quantization_config"):
         model.note_not_served("quantization_config", config["quantization_config"], "an unquantized checkpoint")
     max_position_embeddings = model.integer("max_position_embeddings", 2048)
@@ -81,3 +78,14 @@ def parse_llama_config(config: Mapping[str, Any], architecture: str) -> LlamaCon
     )
     model.finish()
     return parsed
+
+
+def _check_dimensions(
+    model: AttributeReader, hidden_size: int, num_attention_heads: int, num_key_value_heads: int, head_dim: int
+) -> None:
+    if num_attention_heads % num_key_value_heads:
+        model.note_invalid("num_key_value_heads", num_key_value_heads, f"a divisor of {num_attention_heads} heads")
+    if model.values.get("head_dim") is None and hidden_size % num_attention_heads:
+        model.note_invalid("hidden_size", hidden_size, f"a multiple of {num_attention_heads} heads, or head_dim given")
+    elif head_dim % 2:
+        model.note_invalid("head_dim", head_dim, "an even number: dimensions are rotated in pairs")
