@@ -53,6 +53,8 @@ def _make_idle_input(manifest: Manifest, tensor: TensorSpec) -> Tensor:
             value = manifest.tokens.pad
         case "seq_ids":
             value = manifest.state.num_slots
+        case "num_tokens":
+            value = 1
         case _:
             value = 0
     return torch.full(tensor.shape, value, dtype=TORCH_DTYPES[tensor.dtype])
