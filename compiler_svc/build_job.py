@@ -79,11 +79,11 @@ class JobDirectory:
         """Writes the job, readable by its owner only: a database's URL may hold a password."""
         self.work.mkdir()
         self._job.touch(mode=0o600)
-        self._job.write_bytes(msgspec.json.encode(job))
+        self._job.write_bytes(msgspec.json.encode(job, enc_hook=str))
 
     def read_job(self) -> BuildJob:
         """Reads the job."""
-        return msgspec.json.decode(self._job.read_bytes(), type=BuildJob)
+        return msgspec.json.decode(self._job.read_bytes(), type=BuildJob, dec_hook=_read_path)
 
     def write_outcome(self, outcome: BuildOutcome) -> None:
         """Writes the outcome, whole or not at all."""
@@ -96,3 +96,8 @@ class JobDirectory:
         if not self._outcome.exists():
             return None
         return msgspec.json.decode(self._outcome.read_bytes(), type=BuildOutcome)
+
+
+def _read_path(kind: type, text: str) -> Path:
+    assert kind is Path, kind
+    return Path(text)

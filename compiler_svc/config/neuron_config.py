@@ -76,8 +76,8 @@ class NeuronConfig:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that some bucket takes."""
-        return min(self.max_context_length, self.context_encoding_buckets[-1])
+        """Tokens of the longest prompt that some bucket takes, and that is a whole sequence at most."""
+        return min(self.max_context_length, self.context_encoding_buckets[-1], self.longest_sequence)
 
     @property
     def longest_sequence(self) -> int:
