@@ -51,7 +51,7 @@ def refusal(
     return status
 
 
-class ScriptedServer(grpc.GenericRpcHandler):  # type: ignore[misc]
+class ScriptedServer(grpc.GenericRpcHandler):
     """Answers each call with the next answer of its method; the last answer is given again and again.
 
     An answer is a message, a status to fail with, or HANG; for a streaming method it is a list of these.

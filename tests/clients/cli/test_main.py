@@ -232,6 +232,20 @@ def test_text_is_flushed_and_interrupt_is_no_traceback(server: ScriptedServer) -
     assert complaint.split() == ["error:", "CANCELLED/INTERRUPTED", "the", "command", "was", "interrupted"]
 
 
+def test_a_server_that_goes_is_one_error() -> None:
+    server = ScriptedServer()
+    server.script("Generate", [samples.accepted(), samples.delta(1, "Once", 11), HANG])
+    with start(server, "generate", "--deployment", "demo", "--prompt", "x") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(4) == "Once"
+        server.stop()
+        _, complaint = process.communicate(timeout=_TIMEOUT_S)
+    assert process.returncode == 1
+    lines = complaint.strip().splitlines()
+    assert lines[0] == "error: UNAVAILABLE/CONNECTION_FAILED"
+    assert len(lines) == 2
+
+
 def test_interrupting_a_compile_cancels_it(server: ScriptedServer) -> None:
     server.script("Compile", samples.OPERATION)
     server.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])

@@ -56,9 +56,12 @@ class Service:
 class ServiceProcess:
     """A running service. It leads a process group of its own, so that a terminal's Ctrl-C reaches only `kiln up`."""
 
-    def __init__(self, service: Service, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    def __init__(
+        self, service: Service, process: asyncio.subprocess.Process, stdout: asyncio.StreamReader, log_path: Path
+    ) -> None:
         self._service = service
         self._process = process
+        self._stdout = stdout
         self._log_path = log_path
         self._announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._copying = asyncio.create_task(self._copy_output())
@@ -67,16 +70,20 @@ class ServiceProcess:
     async def start(cls, service: Service, arguments: Sequence[str], log_path: Path) -> Self:
         """Starts `python -m MODULE ARGUMENTS`; its output is appended to the log."""
         tethered = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()))
-        with log_path.open("ab") as log:
+        # A pipe of our own: with one of asyncio's, a process has not ended for asyncio until every process that
+        # inherited the pipe has.
+        read_end, write_end = os.pipe()
+        with log_path.open("ab") as log, os.fdopen(write_end, "wb") as pipe:
+            stdout = await _open_reader(read_end)
             process = await asyncio.create_subprocess_exec(
                 *(*tethered, sys.executable, "-m", service.module, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
+                stdout=pipe,
                 stderr=log,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
-        return cls(service, process, log_path)
+        return cls(service, process, stdout, log_path)
 
     async def ready(self, timeout_s: float) -> str:
         """Waits until the service has announced its address and its health service says SERVING; gives the address.
@@ -127,11 +134,9 @@ class ServiceProcess:
 
     async def _copy_output(self) -> None:
         """Copies standard output to the log, watching for the announcement."""
-        stdout = self._process.stdout
-        assert stdout is not None
         seen = b""
         with self._log_path.open("ab", buffering=0) as log:
-            while chunk := await stdout.read(_READ_BYTES):
+            while chunk := await self._stdout.read(_READ_BYTES):
                 log.write(chunk)
                 if not self._announced.done():
                     seen += chunk
@@ -141,6 +146,13 @@ class ServiceProcess:
     async def _last_words(self) -> None:
         # A grandchild may still hold the pipe: the end of output is worth waiting for, but not for long.
         await asyncio.wait([self._copying], timeout=_LAST_WORDS_S)
+
+
+async def _open_reader(file_descriptor: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(file_descriptor, "rb"))
+    return reader
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, T]) -> T:
