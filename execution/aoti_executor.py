@@ -9,9 +9,9 @@ from torch import Tensor
 
 from bundle.manifest import Executable, Manifest
 from execution.aoti_library import AotiError, AotiLibrary
-from execution.arguments import order_constants, order_inputs
+from execution.arguments import StepArguments, order_constants
 from execution.dtypes import dtype_name
-from execution.errors import ExecutableInvalid, ExecutableUnknown, StepFailed, WeightsNotStaged
+from execution.errors import ExecutableInvalid, StepFailed, WeightsNotStaged
 from execution.state import RankState
 from execution.weights import RankWeights
 
@@ -24,6 +24,7 @@ class AotiExecutor:
     ) -> None:
         """Loads; see `execution.executor.load_executor`."""
         self._executables = {executable.tag: executable for executable in manifest.executables}
+        self._arguments = StepArguments(manifest)
         self._weights = RankWeights(manifest, rank, blob_path)
         self._state = RankState(manifest.state)
         on_loaded("weights")
@@ -46,12 +47,11 @@ class AotiExecutor:
 
     def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Runs one executable once."""
-        executable = self._executables.get(tag)
-        if executable is None:
-            raise ExecutableUnknown(tag, sorted(self._executables))
-        state = [self._state.tensors[name] for name in executable.state]
+        executable = self._arguments.executable(tag)
+        arguments = self._arguments.order(executable, inputs)
+        arguments += [self._state.tensors[name] for name in executable.state]
         try:
-            outputs = self._libraries[tag].run([*order_inputs(executable, inputs), *state])
+            outputs = self._libraries[tag].run(arguments)
         except AotiError as error:
             raise StepFailed(tag, str(error)) from error
         return {spec.name: output for spec, output in zip(executable.outputs, outputs, strict=True)}
@@ -69,8 +69,6 @@ class AotiExecutor:
 
     def discard_staged(self) -> None:
         """Lets go of staged weights."""
-        for library in self._libraries.values():
-            library.discard_staged()
         self._weights.discard_staged()
 
     def zero_state(self, slots: Sequence[int] | None) -> int:

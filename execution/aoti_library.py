@@ -7,17 +7,17 @@ a call; torch's own Python loaders hold it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
-from ctypes import byref, c_bool, c_char_p, c_int32, c_size_t, c_void_p
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_bool, c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _aoti
 
-_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool)
+from execution.dtypes import TORCH_DTYPES
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = c_void_p, (ctypes.py_object, c_char_p)
@@ -52,8 +52,8 @@ class _ConstantEntry(ctypes.Structure):
 class AotiLibrary:
     """A loaded library with up to two sets of constants: the one in use and the one staged.
 
-    It holds no tensor data; whoever binds constants keeps the memory behind them mapped, and calls `bind_constants` and
-    `swap_constants` before the first `run`: an unbound constant is a segmentation fault. One thread at a time.
+    It holds no tensor data: whoever binds constants keeps their memory as long as they are in use. An unbound constant
+    is a segmentation fault: `bind_constants` and `swap_constants` come before the first `run`. One thread at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,20 +70,20 @@ class AotiLibrary:
         self._run.argtypes = (c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
         self._container = c_void_p()
         self._call("CreateWithDevice", byref(self._container), c_size_t(1), b"cpu", None)
-        self._active: list[c_void_p] = []
-        self._staged: list[c_void_p] = []
+        self._dtype_codes: dict[torch.dtype, int] = {
+            dtype: getattr(self._library, f"aoti_torch_dtype_{name}")() for name, dtype in TORCH_DTYPES.items()
+        }
         self.num_inputs = self._count("GetNumInputs")
         self.num_outputs = self._count("GetNumOutputs")
         self.constants = tuple(self._constant(index) for index in range(self._count("GetNumConstants")))
 
     def bind_constants(self, tensors: Mapping[str, Tensor]) -> None:
         """Stages a tensor for every constant, by the constants' names, without copying any data."""
-        self.discard_staged()
-        self._staged = _handles([tensors[constant.name] for constant in self.constants])
-        entries = (_ConstantEntry * len(self._staged))(
+        handles = [self._borrow(tensors[constant.name]) for constant in self.constants]
+        entries = (_ConstantEntry * len(handles))(
             *(
                 _ConstantEntry(constant.symbol, handle.value)
-                for constant, handle in zip(self.constants, self._staged, strict=True)
+                for constant, handle in zip(self.constants, handles, strict=True)
             )
         )
         use_inactive, validate_full_update = c_bool(True), c_bool(True)
@@ -95,18 +95,12 @@ class AotiLibrary:
             use_inactive,
             validate_full_update,
         )
+        for handle in handles:
+            self._library.aoti_torch_delete_tensor_object(handle)
 
     def swap_constants(self) -> None:
-        """Puts the staged constants in use and lets go of the others."""
+        """Puts the staged constants in use, and those in use where staged ones lie."""
         self._call("SwapConstantBuffer", self._container)
-        self._active, self._staged = self._staged, self._active
-        self.discard_staged()
-
-    def discard_staged(self) -> None:
-        """Lets go of staged constants, if there are any."""
-        for handle in self._staged:
-            self._library.aoti_torch_delete_tensor_object(handle)
-        self._staged = []
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         """Calls the program; it reads and writes the arguments where they lie, and returns new tensors.
@@ -115,7 +109,7 @@ class AotiLibrary:
             AotiError: The program raised.
         """
         # The call takes the handles over, whether it succeeds or not.
-        inputs = (c_void_p * self.num_inputs)(*(handle.value for handle in _handles(arguments)))
+        inputs = (c_void_p * self.num_inputs)(*_handles(arguments))
         outputs = (c_void_p * self.num_outputs)()
         self._check(self._run(self._container, inputs, len(inputs), outputs, len(outputs), None, None))
         return [_aoti.alloc_tensor_by_stealing_from_void_ptr(_new_capsule(output, None, None)) for output in outputs]
@@ -125,9 +119,29 @@ class AotiLibrary:
         if self._container:
             self._call("Delete", self._container)
             self._container = c_void_p()
-        self._staged += self._active
-        self._active = []
-        self.discard_staged()
+
+    def _borrow(self, tensor: Tensor) -> c_void_p:
+        """A handle on a tensor's memory that does not keep it.
+
+        The library makes itself a second handle of every constant and never deletes it. Were it to keep the memory,
+        weights could not be unmapped; so what is lost with each set of constants is a few hundred bytes a tensor.
+        """
+        sizes = (c_int64 * tensor.dim())(*tensor.shape)
+        strides = (c_int64 * tensor.dim())(*tensor.stride())
+        handle = c_void_p()
+        failed = self._library.aoti_torch_create_tensor_from_blob(
+            c_void_p(tensor.data_ptr()),
+            c_int64(tensor.dim()),
+            sizes,
+            strides,
+            c_int64(0),
+            c_int32(self._dtype_codes[tensor.dtype]),
+            c_int32(self._library.aoti_torch_device_type_cpu()),
+            c_int32(0),
+            byref(handle),
+        )
+        assert not failed, "torch refuses a tensor of its own"
+        return handle
 
     def _constant(self, index: int) -> AotiConstant:
         symbol, name, dtype, size = c_char_p(), c_char_p(), c_int32(), c_size_t()
@@ -140,8 +154,8 @@ class AotiLibrary:
             self._call(function, self._container, c_size_t(index), byref(result))
         assert symbol.value is not None
         assert name.value is not None
-        codes = {getattr(self._library, f"aoti_torch_dtype_{str(known)[6:]}")(): known for known in _DTYPES}
-        return AotiConstant(name.value.decode(), symbol.value, codes.get(dtype.value), size.value)
+        known = next((known for known, code in self._dtype_codes.items() if code == dtype.value), None)
+        return AotiConstant(name.value.decode(), symbol.value, known, size.value)
 
     def _count(self, function: str) -> int:
         count = c_size_t()
@@ -158,7 +172,7 @@ class AotiLibrary:
             raise AotiError((message.value or b"no message").decode(errors="replace").strip())
 
 
-def _handles(tensors: Iterable[Tensor]) -> list[c_void_p]:
-    """New handles, each of which keeps its tensor's memory until it is deleted or taken over."""
+def _handles(tensors: Sequence[Tensor]) -> list[int]:
+    """New handles, each of which keeps its tensor until it is deleted or taken over."""
     capsules = _aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
-    return [c_void_p(_capsule_pointer(capsule, None)) for capsule in capsules]
+    return [_capsule_pointer(capsule, None) for capsule in capsules]

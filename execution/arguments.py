@@ -1,4 +1,7 @@
-"""What an executable is called with, checked before native code sees it."""
+"""What an executable is called with, checked before native code sees it.
+
+Compiled code answers an index out of range with the end of the process, so ranges are checked too.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,54 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from bundle.errors import FieldViolation
-from bundle.manifest import Executable
+from bundle.manifest import Executable, Manifest
 from execution.dtypes import dtype_name
-from execution.errors import ExecutableInvalid, StepInvalid
+from execution.errors import ExecutableInvalid, ExecutableUnknown, StepInvalid
 
 
-def order_inputs(executable: Executable, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """Inputs in calling order.
+class StepArguments:
+    """Checks and orders the inputs of a bundle's executables."""
 
-    Raises:
-        StepInvalid: They are not the manifest's.
-    """
-    names = [spec.name for spec in executable.inputs]
-    if inputs.keys() != set(names):
-        raise StepInvalid(
-            executable.tag, FieldViolation("inputs", ", ".join(sorted(inputs)) or "nothing", ", ".join(names))
-        )
-    for spec in executable.inputs:
-        tensor = inputs[spec.name]
-        got = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
-        accepted = f"{spec.dtype} {list(spec.shape)}"
-        if got != accepted or not tensor.is_contiguous():
-            got += "" if tensor.is_contiguous() else ", not contiguous"
-            raise StepInvalid(executable.tag, FieldViolation(f"inputs[{spec.name}]", got, accepted))
-    return [inputs[name] for name in names]
+    def __init__(self, manifest: Manifest) -> None:
+        """Derives the ranges of inputs that are indices; see `bundle.abi`."""
+        self._executables = {executable.tag: executable for executable in manifest.executables}
+        self._ranges = {tag: _ranges(manifest, executable) for tag, executable in self._executables.items()}
+
+    def executable(self, tag: str) -> Executable:
+        """The executable of a tag.
+
+        Raises:
+            ExecutableUnknown: There is none.
+        """
+        executable = self._executables.get(tag)
+        if executable is None:
+            raise ExecutableUnknown(tag, sorted(self._executables))
+        return executable
+
+    def order(self, executable: Executable, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Inputs in calling order.
+
+        Raises:
+            StepInvalid: They are not the manifest's, or an index is out of range.
+        """
+        names = [spec.name for spec in executable.inputs]
+        if inputs.keys() != set(names):
+            got = ", ".join(sorted(inputs)) or "nothing"
+            raise StepInvalid(executable.tag, FieldViolation("inputs", got, ", ".join(names)))
+        for spec in executable.inputs:
+            tensor = inputs[spec.name]
+            got = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+            accepted = f"{spec.dtype} {list(spec.shape)}"
+            if got != accepted or not tensor.is_contiguous():
+                got += "" if tensor.is_contiguous() else ", not contiguous"
+                raise StepInvalid(executable.tag, FieldViolation(f"inputs[{spec.name}]", got, accepted))
+        for name, accepted_range in self._ranges[executable.tag].items():
+            smallest, largest = (int(extreme) for extreme in inputs[name].aminmax())
+            outside = smallest if smallest not in accepted_range else largest
+            if outside not in accepted_range:
+                accepted = f"{accepted_range.start} to {accepted_range.stop - 1}"
+                raise StepInvalid(executable.tag, FieldViolation(f"inputs[{name}]", str(outside), accepted))
+        return [inputs[name] for name in names]
 
 
 def order_constants(executable: Executable, weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -50,3 +77,16 @@ def order_constants(executable: Executable, weights: Mapping[str, Mapping[str, T
             raise ExecutableInvalid(executable.tag, detail)
         constants[binding.name] = tensor
     return constants
+
+
+def _ranges(manifest: Manifest, executable: Executable) -> dict[str, range]:
+    # A token is written at its position and read back from the bucket; padding of a prompt may be at any position.
+    is_decode = executable.submodel == "token_generation"
+    ranges = {
+        "input_ids": range(manifest.tokens.vocab_size),
+        "position_ids": range(executable.bucket[0] if is_decode else manifest.limits.max_length),
+        "seq_ids": range(manifest.state.num_slots + 1),
+        "num_tokens": range(1, executable.bucket[0] + 1),
+    }
+    taken = {spec.name for spec in executable.inputs}
+    return {name: accepted for name, accepted in ranges.items() if name in taken}

@@ -15,8 +15,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 from bundle.manifest import Executable, Manifest
-from execution.arguments import order_constants, order_inputs
-from execution.errors import ExecutableInvalid, ExecutableUnknown, StepFailed
+from execution.arguments import StepArguments, order_constants
+from execution.errors import ExecutableInvalid, StepFailed
 from execution.state import RankState
 from execution.weights import RankWeights
 
@@ -29,6 +29,7 @@ class EagerExecutor:
     ) -> None:
         """Loads; see `execution.executor.load_executor`."""
         self._executables = {executable.tag: executable for executable in manifest.executables}
+        self._arguments = StepArguments(manifest)
         self._weights = RankWeights(manifest, rank, blob_path)
         self._state = RankState(manifest.state)
         on_loaded("weights")
@@ -51,10 +52,8 @@ class EagerExecutor:
     @torch.no_grad()
     def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Runs one executable once."""
-        executable = self._executables.get(tag)
-        if executable is None:
-            raise ExecutableUnknown(tag, sorted(self._executables))
-        arguments = order_inputs(executable, inputs)
+        executable = self._arguments.executable(tag)
+        arguments = self._arguments.order(executable, inputs)
         arguments += [self._state.tensors[name] for name in executable.state]
         try:
             results = self._programs[tag].graph(*self._constants[tag], *arguments)
