@@ -1,10 +1,14 @@
-"""Errors of a server's own configuration and start; they end the process and cross no wire.
+"""Errors of the rim itself.
 
 EdgeError
 ├── AddressInvalid            text that is no host:port
 ├── PlaintextRefused          plaintext on an address that others can reach
 ├── AddressUnavailable        a port that is taken, or a host that is not of this machine
-└── TlsFileInvalid            a certificate or key that cannot be read
+├── TlsFileInvalid            a certificate or key that cannot be read
+├── RequestMalformed          bytes that are no message of the method's request type
+└── ShuttingDown              a call that comes after the server was told to end
+
+The first four are met when a server starts, and cross no wire.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from bundle.errors import FieldViolation, KilnError
 class EdgeError(KilnError):
     """Root of the edge's own errors."""
 
-    reason = "SERVER_CONFIG_INVALID"
+    reason = "EDGE_ERROR"
 
 
 class AddressInvalid(EdgeError):
@@ -57,3 +61,21 @@ class TlsFileInvalid(EdgeError):
 
     def __init__(self, path: str, detail: str) -> None:
         super().__init__(f"TLS file {path}: {detail}", path=path, detail=detail)
+
+
+class RequestMalformed(EdgeError):
+    """Bytes that are no message of the method's request type."""
+
+    reason = "REQUEST_MALFORMED"
+
+    def __init__(self) -> None:
+        super().__init__("the request is no message of the type that this method takes")
+
+
+class ShuttingDown(EdgeError):
+    """A call that comes after the server was told to end."""
+
+    reason = "SHUTTING_DOWN"
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down and takes no new calls", retry_after_s=1.0)

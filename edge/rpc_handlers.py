@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
+
+from edge.errors import RequestMalformed
 
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 #: Entered before a call's handler runs, left when it has ended or failed.
@@ -25,42 +29,67 @@ _FACTORIES = {
 
 
 def wrap_handler(
-    handler: grpc.RpcMethodHandler[RequestT, ResponseT], surroundings: Surroundings
+    handler: grpc.RpcMethodHandler[RequestT, ResponseT], surroundings: Surroundings, *, decode_inside: bool = False
 ) -> grpc.RpcMethodHandler[RequestT, ResponseT]:
     """Returns a handler that runs each call inside `surroundings`.
 
     Handlers that are no coroutine functions, which only unimplemented methods are, stay as they are.
+
+    Args:
+        handler: What the service registered, or another wrapper.
+        surroundings: Entered for every call.
+        decode_inside: Decode single requests inside `surroundings` too, where a malformed one raises RequestMalformed;
+            gRPC would end the call with the parser's message.
     """
-    arity, factory = next((name, make) for name, make in _FACTORIES.items() if getattr(handler, name) is not None)
+    arity, make_handler = next((name, make) for name, make in _FACTORIES.items() if getattr(handler, name) is not None)
     behavior = getattr(handler, arity)
+    decode, gets_decoded = _keep, handler.request_deserializer
+    if decode_inside and not handler.request_streaming and handler.request_deserializer is not None:
+        decode, gets_decoded = partial(_decode, handler.request_deserializer), None
     wrapped: Callable[[object, Context], Awaitable[object]]
     if inspect.isasyncgenfunction(behavior):
-        wrapped = _wrap_generator(behavior, surroundings)
+        wrapped = _wrap_generator(behavior, surroundings, decode)
     elif inspect.iscoroutinefunction(behavior):
-        wrapped = _wrap_coroutine(behavior, surroundings)
+        wrapped = _wrap_coroutine(behavior, surroundings, decode)
     else:
         return handler
-    return factory(wrapped, handler.request_deserializer, handler.response_serializer)
+    return make_handler(wrapped, gets_decoded, handler.response_serializer)
 
 
 def _wrap_coroutine(
-    behavior: Callable[[object, Context], Awaitable[object]], surroundings: Surroundings
+    behavior: Callable[[object, Context], Awaitable[object]],
+    surroundings: Surroundings,
+    decode: Callable[[object], object],
 ) -> Callable[[object, Context], Awaitable[object]]:
     async def run(request: object, context: Context) -> object:
         async with surroundings(context):
-            return await behavior(request, context)
+            return await behavior(decode(request), context)
 
     return run
 
 
 def _wrap_generator(
-    behavior: Callable[[object, Context], AsyncGenerator[object, None]], surroundings: Surroundings
+    behavior: Callable[[object, Context], AsyncGenerator[object, None]],
+    surroundings: Surroundings,
+    decode: Callable[[object], object],
 ) -> Callable[[object, Context], Awaitable[None]]:
     # A coroutine that writes, not a generator: gRPC leaves the generators of cancelled calls to the garbage collector,
     # but what a handler holds must be free when its call ends.
     async def run(request: object, context: Context) -> None:
-        async with surroundings(context), aclosing(behavior(request, context)) as responses:
+        async with surroundings(context), aclosing(behavior(decode(request), context)) as responses:
             async for response in responses:
                 await context.write(response)
 
     return run
+
+
+def _keep(request: object) -> object:
+    return request
+
+
+def _decode(deserialize: Callable[[bytes], object], data: object) -> object:
+    assert isinstance(data, bytes)
+    try:
+        return deserialize(data)
+    except DecodeError as error:
+        raise RequestMalformed from error

@@ -24,6 +24,9 @@ __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]
 #: Name of the health of the server as a whole.
 OVERALL: Final = ""
 
+#: How long a cancelled handler may take to clean up.
+CANCELLATION_TIMEOUT_S: Final = 5.0
+
 _log = structlog.get_logger("edge")
 
 
@@ -57,7 +60,7 @@ class EdgeServer:
         self._config = config
         self._calls = RunningCalls(services)
         self._server = grpc.aio.server(
-            interceptors=(AccessLogInterceptor(), self._calls, StatusInterceptor(status_table)),
+            interceptors=(AccessLogInterceptor(), StatusInterceptor(status_table), self._calls),
             options=config.channel_options(),
         )
         register(self._server)
@@ -101,17 +104,16 @@ class EdgeServer:
         update.add_done_callback(self._health_updates.discard)
 
     async def drain(self) -> None:
-        """Ends the server: health says NOT_SERVING, then new calls are refused, then running calls get
-        `drain_timeout_s` to finish, then what still runs is cancelled."""
+        """Ends the server: health says NOT_SERVING, new calls are refused with ShuttingDown, running calls get
+        `drain_timeout_s` to finish, and what still runs then is cancelled."""
         await self._health.enter_graceful_shutdown()
+        self._calls.refuse_new()
         _log.info("draining", timeout_s=self._config.drain_timeout_s)
-        stopping = asyncio.create_task(self._server.stop(self._config.drain_timeout_s))
-        idle = asyncio.create_task(self._calls.wait_idle())
-        await asyncio.wait({stopping, idle}, return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
+        finished = await self._calls.wait_idle(self._config.drain_timeout_s)
         await self._server.stop(None)
-        await stopping
-        _log.info("stopped")
+        # Their handlers have been cancelled, and may be cleaning up still.
+        ended = finished or await self._calls.wait_idle(CANCELLATION_TIMEOUT_S)
+        _log.info("stopped", calls_finished=finished, handlers_ended=ended)
 
     async def serve_until_signalled(self) -> None:
         """Serves until SIGTERM or SIGINT, then drains. A second signal cancels the calls that still run."""

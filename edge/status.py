@@ -23,6 +23,7 @@ from bundle.errors import (
     ManifestInvalid,
     RefInvalid,
 )
+from edge.errors import RequestMalformed, ShuttingDown
 
 DOMAIN: Final = "kiln"
 
@@ -40,6 +41,14 @@ BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
         LayoutInvalid: grpc.StatusCode.DATA_LOSS,
         ManifestInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         AbiUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+    }
+)
+
+#: Codes of the rim's own errors, which every server has.
+EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
+    {
+        RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
+        ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     }
 )
 

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
-from edge.status import StatusTable, is_mapped, status_from_error
+from edge.status import EDGE_STATUSES, StatusTable, is_mapped, status_from_error
 
 _log = structlog.get_logger("edge")
 
@@ -25,7 +25,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, table: StatusTable) -> None:
         """Takes the service's error classes and their codes."""
-        self._table = table
+        self._table = {**EDGE_STATUSES, **table}
 
     async def intercept_service(
         self,
@@ -34,7 +34,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
         """Wraps the method's handler."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else wrap_handler(handler, self._render_errors)
+        return None if handler is None else wrap_handler(handler, self._render_errors, decode_inside=True)
 
     @asynccontextmanager
     async def _render_errors(self, context: Context) -> AsyncIterator[None]:

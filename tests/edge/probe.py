@@ -1,0 +1,92 @@
+"""A service whose handlers do what a test tells them to, on a real server; BundleService lends its messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
+
+from edge.server import EdgeConfig, EdgeServer
+from edge.status import BUNDLE_STATUSES, StatusTable
+
+SERVICE = "kiln.bundle.v1.BundleService"
+GET = bundle_pb2.GetBundleRequest(ref="tiny")
+READ = bundle_pb2.ReadBlobRequest(digest="sha256:x")
+CHUNK = bundle_pb2.ReadBlobResponse(data=b"chunk")
+
+
+async def answer() -> bundle_pb2.GetBundleResponse:
+    return bundle_pb2.GetBundleResponse()
+
+
+class Probe(bundle_pb2_grpc.BundleServiceServicer):
+    """GetBundle awaits `answer`; ReadBlob sends one chunk, then awaits `answer`, then sends another one."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[], Awaitable[bundle_pb2.GetBundleResponse]] = answer
+        self.entered = asyncio.Event()
+        self.left = asyncio.Event()
+        self.context: grpc.aio.ServicerContext[object, object] | None = None
+
+    async def GetBundle(  # noqa: N802
+        self, request: bundle_pb2.GetBundleRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> bundle_pb2.GetBundleResponse:
+        self.context = context
+        self.entered.set()
+        try:
+            return await self.answer()
+        finally:
+            self.left.set()
+
+    async def ReadBlob(  # noqa: N802
+        self, request: bundle_pb2.ReadBlobRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[bundle_pb2.ReadBlobResponse, None]:
+        self.context = context
+        try:
+            yield CHUNK
+            self.entered.set()
+            await self.answer()
+            yield CHUNK
+        finally:
+            self.left.set()
+
+    async def hang(self) -> bundle_pb2.GetBundleResponse:
+        """An answer that never comes."""
+        return await asyncio.Future()
+
+
+def make_server(probe: Probe, config: EdgeConfig | None = None, *, table: StatusTable = BUNDLE_STATUSES) -> EdgeServer:
+    return EdgeServer(
+        config or EdgeConfig("127.0.0.1:0", drain_timeout_s=5),
+        status_table=table,
+        services=[SERVICE, "google.longrunning.Operations"],
+        register=lambda server: bundle_pb2_grpc.add_BundleServiceServicer_to_server(probe, server),
+    )
+
+
+@asynccontextmanager
+async def serve(
+    probe: Probe, config: EdgeConfig | None = None, *, table: StatusTable = BUNDLE_STATUSES
+) -> AsyncIterator[grpc.aio.Channel]:
+    """Runs a server with the probe on it; yields a channel to it."""
+    server = make_server(probe, config, table=table)
+    port = await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.drain()
+
+
+def stub(channel: grpc.aio.Channel) -> bundle_pb2_grpc.BundleServiceAsyncStub:
+    return bundle_pb2_grpc.BundleServiceStub(channel)  # the stubs' type for asynchronous channels
+
+
+async def call_method(channel: grpc.aio.Channel, method: str) -> list[object]:
+    """Calls GetBundle or ReadBlob; returns all responses."""
+    if method == "GetBundle":
+        return [await stub(channel).GetBundle(GET)]
+    return [response async for response in stub(channel).ReadBlob(READ)]

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from edge.config import EdgeConfig, TlsConfig
+from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("127.0.0.1:0", "127.0.0.1"),
+        ("127.1.2.3:65535", "127.1.2.3"),
+        ("localhost:8081", "localhost"),
+        ("[::1]:0", "::1"),
+    ],
+)
+def test_plaintext_is_served_on_loopback(address: str, host: str) -> None:
+    assert EdgeConfig(address).host == host
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.168.1.7:80", "example.com:1", "localhost.evil.com:1"])
+def test_plaintext_beyond_loopback_must_be_allowed(address: str, tmp_path: Path) -> None:
+    with pytest.raises(PlaintextRefused) as caught:
+        EdgeConfig(address)
+    assert caught.value.metadata == {"address": address}
+    assert EdgeConfig(address, allow_insecure=True).address == address
+    assert EdgeConfig(address, tls=TlsConfig(tmp_path, tmp_path)).address == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "localhost", ":80", "localhost:", "localhost:x", "localhost:65536", "::1:80", "a b:1", "http://x:1"]
+)
+def test_address_must_be_host_and_port(address: str) -> None:
+    with pytest.raises(AddressInvalid) as caught:
+        EdgeConfig(address, allow_insecure=True)
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.value) == ("address", repr(address))
+
+
+def test_limits_become_channel_options() -> None:
+    config = EdgeConfig("127.0.0.1:0", max_message_bytes=1000, keepalive_time_s=1.5, min_ping_interval_s=0.25)
+    assert dict(config.channel_options()) == {
+        "grpc.max_receive_message_length": 1000,
+        "grpc.max_send_message_length": 1000,
+        "grpc.keepalive_time_ms": 1500,
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.min_ping_interval_without_data_ms": 250,
+        "grpc.so_reuseport": 0,
+    }
+    assert EdgeConfig("127.0.0.1:0").max_message_bytes == 16 * 1024 * 1024
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no certificate"])
+@pytest.mark.parametrize("broken", ["certificate", "key", "client_ca"])
+def test_unreadable_tls_file_is_named(tmp_path: Path, broken: str, content: bytes | None) -> None:
+    paths = {name: tmp_path / name for name in ("certificate", "key", "client_ca")}
+    for name, path in paths.items():
+        if name != broken:
+            path.write_bytes(b"-----BEGIN CERTIFICATE-----\n")
+        elif content is not None:
+            path.write_bytes(content)
+    with pytest.raises(TlsFileInvalid) as caught:
+        TlsConfig(paths["certificate"], paths["key"], paths["client_ca"]).load()
+    assert caught.value.metadata["path"] == str(paths[broken])
