@@ -55,7 +55,10 @@ class Output:
         if self.as_json:
             self._line(record)
         elif view is not None:
-            self._results.print(view)
+            with self._results.capture() as capture:
+                self._results.print(view)
+            # Tables fill their columns with blanks, which a pipe's reader would have to strip.
+            click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
     def error(self, error: KilnError) -> None:
         """Gives the failure, last."""

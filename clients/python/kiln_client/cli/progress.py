@@ -26,6 +26,7 @@ class ProgressState:
         done: Units done.
         total: Units in all, 0 where unknown.
         count: The two for a person, empty where there is nothing to count.
+        step: What a log tells apart; it changes often enough to be followed and seldom enough to be read.
         remark: One line for a person.
     """
 
@@ -33,6 +34,7 @@ class ProgressState:
     done: int
     total: int
     count: str
+    step: str
     remark: str
 
 
@@ -44,7 +46,8 @@ def compile_state(progress: CompileMetadata) -> ProgressState:
     if progress.stage == CompileStage.COMPILE_STAGE_SHARD:
         return _bytes_state(stage, progress.sharded_bytes, progress.total_bytes, remark)
     done, total = progress.executables_done, progress.executables_total
-    return ProgressState(stage, done, total, f"{done}/{total} executables" if total else "", remark)
+    count = f"{done}/{total} executables" if total else ""
+    return ProgressState(stage, done, total, count, f"{stage} {count}", remark)
 
 
 def load_state(progress: LoadProgress) -> ProgressState:
@@ -54,7 +57,8 @@ def load_state(progress: LoadProgress) -> ProgressState:
 
 
 def _bytes_state(stage: str, done: int, total: int, remark: str) -> ProgressState:
-    return ProgressState(stage, done, total, f"{decimal(done)}/{decimal(total)}" if total else "", remark)
+    count = f"{decimal(done)}/{decimal(total)}" if total else ""
+    return ProgressState(stage, done, total, count, stage, remark)
 
 
 class ProgressView:
@@ -85,11 +89,9 @@ class ProgressView:
                 count=state.count,
                 remark=state.remark,
             )
-        elif not self._output.as_json:
-            line = " ".join(part for part in (state.stage, state.count, state.remark) if part)
-            if line != self._shown:
-                self._output.remark(line)
-            self._shown = line
+        elif state.step != self._shown:
+            self._shown = state.step
+            self._output.remark(" ".join(part for part in (state.stage, state.count, state.remark) if part))
 
     def __enter__(self) -> Self:
         if self._output.remarks.is_terminal and not self._output.as_json:
