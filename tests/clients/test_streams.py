@@ -121,6 +121,11 @@ async def test_whole_stream_arrives_before_its_error(server: ScriptedServer) -> 
     assert len(received) == 200
 
 
+def test_stream_without_an_event_loop_is_refused(server: ScriptedServer) -> None:
+    with pytest.raises(RuntimeError, match="event loop"):
+        AsyncRuntime(server.address).generate("demo", "x")
+
+
 async def test_finished_stream_stays_finished(server: ScriptedServer) -> None:
     server.script("Generate", samples.generation())
     async with AsyncRuntime(server.address) as runtime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cached_property
 from types import TracebackType
 from typing import ClassVar, Self, TypeVar
@@ -66,4 +67,5 @@ class ServiceClient:
             raise error_from_rpc(error, self.address) from None
 
     def _stream(self, method: grpc.aio.UnaryStreamMultiCallable[Q, R], request: Q, timeout_s: float) -> AsyncStream[R]:
-        return AsyncStream(method(request, timeout=timeout_s), self.address)
+        loop = asyncio.get_running_loop()
+        return AsyncStream(method(request, timeout=timeout_s), loop, self.address)

@@ -22,8 +22,8 @@ class AsyncStream(AsyncIterator[R], Generic[R]):
     `async with`, or dropped: leaving an `async for` over a stream that nothing else holds is enough.
     """
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, R], address: str) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, R], loop: asyncio.AbstractEventLoop, address: str) -> None:
+        self._loop = loop
         self._call = call
         self._responses = aiter(call)
         self._address = address

@@ -225,7 +225,7 @@ def test_failure_halfway_keeps_what_came_before(server: ScriptedServer, kiln: Ki
     assert outcome.lines[2]["usage"]["generated_tokens"] == 2
     assert (outcome.exit_code, outcome.error["reason"], outcome.error["metadata"]) == (1, "RANK_DIED", {"rank": "0"})
     shown = kiln("generate", "--deployment", "demo", "--prompt", "x")
-    assert shown.out == "Once "
+    assert shown.out == "Once \n"
     assert "UNAVAILABLE/RANK_DIED" in shown.err
 
 

@@ -20,7 +20,7 @@ from kiln_client.cli.main import kiln as kiln_command
 
 from tests.clients import samples
 from tests.clients.conftest import Outcome
-from tests.clients.processes import KILN, python_environment
+from tests.clients.processes import KILN, ROOT, python_environment
 from tests.clients.scripted_server import HANG, ScriptedServer
 
 Kiln = Callable[..., Outcome]
@@ -57,6 +57,11 @@ def test_the_commands_of_the_contract_are_there() -> None:
         "operations cancel",
         "version",
     }
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_is_documented(words: tuple[str, ...]) -> None:
+    assert f"`kiln {' '.join(words)}" in (ROOT / "docs/clients.md").read_text()
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

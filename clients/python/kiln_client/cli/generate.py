@@ -58,11 +58,13 @@ async def generate_command(
     given = {name: value for name, value in options.items() if value is not None}
     builder = CompletionBuilder()
     async with session.runtime() as runtime, runtime.generate(deployment_id, given_prompt, **given) as events:
-        async for event in events:
-            builder.add(event)
-            _show(session, event)
+        try:
+            async for event in events:
+                builder.add(event)
+                _show(session, event)
+        finally:
+            session.output.end_text()
     completion = builder.build()
-    session.output.text("\n")
     session.output.remark(
         usage_line(completion.usage, finish=_finish(completion), weight_epoch=completion.weight_epoch)
     )

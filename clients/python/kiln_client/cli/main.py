@@ -76,9 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KilnError as error:
         output.error(error)
         return FAILED
-    except BrokenPipeError:  # the reader of our output has gone, and Python would complain again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except OSError as error:
         output.error(FailedPrecondition(f"{error.filename}: {error.strerror}", reason="FILE_UNUSABLE"))
         return FAILED

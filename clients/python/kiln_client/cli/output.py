@@ -30,6 +30,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self._is_mid_line = False
         self.remarks = Console(stderr=True, highlight=False, markup=False)
         self._results = Console(
             highlight=False, markup=False, soft_wrap=False, width=None if sys.stdout.isatty() else _WIDE
@@ -42,8 +43,14 @@ class Output:
 
     def text(self, text: str) -> None:
         """Shows a piece of a text stream to a person, at once."""
-        if not self.as_json:
+        if not self.as_json and text:
             click.echo(text, nl=False)
+            self._is_mid_line = not text.endswith("\n")
+
+    def end_text(self) -> None:
+        """Ends the text stream's last line."""
+        if self._is_mid_line:
+            self.text("\n")
 
     def remark(self, text: str) -> None:
         """Tells a person something beside the result."""
