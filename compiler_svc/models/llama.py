@@ -43,16 +43,14 @@ class LlamaForCausalLM(nn.Module):
         Returns:
             Logits after each row's last valid token, f32 [rows, vocab_size], and the new state.
         """
-        last = (num_tokens - 1).clamp(min=0)[:, None]
+        rows, last = torch.arange(input_ids.shape[0]), (num_tokens - 1).clamp(min=0)
         is_valid = torch.arange(input_ids.shape[1], dtype=torch.int32) < num_tokens[:, None]
         # Padding goes to position 0 of the scratch row, whatever positions it claims.
         scratch = state[0].shape[0] - 1
         positions = torch.where(is_valid, position_ids, 0)
         step = CacheStep(slots=torch.where(is_valid, seq_ids[:, None], scratch), positions=positions, mask=None)
-        lengths = positions.gather(1, last.long()).squeeze(1) + 1
-        hidden, new_state = self._decode(input_ids, lengths, step, state)
-        rows = torch.arange(hidden.shape[0])
-        return self._logits(hidden[rows, last.squeeze(1)]), new_state
+        hidden, new_state = self._decode(input_ids, positions[rows, last] + 1, step, state)
+        return self._logits(hidden[rows, last]), new_state
 
     def generate_token(
         self, input_ids: Tensor, position_ids: Tensor, seq_ids: Tensor, state: State, *, bucket: int

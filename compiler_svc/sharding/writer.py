@@ -26,7 +26,7 @@ from execution.dtypes import TORCH_DTYPES
 ALIGNMENT_BYTES: Final = 64
 #: Padding tensors are named by this and a number; nothing binds them.
 PADDING_PREFIX: Final = "padding."
-#: Tensors are cast and written in parts of about this size.
+#: Tensors are cast and written in parts of at most this size; no row of a matrix is larger.
 CHUNK_SIZE_BYTES: Final = 16 << 20
 
 _DTYPES: Final[Mapping[DType, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
@@ -71,10 +71,12 @@ def write_shard(
 def _render_shard(plan: WeightPlan, reader: TensorReader, rank: int) -> Iterator[bytes | memoryview]:
     ordered = sorted(plan.tensors, key=lambda tensor: plan.rank_size_bytes(tensor) % ALIGNMENT_BYTES != 0)
     yield _render_header(plan, ordered)
+    # One buffer for all casts: the heap would be left in pieces by one for each.
+    staging = torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8)
     derived = compute_rope_tensors(plan.config.rope, plan.config.head_dim)
     for tensor in ordered:
         whole = derived[tensor.name] if tensor.source is None else reader.read(tensor.source)
-        yield from _render_tensor(split_tensor(plan, tensor, whole, rank), TORCH_DTYPES[tensor.dtype])
+        yield from _render_tensor(split_tensor(plan, tensor, whole, rank), TORCH_DTYPES[tensor.dtype], staging)
         yield bytes(_padding_bytes(plan.rank_size_bytes(tensor)))
 
 
@@ -96,10 +98,13 @@ def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _render_tensor(part: Tensor, dtype: torch.dtype) -> Iterator[memoryview]:
+def _render_tensor(part: Tensor, dtype: torch.dtype, staging: Tensor) -> Iterator[memoryview]:
+    """Casts a tensor part by part; each is valid until the next."""
     row_size_bytes = math.prod(part.shape[1:]) * dtype.itemsize
-    for rows in torch.split(part, max(1, CHUNK_SIZE_BYTES // row_size_bytes)):
-        yield rows.to(dtype).contiguous().flatten().view(torch.uint8).numpy().data
+    for rows in torch.split(part, len(staging) // row_size_bytes):
+        data = staging[: len(rows) * row_size_bytes]
+        data.view(dtype).view(rows.shape).copy_(rows)
+        yield data.numpy().data
 
 
 def _padding_bytes(offset: int) -> int:

@@ -9,11 +9,10 @@ from typing import Any, Final
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bundle.manifest import Sampling
-from compiler_svc.models.registry import parse_model_config
-from compiler_svc.sharding.plan import WeightPlan, plan_weights
+from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.spec import ModelSpec
 from compiler_svc.weights.checkpoint import Checkpoint
+from tests.compiler_svc.specs import make_plan, make_spec
 
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.
 TOLERANCE: Final = 1e-4
@@ -91,17 +90,6 @@ GEOMETRIES: Final[dict[str, dict[str, Any]]] = {
     },
 }
 
-HOST_SAMPLING: Final = Sampling(
-    mode="host",
-    semantics="hf",
-    dynamic=False,
-    deterministic=False,
-    global_topk=0,
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-)
-
 
 @dataclass(frozen=True)
 class TinyLlama:
@@ -126,23 +114,11 @@ class TinyLlama:
             logits.append(output.logits[0, -1])
         return torch.stack(logits).float()
 
-    def plan(self, *, dtype: str = "float32", cast_type: str = "config", tp_degree: int = 1) -> WeightPlan:
-        config = parse_model_config(self.checkpoint.config)
-        return plan_weights(config, self.checkpoint, dtype=dtype, cast_type=cast_type, tp_degree=tp_degree)
+    def plan(self, **changes: Any) -> WeightPlan:
+        return make_plan(self.checkpoint, **changes)
 
     def spec(self, **changes: Any) -> ModelSpec:
-        defaults: dict[str, Any] = {
-            "config": parse_model_config(self.checkpoint.config),
-            "dtype": "float32",
-            "tp_degree": 1,
-            "num_slots": 3,
-            "max_length": 128,
-            "ctx_batch_size": 1,
-            "tkg_batch_size": 3,
-            "sampling": HOST_SAMPLING,
-            "output_logits": True,
-        }
-        return ModelSpec(**(defaults | changes))
+        return make_spec(self.checkpoint, **changes)
 
 
 def write_tiny_llama(path: Path, attributes: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> TinyLlama:

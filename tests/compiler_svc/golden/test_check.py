@@ -11,7 +11,8 @@ from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.golden.errors import GoldenMismatch
 from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
-from tests.compiler_svc.tiny_llama import GEOMETRIES, HOST_SAMPLING, ROPES, TinyLlama, write_tiny_llama
+from tests.compiler_svc.specs import HOST_SAMPLING
+from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama
 
 GREEDY = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.0)
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=64)

@@ -1,0 +1,170 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compiler_svc.models.kv_heads import kv_heads_of_rank
+from compiler_svc.models.registry import parse_model_config
+from compiler_svc.sharding.errors import ShardingNotServed
+from compiler_svc.sharding.plan import Split, plan_weights
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.errors import CheckpointInvalid
+from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama
+
+
+def write(path: Path, geometry: str, **changes: Any) -> TinyLlama:
+    return write_tiny_llama(path, GEOMETRIES[geometry] | changes)
+
+
+def replan(path: Path) -> None:
+    """Plans what the directory holds now."""
+    checkpoint = Checkpoint.open(path)
+    config = parse_model_config(checkpoint.config)
+    plan_weights(config, checkpoint, dtype="float32", cast_type="config", tp_degree=1)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_plan_covers_the_checkpoint_and_its_size(geometry: str, tmp_path: Path) -> None:
+    tiny = write(tmp_path, geometry)
+    plan = tiny.plan()
+    assert {tensor.source for tensor in plan.tensors} == {*tiny.checkpoint.tensors, None}
+    num_elements = sum(parameter.numel() for parameter in tiny.model.parameters())
+    assert plan.shard_size_bytes == 4 * (num_elements + plan.config.head_dim // 2)
+    half = tiny.plan(dtype="bfloat16")
+    assert half.shard_size_bytes == 2 * num_elements + 4 * (plan.config.head_dim // 2)
+
+
+def test_tied_head_is_stored_once(tmp_path: Path) -> None:
+    names = [tensor.name for tensor in write(tmp_path, "gqa-llama3-tied").plan().tensors]
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_tied_head_is_cut_apart_for_several_ranks(tmp_path: Path) -> None:
+    plan = write(tmp_path, "gqa-llama3-tied", vocab_size=212).plan(tp_degree=2)
+    by_name = {tensor.name: tensor for tensor in plan.tensors}
+    assert by_name["lm_head.weight"].source == "model.embed_tokens.weight"
+    assert plan.rank_shape(by_name["lm_head.weight"]) == (106, 64)
+    assert plan.rank_shape(by_name["model.embed_tokens.weight"]) == (212, 32)
+
+
+def test_splits(tmp_path: Path) -> None:
+    plan = write(tmp_path, "mha-bias-untied", vocab_size=212).plan(tp_degree=2)
+    shapes = {
+        tensor.name.removeprefix("model.layers.0."): (tensor.split, plan.rank_shape(tensor)) for tensor in plan.tensors
+    }
+    assert shapes["self_attn.q_proj.weight"] == (Split.COLUMN, (24, 48))
+    assert shapes["self_attn.q_proj.bias"] == (Split.COLUMN, (24,))
+    assert shapes["self_attn.k_proj.weight"] == (Split.KV_HEADS, (24, 48))
+    assert shapes["self_attn.v_proj.bias"] == (Split.KV_HEADS, (24,))
+    assert shapes["self_attn.o_proj.weight"] == (Split.ROW, (48, 24))
+    assert shapes["self_attn.o_proj.bias"] == (Split.REPLICATED, (48,))
+    assert shapes["mlp.gate_proj.weight"] == (Split.COLUMN, (50, 48))
+    assert shapes["mlp.down_proj.weight"] == (Split.ROW, (48, 50))
+    assert shapes["mlp.down_proj.bias"] == (Split.REPLICATED, (48,))
+    assert shapes["input_layernorm.weight"] == (Split.REPLICATED, (48,))
+    assert shapes["model.embed_tokens.weight"] == (Split.ROW, (212, 24))
+    assert shapes["lm_head.weight"] == (Split.COLUMN, (106, 48))
+    assert shapes["rope.inv_freq"] == (Split.REPLICATED, (6,))
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "tp_degree", "heads"),
+    [
+        (2, 1, [(0, 1)]),
+        (8, 4, [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        (2, 4, [(0,), (0,), (1,), (1,)]),
+        (1, 2, [(0,), (0,)]),
+    ],
+)
+def test_kv_heads_of_ranks(num_kv_heads: int, tp_degree: int, heads: list[tuple[int, ...]]) -> None:
+    assert [kv_heads_of_rank(num_kv_heads, rank, tp_degree) for rank in range(tp_degree)] == heads
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp_degree", "attribute"),
+    [
+        ({}, 3, "num_attention_heads"),
+        ({"intermediate_size": 177}, 2, "intermediate_size"),
+        ({"vocab_size": 211}, 2, "vocab_size"),
+    ],
+)
+def test_degrees_that_do_not_divide(tmp_path: Path, changes: dict[str, Any], tp_degree: int, attribute: str) -> None:
+    tiny = write(tmp_path, "gqa-llama3-tied", **changes)
+    with pytest.raises(ShardingNotServed, match=f"{attribute} .*accepted: a divisor of {attribute}") as caught:
+        tiny.plan(tp_degree=tp_degree)
+    assert caught.value.violations[0].field == "neuron_config.tp_degree"
+
+
+def test_kv_heads_that_do_not_divide(tmp_path: Path) -> None:
+    changes = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96, "vocab_size": 216}
+    tiny = write(tmp_path, "gqa-llama3-tied", **changes, intermediate_size=180)
+    with pytest.raises(ShardingNotServed, match="num_key_value_heads"):
+        tiny.plan(tp_degree=6)
+
+
+def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
+    tensors: dict[str, Any] = load_file(path / "model.safetensors") | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.norm.weight", None, r"got missing; accepted: a tensor of shape \[48\]"),
+        ("lm_head.weight", None, "got missing"),
+        ("model.norm.weight", torch.ones(49), r"got shape \[49\]; accepted: shape \[48\], as config.json says"),
+        ("model.norm.weight", torch.ones(48, dtype=torch.int8), "got dtype int8; accepted: one of bfloat16"),
+        ("model.norm.bias", torch.ones(48), "got unexpected"),
+        ("model.layers.2.mlp.up_proj.weight", torch.ones(1), "got unexpected"),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path: Path, name: str, tensor: torch.Tensor | None, message: str) -> None:
+    write(tmp_path, "mha-bias-untied")
+    change_tensors(tmp_path, **{name: tensor})
+    with pytest.raises(CheckpointInvalid, match=message) as caught:
+        replan(tmp_path)
+    assert caught.value.subject == name
+
+
+def test_redundant_tensors_are_ignored(tmp_path: Path) -> None:
+    write(tmp_path, "gqa-llama3-tied", rope_parameters=ROPES["default"])
+    change_tensors(
+        tmp_path,
+        **{"lm_head.weight": torch.ones(1), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+    )
+    replan(tmp_path)
+
+
+def test_shard_record(tmp_path: Path) -> None:
+    tiny = write(tmp_path, "gqa-llama3-tied")
+    shard = tiny.plan().describe_shard(0, "sha256:" + "1" * 64, 77)
+    assert (shard.rank, shard.size_bytes) == (0, 77)
+    names = [tensor.name for tensor in shard.tensors]
+    assert names == sorted(names)
+    (norm,) = (tensor for tensor in shard.tensors if tensor.name == "model.norm.weight")
+    assert (norm.dtype, norm.shape) == ("float32", (64,))
+
+
+def test_planning_needs_no_torch(tmp_path: Path) -> None:
+    """The service plans without the seconds that torch takes to load."""
+    write(tmp_path, "gqa-llama3-tied")
+    code = f"""
+import subprocess
+import sys
+from pathlib import Path
+from compiler_svc.models.registry import parse_model_config
+from compiler_svc.sharding.plan import plan_weights
+from compiler_svc.trace import spec, submodels
+from compiler_svc.golden import errors
+from compiler_svc.weights.checkpoint import Checkpoint
+checkpoint = Checkpoint.open(Path({str(tmp_path)!r}))
+plan = plan_weights(parse_model_config(checkpoint.config), checkpoint, dtype="float32", cast_type="config", tp_degree=1)
+assert plan.shard_size_bytes > 0
+assert not {{"torch", "transformers"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[3])

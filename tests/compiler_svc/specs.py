@@ -1,0 +1,46 @@
+"""Specifications of small models, for tests that change one thing at a time."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bundle.manifest import Sampling
+from compiler_svc.models.registry import parse_model_config
+from compiler_svc.sharding.plan import WeightPlan, plan_weights
+from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.weights.checkpoint import Checkpoint
+
+HOST_SAMPLING: Final = Sampling(
+    mode="host",
+    semantics="hf",
+    dynamic=False,
+    deterministic=False,
+    global_topk=0,
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+)
+
+
+def make_spec(checkpoint: Checkpoint, **changes: Any) -> ModelSpec:
+    """Float32, three slots of 128 positions, logits."""
+    defaults: dict[str, Any] = {
+        "config": parse_model_config(checkpoint.config),
+        "dtype": "float32",
+        "tp_degree": 1,
+        "num_slots": 3,
+        "max_length": 128,
+        "ctx_batch_size": 1,
+        "tkg_batch_size": 3,
+        "sampling": HOST_SAMPLING,
+        "output_logits": True,
+    }
+    return ModelSpec(**(defaults | changes))
+
+
+def make_plan(
+    checkpoint: Checkpoint, *, dtype: str = "float32", cast_type: str = "config", tp_degree: int = 1
+) -> WeightPlan:
+    """The weights of `make_spec`."""
+    config = parse_model_config(checkpoint.config)
+    return plan_weights(config, checkpoint, dtype=dtype, cast_type=cast_type, tp_degree=tp_degree)
