@@ -135,5 +135,5 @@ def _float(value: float) -> float | str:
     """Gives the shortest number that is the same in 32 bits; text for what JSON has no number for, as protobuf does."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
-    rounded = (float(f"{value:.{digits}g}") for digits in range(6, 9))
-    return next((number for number in rounded if struct.pack("f", number) == struct.pack("f", value)), value)
+    rounded = (float(f"{value:.{digits}g}") for digits in range(6, 10))
+    return next(number for number in rounded if struct.pack("f", number) == struct.pack("f", value))
