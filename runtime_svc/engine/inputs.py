@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from bundle.manifest import Executable, Manifest
 from execution.step import Step, step_inputs
 from runtime_svc.engine.request import Request
@@ -9,7 +11,10 @@ from runtime_svc.engine.scheduler import ScheduledRow, StepPlan
 from runtime_svc.engine.uniform import uniform
 
 # What idle rows sample with: greedy, whatever else is set.
-IDLE_SAMPLING_PARAMS = (1.0, 1.0, 1.0)
+IDLE_SAMPLING_PARAMS: Final = (1.0, 1.0, 1.0)
+
+# In place of a random number where the bundle asks for none.
+DETERMINISTIC_RAND: Final = 0.5
 
 
 class StepBuilder:
@@ -19,6 +24,7 @@ class StepBuilder:
         """Takes the pad id, the scratch slot and the names of inputs from the manifest."""
         self._pad_id = manifest.tokens.pad
         self._scratch_slot = manifest.state.num_slots
+        self._is_deterministic = manifest.sampling.deterministic
         self._input_names = {
             executable.tag: {spec.name for spec in step_inputs(executable, manifest.sampling)}
             for executable in manifest.executables
@@ -37,7 +43,7 @@ class StepBuilder:
         if "sampling_params" in names:
             inputs["sampling_params"] = [value for row in by_row for value in _sampling_params(row)]
         if "rand" in names:
-            inputs["rand"] = [_rand(row) for row in by_row]
+            inputs["rand"] = [self._rand(row) for row in by_row]
         top_logprobs = [row.request.top_logprobs for row in plan.rows if row.request.top_logprobs is not None]
         return Step(executable.tag, inputs, max(top_logprobs, default=None))
 
@@ -68,6 +74,11 @@ class StepBuilder:
     def _seq_ids(self, by_row: list[ScheduledRow | None]) -> list[int]:
         return [self._scratch_slot if row is None else row.slot for row in by_row]
 
+    def _rand(self, row: ScheduledRow | None) -> float:
+        if row is None or self._is_deterministic:
+            return DETERMINISTIC_RAND
+        return uniform(row.request.sampling.seed, len(row.request.output_token_ids))
+
 
 def _next_tokens(request: Request, count: int) -> list[int]:
     num_prompt_tokens = len(request.prompt_token_ids)
@@ -82,7 +93,3 @@ def _sampling_params(row: ScheduledRow | None) -> tuple[float, float, float]:
         return IDLE_SAMPLING_PARAMS
     sampling = row.request.sampling
     return float(sampling.top_k), sampling.top_p, sampling.temperature
-
-
-def _rand(row: ScheduledRow | None) -> float:
-    return 0.0 if row is None else uniform(row.request.sampling.seed, len(row.request.output_token_ids))

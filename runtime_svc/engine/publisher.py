@@ -17,8 +17,9 @@ from runtime_svc.engine.usage import usage_of
 class OutputText(Protocol):
     """The text of one sequence, as its tokens arrive."""
 
-    #: The stop string that the text has met, None before.
-    stop_string: str | None
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has met, None before."""
 
     def push(self, token_id: int) -> str:
         """Text that is certain now; nothing after a stop string."""

@@ -35,7 +35,7 @@ from execution.step import Step, StepResult
 from runtime_svc.engine.uniform import uniform
 
 # Prime, with 2 as a primitive root: sequences take a hundred steps to repeat.
-VOCAB_SIZE = 101
+VOCAB_SIZE = 509
 EOS = 2
 BIAS = 1
 DIGEST = "sha256:" + "0" * 64
@@ -86,8 +86,11 @@ def make_manifest(
     tokenizer: Tokenizer | None = None,
     executable_blob: str = DIGEST,
     weights_blob: str = DIGEST,
+    weights_size_bytes: int = 1,
     graph_abi_digest: str = DIGEST,
-    isa: str = "x86-64-v2",
+    isa: str = "x86-64-v3",
+    kind: str = "cpu",
+    format_: str = "exported_program",
     tp_degree: int = 1,
     config: Mapping[str, Any] | None = None,
 ) -> Manifest:
@@ -100,23 +103,33 @@ def make_manifest(
         architecture="Fake",
         config=dict(config or {"neuron_config": {}}),
         checkpoint_digest=DIGEST,
-        target=Target(kind="cpu", isa=isa),
+        target=Target(kind=kind, isa=isa),  # type: ignore[arg-type]
         optimization_level=0,
         toolchain={},
         tp_degree=tp_degree,
-        executables=tuple(msgspec.structs.replace(executable, blob=executable_blob) for executable in executables),
+        executables=tuple(
+            msgspec.structs.replace(executable, blob=executable_blob, format=format_) for executable in executables
+        ),
         weight_sets=(
             WeightSet(
                 name="model",
                 shards=tuple(
-                    WeightShard(rank=rank, blob=weights_blob, size_bytes=1, tensors=()) for rank in range(tp_degree)
+                    WeightShard(rank=rank, blob=weights_blob, size_bytes=weights_size_bytes, tensors=())
+                    for rank in range(tp_degree)
                 ),
             ),
         ),
         state=StateLayout(
-            tensors=(StateTensor(name="k_cache.0", dtype="float32", shape=(num_slots + 1, 1, 64, 1), axes=()),),
+            tensors=(
+                StateTensor(
+                    name="k_cache.0",
+                    dtype="float32",
+                    shape=(num_slots + 1, 1, 64, 1),
+                    axes=("slot", "kv_head", "position", "head_dim"),
+                ),
+            ),
             num_slots=num_slots,
-            kv_heads_by_rank=((0,),),
+            kv_heads_by_rank=((0,),) * tp_degree,
         ),
         sampling=sampling
         or Sampling(
@@ -161,10 +174,14 @@ class FakeRanks:
         self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.load_gate = asyncio.Event()
+        self.load_gate.set()
+        self.load_failures: list[Exception] = []
         self.step_s = 0.0
         self.steps: list[Step] = []
         self.is_closed = False
         self.is_running = False
+        self.is_warm = False
         self.weights_bytes = 1000
         self.state_bytes = STATE_BYTES
         self._executables = {executable.tag: executable for executable in manifest.executables}
@@ -194,6 +211,15 @@ class FakeRanks:
             top_logprobs=None if count is None else [[-token / 10 - i for i in range(count)] for token in tokens],
             duration_s=self.step_s,
         )
+
+    async def load(self) -> None:
+        await self._alive(self.load_gate.wait())
+        if self.load_failures:
+            raise self.load_failures.pop(0)
+
+    async def warm_up(self) -> None:
+        await self._alive(asyncio.sleep(0))
+        self.is_warm = True
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         await self._alive(asyncio.sleep(0))

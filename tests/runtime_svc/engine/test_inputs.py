@@ -31,7 +31,7 @@ def test_prompt_step_pads_tokens_and_idles_rows() -> None:
         "seq_ids": [1, 3],
         "num_tokens": [3, 1],
         "sampling_params": [20.0, 0.25, 0.5, 1.0, 1.0, 1.0],
-        "rand": [uniform(7, 0), 0.0],
+        "rand": [uniform(7, 0), 0.5],
     }
     assert step.top_logprobs is None
 
@@ -46,7 +46,7 @@ def test_token_step_feeds_the_newest_token_at_its_position() -> None:
     assert step.inputs["input_ids"] == [0, 22, 0]
     assert step.inputs["position_ids"] == [0, 3, 0]
     assert step.inputs["seq_ids"] == [3, 1, 3]
-    assert step.inputs["rand"] == [0.0, uniform(9, 2), 0.0]
+    assert step.inputs["rand"] == [0.5, uniform(9, 2), 0.5]
     assert step.top_logprobs == 2
 
 
@@ -65,3 +65,13 @@ def test_only_inputs_of_the_executable_are_built_unless_the_executor_samples() -
         request.output_token_ids.append(5)
         plan = StepPlan(BucketTable.from_manifest(manifest).token_generation[0], (ScheduledRow(1, 1, request, 1),))
         assert set(StepBuilder(manifest).build(plan).inputs) == names
+
+
+def test_deterministic_bundle_gets_one_half() -> None:
+    manifest = make_manifest(prompt_buckets=(4,))
+    manifest = msgspec.structs.replace(
+        manifest, sampling=msgspec.structs.replace(manifest.sampling, deterministic=True)
+    )
+    request = make_request((11,), SamplingParams(1.0, 0, 1.0, 7))
+    plan = StepPlan(BucketTable.from_manifest(manifest).context_encoding[0], (ScheduledRow(0, 1, request, 1),))
+    assert StepBuilder(manifest).build(plan).inputs["rand"] == [0.5]

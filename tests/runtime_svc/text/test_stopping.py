@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
 def test_any_cut_finds_the_stop_that_is_complete_first(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     matcher = StopStringMatcher(stops)
-    out = "".join(matcher.push(text[start:end]) for start, end in zip(edges, edges[1:], strict=False))
+    out = "".join(matcher.push(text[start:end]) for start, end in itertools.pairwise(edges))
     expected = first_stop(text, stops)
     assert matcher.matched == (expected[1] if expected else None)
     assert out + matcher.flush() == text[: expected[0] if expected else len(text)]

@@ -1,0 +1,38 @@
+"""`python -m runtime_svc`: serves until SIGTERM, then drains."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import structlog
+
+from bundle.errors import KilnError
+from edge.logs import configure_logging
+from execution.rank_group import RankGroup
+from runtime_svc.server import open_server
+from runtime_svc.settings import Settings, parse_settings
+
+
+async def serve(settings: Settings) -> None:
+    """Serves until the process is told to stop. Prints one line when it is ready."""
+    async with open_server(settings, RankGroup.start) as server:
+        port = await server.start()
+        sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
+        sys.stdout.flush()
+        await server.serve_until_signalled()
+
+
+def main() -> None:
+    """Reads the command line and serves; a named error ends the process with its message."""
+    try:
+        settings = parse_settings(sys.argv[1:])
+        configure_logging("runtime", settings.log_level)
+        asyncio.run(serve(settings))
+    except KilnError as error:
+        structlog.get_logger("runtime").error("cannot serve", reason=error.reason, error=str(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

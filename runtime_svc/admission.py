@@ -1,0 +1,239 @@
+"""Judges what clients ask for: every mistake at once, each with its field, its value and what would be accepted."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bundle.errors import FieldViolation
+from runtime_svc.capabilities import Capabilities, DefaultSampling
+from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
+from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_STRING_CHARS: Final = 256
+MAX_LOGPROBS: Final = 20
+MAX_REQUEST_ID_CHARS: Final = 128
+# One mistake repeated a thousand times is not more helpful than ten times.
+MAX_VIOLATIONS_PER_LIST: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCall:
+    """A Generate call as the client sent it; None is unset."""
+
+    request_id: str
+    prompt: Prompt | None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
+    """Checks everything that can be checked before the prompt is tokenized.
+
+    Raises:
+        RequestInvalid: Values that no deployment would take; names every field, and what is not served as well.
+        FeatureNotServed: The values are fine, but not for this deployment.
+    """
+    unserved = [*_unserved_prompt(call.prompt, capabilities), *_unserved_options(call, capabilities)]
+    invalid = [
+        *_request_id_violations(call.request_id),
+        *_prompt_violations(call.prompt, capabilities),
+        *_sampling_violations(call, capabilities),
+        *_stop_violations(call, capabilities),
+        *_output_violations(call),
+    ]
+    if invalid:
+        fields = {violation.field for violation in invalid}
+        raise RequestInvalid([*invalid, *(violation for violation in unserved if violation.field not in fields)])
+    if unserved:
+        raise FeatureNotServed(unserved)
+
+
+def check_prompt(prompt: Prompt | None, capabilities: Capabilities) -> None:
+    """Checks a prompt alone.
+
+    Raises:
+        RequestInvalid, FeatureNotServed: See `check_call`.
+    """
+    invalid = [*_prompt_violations(prompt, capabilities)]
+    if invalid:
+        raise RequestInvalid(invalid)
+    unserved = [*_unserved_prompt(prompt, capabilities)]
+    if unserved:
+        raise FeatureNotServed(unserved)
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], capabilities: Capabilities) -> None:
+    """Checks that ids are in the vocabulary.
+
+    Raises:
+        RequestInvalid: Some are not.
+    """
+    invalid = [*_token_id_violations(field, token_ids, capabilities)]
+    if invalid:
+        raise RequestInvalid(invalid)
+
+
+def admit(
+    call: GenerationCall, token_ids: Sequence[int], capabilities: Capabilities, *, request_id: str, now_s: float
+) -> Request:
+    """Fills in the defaults of a checked call.
+
+    Args:
+        call: What `check_call` let pass.
+        token_ids: Its prompt.
+        capabilities: What the deployment can do.
+        request_id: The call's, or one that was made up.
+        now_s: The time, by the event loop's clock.
+
+    Raises:
+        RequestInvalid: The prompt has no token.
+        PromptTooLong: It has more than an executable takes.
+    """
+    field = prompt_field(call.prompt)
+    if not token_ids:
+        raise RequestInvalid([FieldViolation(field, "no tokens", "a prompt of at least one token")])
+    if len(token_ids) > capabilities.max_context_length:
+        raise PromptTooLong(field, len(token_ids), capabilities.max_context_length)
+    sampling = _resolve_sampling(call, capabilities.default_sampling)
+    room = capabilities.max_length - len(token_ids)
+    limits = (room, call.max_new_tokens, capabilities.max_new_tokens)
+    stop_token_ids = set(call.stop_token_ids) | (set() if call.ignore_eos else set(capabilities.eos_token_ids))
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(token_ids),
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=secrets.randbits(64) if call.seed is None else call.seed,
+        ),
+        stop=StopConditions(
+            max_new_tokens=min(limit for limit in limits if limit is not None),
+            stop_strings=call.stop_strings,
+            stop_token_ids=frozenset(stop_token_ids),
+        ),
+        timeline=Timeline(arrived_s=now_s),
+        top_logprobs=call.logprobs,
+    )
+
+
+def prompt_field(prompt: Prompt | None) -> str:
+    """The field of the API that a prompt came in."""
+    match prompt:
+        case TextPrompt():
+            return "text"
+        case ChatPrompt():
+            return "chat"
+        case TokenPrompt():
+            return "token_ids"
+        case None:
+            return "prompt"
+
+
+def _resolve_sampling(call: GenerationCall, default: DefaultSampling) -> DefaultSampling:
+    return DefaultSampling(
+        temperature=default.temperature if call.temperature is None else call.temperature,
+        top_k=default.top_k if call.top_k is None else call.top_k,
+        top_p=default.top_p if call.top_p is None else call.top_p,
+    )
+
+
+def _request_id_violations(request_id: str) -> Iterator[FieldViolation]:
+    if len(request_id) > MAX_REQUEST_ID_CHARS:
+        yield FieldViolation("request_id", f"{len(request_id)} characters", f"at most {MAX_REQUEST_ID_CHARS}")
+
+
+def _prompt_violations(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    match prompt:
+        case None:
+            yield FieldViolation("prompt", "none", "one of text, chat, token_ids")
+        case TextPrompt(text=""):
+            yield FieldViolation("text", "''", "at least one character")
+        case ChatPrompt(messages=()):
+            yield FieldViolation("chat.messages", "none", "at least one message")
+        case ChatPrompt(messages=messages):
+            for index, message in enumerate(messages):
+                if not message["role"]:
+                    yield FieldViolation(f"chat.messages[{index}].role", "''", "a role that the chat template knows")
+        case TokenPrompt(token_ids=()):
+            yield FieldViolation("token_ids.ids", "none", "at least one token id")
+        case TokenPrompt(token_ids=token_ids):
+            yield from _token_id_violations("token_ids.ids", token_ids, capabilities)
+        case TextPrompt():
+            pass
+
+
+def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    if isinstance(prompt, TextPrompt) and not capabilities.text:
+        yield FieldViolation("text", "set", "token_ids: the bundle has no tokenizer")
+    if isinstance(prompt, ChatPrompt) and not capabilities.chat:
+        accepted = "text or token_ids: the bundle has no chat template"
+        yield FieldViolation("chat", "set", accepted if capabilities.text else "token_ids: the bundle has no tokenizer")
+
+
+def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    if call.temperature is not None and not (call.temperature >= 0 and math.isfinite(call.temperature)):
+        yield FieldViolation("sampling.temperature", _number(call.temperature), "a number of at least 0")
+    max_top_k = capabilities.max_top_k or capabilities.vocab_size
+    if call.top_k is not None and not 0 <= call.top_k <= max_top_k:
+        yield FieldViolation("sampling.top_k", str(call.top_k), f"0 to {max_top_k}")
+    if call.top_p is not None and not 0 < call.top_p <= 1:
+        yield FieldViolation("sampling.top_p", _number(call.top_p), "a number above 0, at most 1")
+
+
+def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    if call.max_new_tokens is not None and call.max_new_tokens < 1:
+        yield FieldViolation("stop.max_new_tokens", str(call.max_new_tokens), "at least 1")
+    if len(call.stop_strings) > MAX_STOP_STRINGS:
+        yield FieldViolation("stop.stop_strings", f"{len(call.stop_strings)} strings", f"at most {MAX_STOP_STRINGS}")
+    for index, text in enumerate(call.stop_strings[:MAX_STOP_STRINGS]):
+        if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+            value, accepted = f"{len(text)} characters", f"1 to {MAX_STOP_STRING_CHARS} characters"
+            yield FieldViolation(f"stop.stop_strings[{index}]", value, accepted)
+    yield from _token_id_violations("stop.stop_token_ids", call.stop_token_ids, capabilities)
+
+
+def _output_violations(call: GenerationCall) -> Iterator[FieldViolation]:
+    if call.logprobs is not None and not 0 <= call.logprobs <= MAX_LOGPROBS:
+        yield FieldViolation("output.logprobs", str(call.logprobs), f"0 to {MAX_LOGPROBS}")
+
+
+def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    if call.logprobs is not None and not capabilities.logprobs:
+        yield FieldViolation("output.logprobs", str(call.logprobs), "unset: the bundle outputs no logits")
+    if call.stop_strings and not capabilities.text:
+        yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
+    default = capabilities.default_sampling
+    if capabilities.dynamic_sampling or _resolve_sampling(call, default).is_close(default):
+        return
+    values = {"temperature": default.temperature, "top_k": default.top_k, "top_p": default.top_p}
+    for name, baked in values.items():
+        asked = getattr(call, name)
+        if asked is not None and not math.isclose(asked, baked, rel_tol=1e-6):
+            accepted = f"unset or {_number(baked)}: sampling is compiled into the bundle"
+            yield FieldViolation(f"sampling.{name}", _number(asked), accepted)
+
+
+def _token_id_violations(field: str, token_ids: Sequence[int], capabilities: Capabilities) -> Iterator[FieldViolation]:
+    vocab_size = capabilities.vocab_size
+    outside = [index for index, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size]
+    for index in outside[:MAX_VIOLATIONS_PER_LIST]:
+        yield FieldViolation(f"{field}[{index}]", str(token_ids[index]), f"0 to {vocab_size - 1}")
+
+
+def _number(value: float) -> str:
+    """A number as the client wrote it, although it came as float32."""
+    return f"{value:.7g}"

@@ -1,0 +1,123 @@
+"""The bundles of a runtime: those of a shared store, and those that were fetched into its own cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid
+from bundle.layout import Layout
+from bundle.oci import BlobDescriptor
+from bundle.reader import Bundle, open_bundle
+from bundle.reference import parse_reference
+from bundle.verification import BlobVerifier
+from bundle.writer import register_bundle
+from runtime_svc.bundles.source import BundleSource, ResolvedBundle
+
+#: Called with bytes done and bytes in all.
+ByteProgress = Callable[[int, int], None]
+
+
+class BundleLibrary:
+    """Resolves references and makes bundles local. A bundle lies whole in one layout, or is not there."""
+
+    def __init__(self, source: BundleSource, *, store_root: Path | None, cache: Layout, verifier: BlobVerifier) -> None:
+        """Joins source and layouts.
+
+        Args:
+            source: Where references are resolved and missing blobs come from.
+            store_root: The bundle service's own layout, where it is on this host; it may be made later. Only read.
+            cache: Layout for fetched blobs; only this runtime writes it.
+            verifier: Remembers which files have been verified.
+        """
+        self._source = source
+        self._store_root = store_root
+        self._cache = cache
+        self._verifier = verifier
+
+    async def resolve(self, ref: str) -> ResolvedBundle:
+        """Looks a reference up; a digest that is local needs no bundle service.
+
+        Raises:
+            RefInvalid: `ref` is no reference.
+            BundleNotFound, BundleSourceUnavailable, ManifestInvalid, AbiUnsupported: See `BundleSource.resolve`.
+        """
+        digest = parse_reference(ref).digest
+        local = await asyncio.to_thread(self._open_local, digest) if digest is not None else None
+        if local is not None:
+            return ResolvedBundle(ref, local.digest, local.manifest, local.blobs)
+        return await self._source.resolve(ref)
+
+    async def fetch(self, resolved: ResolvedBundle, progress: ByteProgress) -> Bundle:
+        """Makes a bundle local: as it lies in the shared store, otherwise blob by blob into the cache.
+
+        Raises:
+            BlobCorrupt: The source sent other bytes than it named.
+            ManifestInvalid: The source described another manifest than the bundle has.
+            BlobNotFound, BundleSourceUnavailable: See `BundleSource.read_blob`.
+        """
+        bundle = await asyncio.to_thread(self._open_local, resolved.digest)
+        if bundle is None:
+            await self._fetch_blobs(resolved.blobs, progress)
+            await asyncio.to_thread(register_bundle, self._cache, resolved.digest)
+            bundle = await asyncio.to_thread(open_bundle, self._cache, resolved.digest)
+        if bundle.manifest != resolved.manifest:
+            raise ManifestInvalid("the bundle service described another one", resolved.digest)
+        return bundle
+
+    async def verify(self, bundle: Bundle, progress: ByteProgress | None = None) -> None:
+        """Verifies every blob, in a thread.
+
+        Raises:
+            BlobCorrupt, BlobNotFound: See `Bundle.verify`.
+        """
+        loop = asyncio.get_running_loop()
+        done_bytes = 0
+
+        def advance(count: int) -> None:
+            nonlocal done_bytes
+            done_bytes += count
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, done_bytes, bundle.size_bytes)
+
+        await asyncio.to_thread(bundle.verify, self._verifier, advance)
+
+    def _open_local(self, digest: str) -> Bundle | None:
+        for layout in self._layouts():
+            try:
+                return open_bundle(layout, digest)
+            except BundleNotFound:
+                continue
+        return None
+
+    def _layouts(self) -> Iterator[Layout]:
+        if self._store_root is not None and (self._store_root / "oci-layout").exists():
+            yield Layout(self._store_root)
+        yield self._cache
+
+    async def _fetch_blobs(self, blobs: tuple[BlobDescriptor, ...], progress: ByteProgress) -> None:
+        unique = {blob.digest: blob for blob in blobs}
+        total_bytes = sum(blob.size_bytes for blob in unique.values())
+        done_bytes = 0
+        for blob in unique.values():
+            progress(done_bytes, total_bytes)
+            if not self._cache.has(blob.digest):
+                async for size_bytes in self._fetch_blob(blob):
+                    progress(done_bytes + size_bytes, total_bytes)
+            done_bytes += blob.size_bytes
+        progress(done_bytes, total_bytes)
+
+    async def _fetch_blob(self, blob: BlobDescriptor) -> AsyncIterator[int]:
+        """Yields how many bytes have come."""
+        size_bytes = 0
+        with self._cache.new_blob(expected_digest=blob.digest) as writer:
+            async for data in self._source.read_blob(blob.digest):
+                size_bytes += len(data)
+                # A source that never stops must not fill the disk.
+                if size_bytes > blob.size_bytes:
+                    raise BlobCorrupt(blob.digest, f"more than the {blob.size_bytes} bytes announced", blob.title)
+                await asyncio.to_thread(writer.write, data)
+                yield size_bytes
+            await asyncio.to_thread(writer.commit)
+        await asyncio.to_thread(self._verifier.remember, self._cache.blob_path(blob.digest), blob.digest)

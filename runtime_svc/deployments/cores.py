@@ -1,0 +1,49 @@
+"""Placement of ranks on this runtime's logical cores: one core a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bundle.errors import FieldViolation
+from runtime_svc.errors import CoresUnavailable, RequestInvalid
+
+
+class CorePool:
+    """Cores 0 to `num_cores - 1`, each held by one deployment at most."""
+
+    def __init__(self, num_cores: int) -> None:
+        self.num_cores = num_cores
+        self._held: set[int] = set()
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Cores that nobody holds."""
+        return tuple(core for core in range(self.num_cores) if core not in self._held)
+
+    def reserve(self, num_ranks: int, wanted: Sequence[int]) -> tuple[int, ...]:
+        """Takes a core for every rank.
+
+        Args:
+            num_ranks: Ranks of the bundle.
+            wanted: The cores to take; empty takes the lowest free ones.
+
+        Raises:
+            RequestInvalid: `wanted` has another length, or a core twice.
+            CoresUnavailable: A wanted core does not exist or is held, or there are too few.
+        """
+        if wanted and (len(wanted) != num_ranks or len(set(wanted)) != num_ranks):
+            accepted = f"{num_ranks} different cores, one for each rank of the bundle"
+            raise RequestInvalid([FieldViolation("cores", ", ".join(map(str, wanted)), accepted)])
+        free = self.free
+        if not set(wanted) <= set(free):
+            raise CoresUnavailable(f"cores {', '.join(map(str, wanted))} are wanted", free)
+        if num_ranks > len(free):
+            raise CoresUnavailable(f"the bundle needs {num_ranks} cores", free)
+        cores = tuple(wanted) or free[:num_ranks]
+        self._held.update(cores)
+        return cores
+
+    def release(self, cores: Sequence[int]) -> None:
+        """Gives cores back that are held."""
+        assert set(cores) <= self._held, f"{cores} are not all held"
+        self._held.difference_update(cores)

@@ -1,0 +1,141 @@
+"""Starting rank groups: verify, start, map, warm up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from bundle.manifest import Manifest
+from bundle.reader import Bundle
+from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.deployments.progress import LoadStage
+from runtime_svc.engine.ranks import Ranks
+
+_log = structlog.get_logger("ranks")
+
+StageReport = Callable[[LoadStage, int, int], None]
+
+
+class StartingRanks(Ranks, Protocol):
+    """A rank group that is up but not loaded."""
+
+    async def load(self) -> None:
+        """Maps weights, loads every executable, allocates zeroed state."""
+
+    async def warm_up(self) -> None:
+        """Runs every executable once."""
+
+
+class StartRanks(Protocol):
+    """Starts the processes of a rank group; `execution.rank_group.RankGroup.start` is the real one."""
+
+    async def __call__(
+        self,
+        manifest: Manifest,
+        blob_path: Mapping[str, Path],
+        *,
+        num_threads: int,
+        log_sink: Callable[[int, str], None],
+    ) -> StartingRanks:
+        """Starts one process a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """A bundle whose weights are used, and what it was asked for as."""
+
+    ref: str
+    bundle: Bundle
+
+    def shard_paths_by_rank(self) -> dict[int, Path]:
+        """Weight files of every rank."""
+        return {
+            shard.rank: self.bundle.blob_path(shard.blob)
+            for weight_set in self.bundle.manifest.weight_sets
+            for shard in weight_set.shards
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLauncher:
+    """Launches groups that run the executables of one bundle on the weights of one, usually the same.
+
+    Attributes:
+        executables: Bundle whose executables run.
+        weights: Bundle whose weights they run on.
+        library: Verifies both before anything is mapped, at restarts too: files may have changed since.
+        start: Starts the processes.
+        num_threads: Threads that each rank computes with.
+        report: Told of stages; None for nobody.
+    """
+
+    deployment_id: str
+    executables: Bundle
+    weights: WeightsSource
+    library: BundleLibrary
+    start: StartRanks
+    num_threads: int
+    report: StageReport | None = None
+
+    @property
+    def weights_ref(self) -> str:
+        """Bundle whose weights are used, as asked for."""
+        return self.weights.ref
+
+    @property
+    def weights_digest(self) -> str:
+        """Its digest."""
+        return self.weights.bundle.digest
+
+    async def launch(self) -> Ranks:
+        """See `RankLauncher.launch`.
+
+        Raises:
+            BlobCorrupt, BlobNotFound: A file changed or went.
+            ExecutionError: A rank could not be started or loaded.
+        """
+        await self._verify()
+        self._enter(LoadStage.MAP)
+        manifest = msgspec.structs.replace(
+            self.executables.manifest, weight_sets=self.weights.bundle.manifest.weight_sets
+        )
+        ranks = await self.start(manifest, self._blob_paths(), num_threads=self.num_threads, log_sink=self._log_line)
+        try:
+            await ranks.load()
+            if not _skips_warmup(manifest):
+                self._enter(LoadStage.WARMUP)
+                await ranks.warm_up()
+        except BaseException:
+            await ranks.close()
+            raise
+        return ranks
+
+    async def _verify(self) -> None:
+        self._enter(LoadStage.VERIFY)
+        await self.library.verify(self.executables, self._report_verified)
+        if self.weights.bundle.digest != self.executables.digest:
+            await self.library.verify(self.weights.bundle)
+
+    def _blob_paths(self) -> dict[str, Path]:
+        bundles = (self.executables, self.weights.bundle)
+        return {blob.digest: bundle.blob_path(blob.digest) for bundle in bundles for blob in bundle.blobs}
+
+    def _enter(self, stage: LoadStage) -> None:
+        if self.report is not None:
+            self.report(stage, 0, 0)
+
+    def _report_verified(self, done_bytes: int, total_bytes: int) -> None:
+        if self.report is not None:
+            self.report(LoadStage.VERIFY, done_bytes, total_bytes)
+
+    def _log_line(self, rank: int, line: str) -> None:
+        _log.info("rank output", deployment_id=self.deployment_id, rank=rank, line=line)
+
+
+def _skips_warmup(manifest: Manifest) -> bool:
+    return bool(manifest.config.get("neuron_config", {}).get("skip_warmup"))

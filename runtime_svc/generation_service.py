@@ -1,0 +1,72 @@
+"""`kiln.runtime.v1.GenerationService`: validate, call, convert."""
+
+# ruff: noqa: N802, ARG002 - names and arguments of the methods are gRPC's
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+from kiln.runtime.v1 import generation_pb2 as pb
+from kiln.runtime.v1 import generation_pb2_grpc
+
+from runtime_svc.deployments.registry import Deployments
+from runtime_svc.engine.events import Finished
+from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_pb
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# A sequence ends this long before its call's deadline, so that its terminal event can still reach the client.
+DEADLINE_MARGIN_S: Final = 0.05
+
+
+class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
+    """Streams tokens of what is loaded."""
+
+    def __init__(self, deployments: Deployments) -> None:
+        """Takes the deployments to serve."""
+        self._deployments = deployments
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        """Generates a sequence; the call ends with the status that its terminal event names."""
+        deadline_s = _deadline_of(context)
+        deployment = self._deployments.get_for_requests(request.deployment_id)
+        stream = await deployment.generate(call_from_pb(request), deadline_s=deadline_s)
+        error = None
+        try:
+            async for event in stream:
+                if isinstance(event.payload, Finished):
+                    error = event.payload.finish.error
+                yield event_to_pb(event)
+        finally:
+            stream.close()
+        if error is not None:
+            raise error
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """Ends a request; its slot is free when this answers."""
+        engine = self._deployments.get(request.deployment_id).engine
+        if engine is not None and engine.requests.abort(request.request_id, "Abort"):
+            return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ABORTED)
+        return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ALREADY_FINISHED)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """Turns text or a chat into token ids."""
+        deployment = self._deployments.get(request.deployment_id)
+        return pb.TokenizeResponse(token_ids=await deployment.tokenize(prompt_from_pb(request)))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        """Turns token ids into text."""
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        deployment = self._deployments.get(request.deployment_id)
+        text = await deployment.detokenize(list(request.token_ids), skip_special_tokens=skip)
+        return pb.DetokenizeResponse(text=text)
+
+
+def _deadline_of(context: Context) -> float | None:
+    """When to end the call's sequence, by the event loop's clock; None where the call has no deadline."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return None
+    return asyncio.get_running_loop().time() + remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 4)

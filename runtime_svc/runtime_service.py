@@ -1,0 +1,101 @@
+"""`kiln.runtime.v1.RuntimeService`: validate, call, convert."""
+
+# ruff: noqa: N802, ARG002 - names and arguments of the methods are gRPC's
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from importlib import metadata
+from typing import Any, Final
+
+from kiln.runtime.v1 import runtime_pb2 as pb
+from kiln.runtime.v1 import runtime_pb2_grpc
+
+from execution.isa import supported_isas
+from runtime_svc.deployments.progress import ProgressFeed
+from runtime_svc.deployments.registry import TARGET_KIND, Deployments
+from runtime_svc.deployments.weights import load_weights
+from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.wire.runtime import (
+    deployment_to_pb,
+    policy_from_pb,
+    progress_to_pb,
+    reset_receipt_to_pb,
+    timestamp_to_pb,
+    weight_policies_from_pb,
+    weights_receipt_to_pb,
+)
+
+SCHEMA_REVISION: Final = 1
+MINIMUM_CLIENT_REVISION: Final = 1
+
+
+class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
+    """Loads bundles and looks after what is loaded."""
+
+    def __init__(self, deployments: Deployments) -> None:
+        """Takes the deployments to look after."""
+        self._deployments = deployments
+        self._started_at_s = time.time()
+
+    async def LoadBundle(self, request: pb.LoadBundleRequest, context: Any) -> AsyncIterator[pb.LoadBundleResponse]:
+        """Loads a bundle; the load goes on when the client leaves."""
+        yield pb.LoadBundleResponse(progress=pb.LoadProgress(stage=pb.LoadProgress.STAGE_RESOLVE))
+        deployment = await self._deployments.load(request.ref, request.deployment_id, request.cores)
+        async for progress in deployment.progress.watch():
+            yield pb.LoadBundleResponse(progress=progress_to_pb(progress))
+        if deployment.failure is not None:
+            raise deployment.failure
+        deployment.require_serving()
+        yield pb.LoadBundleResponse(deployment=deployment_to_pb(deployment))
+
+    async def UnloadBundle(self, request: pb.UnloadBundleRequest, context: Any) -> pb.UnloadBundleResponse:
+        """Ends a deployment."""
+        policy = policy_from_pb(request.in_flight_policy, default=InFlightPolicy.ABORT)
+        num_aborted = await self._deployments.unload(request.deployment_id, policy)
+        return pb.UnloadBundleResponse(aborted_requests=num_aborted)
+
+    async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Any) -> pb.ListDeploymentsResponse:
+        """Lists deployments by id."""
+        return pb.ListDeploymentsResponse(deployments=map(deployment_to_pb, self._deployments.list()))
+
+    async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
+        """Tells everything about one deployment."""
+        deployment = self._deployments.get(request.deployment_id)
+        return pb.GetDeploymentResponse(deployment=deployment_to_pb(deployment))
+
+    async def ResetKVCache(self, request: pb.ResetKVCacheRequest, context: Any) -> pb.ResetKVCacheResponse:
+        """Zeroes the KV cache and hands out the receipt."""
+        policy = policy_from_pb(request.in_flight_policy, default=InFlightPolicy.WAIT)
+        deployment = self._deployments.get(request.deployment_id)
+        engine = deployment.require_serving(while_recovering=False).engine
+        return reset_receipt_to_pb(await engine.reset_kv_cache(policy))
+
+    async def LoadWeights(self, request: pb.LoadWeightsRequest, context: Any) -> AsyncIterator[pb.LoadWeightsResponse]:
+        """Replaces weights; a client that leaves before the swap begins withdraws it."""
+        policy, keep_kv = weight_policies_from_pb(request)
+        deployment, feed = self._deployments.get(request.deployment_id), ProgressFeed()
+        work = load_weights(deployment, request.ref, self._deployments.library, feed, policy=policy, keep_kv=keep_kv)
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: feed.close())
+        try:
+            async for progress in feed.watch():
+                yield pb.LoadWeightsResponse(progress=progress_to_pb(progress))
+            yield pb.LoadWeightsResponse(result=weights_receipt_to_pb(await task, deployment))
+        finally:
+            task.cancel()
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
+        """Tells what this server is and has."""
+        cores = self._deployments.cores
+        return pb.GetServerInfoResponse(
+            version=metadata.version("kiln-runtime"),
+            schema_revision=SCHEMA_REVISION,
+            minimum_client_revision=MINIMUM_CLIENT_REVISION,
+            target=TARGET_KIND,
+            isas=supported_isas(),
+            total_cores=cores.num_cores,
+            free_cores=len(cores.free),
+            start_time=timestamp_to_pb(self._started_at_s),
+        )

@@ -1,0 +1,101 @@
+"""The runtime as a server: the parts joined."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import grpc
+import structlog
+from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
+
+from bundle.layout import Layout
+from bundle.verification import BlobVerifier
+from edge.server import EdgeServer
+from runtime_svc.bundles.grpc_source import GrpcBundleSource
+from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.deployments.cores import CorePool
+from runtime_svc.deployments.launcher import StartRanks
+from runtime_svc.deployments.registry import FAREWELL_S, Deployments, RuntimeConfig
+from runtime_svc.engine.engine import EngineConfig
+from runtime_svc.generation_service import GenerationService
+from runtime_svc.runtime_service import RuntimeService
+from runtime_svc.settings import Settings
+from runtime_svc.status import STATUS_TABLE
+
+SERVICES: Final = ("kiln.runtime.v1.GenerationService", "kiln.runtime.v1.RuntimeService")
+
+_log = structlog.get_logger("runtime")
+
+
+class RuntimeServer:
+    """The gRPC server and the deployments behind it."""
+
+    def __init__(self, settings: Settings, deployments: Deployments) -> None:
+        """Builds the server; call it where the event loop runs."""
+
+        def register(server: grpc.aio.Server) -> None:
+            generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
+            runtime_pb2_grpc.add_RuntimeServiceServicer_to_server(RuntimeService(deployments), server)
+
+        self._edge = EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
+        self._drain_timeout_s = settings.edge.drain_timeout_s
+        self.deployments = deployments
+
+    async def start(self) -> int:
+        """Listens; returns the port.
+
+        Raises:
+            AddressUnavailable, TlsFileInvalid: See `EdgeServer.start`.
+        """
+        return await self._edge.start()
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING, streams may finish within the drain timeout, then they are told UNAVAILABLE and
+        every rank ends."""
+        draining = asyncio.create_task(self._edge.drain())
+        await self.deployments.shut_down(self._drain_timeout_s - 2 * FAREWELL_S)
+        await draining
+
+    async def serve_until_signalled(self) -> None:
+        """Serves until SIGTERM or SIGINT, then drains."""
+        loop = asyncio.get_running_loop()
+        received = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, received.set)
+        await received.wait()
+        _log.info("signalled")
+        await self.drain()
+
+
+@asynccontextmanager
+async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncIterator[RuntimeServer]:
+    """Opens the blob cache and builds the server; no rank is left running afterwards.
+
+    Args:
+        settings: Of this runtime.
+        start_ranks: Starts rank groups.
+
+    Raises:
+        LayoutInvalid: The cache is no OCI layout.
+    """
+    source = GrpcBundleSource(settings.compiler)
+    library = BundleLibrary(
+        source,
+        store_root=settings.store,
+        cache=Layout.create(settings.cache / "blobs"),
+        verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
+    )
+    config = RuntimeConfig(
+        threads_per_core=settings.threads_per_core,
+        engine=EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity),
+    )
+    deployments = Deployments(library, CorePool(settings.num_cores), start_ranks, config)
+    try:
+        yield RuntimeServer(settings, deployments)
+    finally:
+        await deployments.shut_down(0.0)
+        await source.close()

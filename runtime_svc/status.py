@@ -1,0 +1,46 @@
+"""Which gRPC code each error class has."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+import grpc
+
+from edge.status import BUNDLE_STATUSES, StatusTable
+from execution import errors as execution
+from runtime_svc import errors
+
+STATUS_TABLE: Final[StatusTable] = MappingProxyType(
+    {
+        **BUNDLE_STATUSES,
+        execution.IsaUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+        execution.ExecutableInvalid: grpc.StatusCode.FAILED_PRECONDITION,
+        execution.WeightsInvalid: grpc.StatusCode.FAILED_PRECONDITION,
+        execution.ExecutableUnknown: grpc.StatusCode.INTERNAL,
+        execution.WeightsNotStaged: grpc.StatusCode.INTERNAL,
+        execution.SlotUnknown: grpc.StatusCode.INTERNAL,
+        execution.StepInvalid: grpc.StatusCode.INTERNAL,
+        execution.StepFailed: grpc.StatusCode.INTERNAL,
+        execution.RankFailed: grpc.StatusCode.INTERNAL,
+        execution.RankDied: grpc.StatusCode.UNAVAILABLE,
+        errors.RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+        errors.FeatureNotServed: grpc.StatusCode.INVALID_ARGUMENT,
+        errors.PromptTooLong: grpc.StatusCode.INVALID_ARGUMENT,
+        errors.DeploymentNotFound: grpc.StatusCode.NOT_FOUND,
+        errors.DeploymentNotReady: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.DeploymentExists: grpc.StatusCode.ALREADY_EXISTS,
+        errors.RequestIdInUse: grpc.StatusCode.ALREADY_EXISTS,
+        errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.RequestAborted: grpc.StatusCode.ABORTED,
+        errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+        errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,
+        errors.CoresUnavailable: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.TokenizerMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.LoadInProgress: grpc.StatusCode.ABORTED,
+        errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
+        errors.EngineFailed: grpc.StatusCode.INTERNAL,
+    }
+)

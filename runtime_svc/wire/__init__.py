@@ -1,0 +1,1 @@
+"""Messages of the API to values and back, by functions. Must not decide anything."""

@@ -1,0 +1,173 @@
+"""Conversions of the data plane."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from google.protobuf import json_format
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.struct_pb2 import Struct
+from kiln.runtime.v1 import generation_pb2 as pb
+
+from bundle.errors import KilnError
+from edge.status import status_from_error
+from runtime_svc.admission import GenerationCall
+from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
+from runtime_svc.engine.request import FinishReason, SamplingParams
+from runtime_svc.engine.usage import Usage
+from runtime_svc.status import STATUS_TABLE
+from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+#: Keys of a function's JSON schema, in the order that tool-calling models were trained on; others follow by name.
+SCHEMA_KEYS: Final = ("type", "function", "name", "description", "parameters", "properties", "required", "return")
+
+_FINISH_REASONS = {
+    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.TIME: pb.FINISH_REASON_TIME,
+    FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+
+def call_from_pb(request: pb.GenerateRequest) -> GenerationCall:
+    """A Generate call, unset fields as None."""
+    sampling, stop = request.sampling, request.stop
+    return GenerationCall(
+        request_id=request.request_id,
+        prompt=prompt_from_pb(request),
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        max_new_tokens=stop.max_new_tokens if stop.HasField("max_new_tokens") else None,
+        stop_strings=tuple(stop.stop_strings),
+        stop_token_ids=tuple(stop.stop_token_ids),
+        ignore_eos=stop.ignore_eos,
+        logprobs=request.output.logprobs if request.output.HasField("logprobs") else None,
+    )
+
+
+def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt | None:
+    """The prompt, None where the request has none that this code knows."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(request.text)
+        case "chat":
+            return _chat_from_pb(request.chat)
+        case "token_ids" if isinstance(request, pb.GenerateRequest):
+            return TokenPrompt(tuple(request.token_ids.ids))
+    return None
+
+
+def event_to_pb(event: Event) -> pb.GenerateResponse:
+    """One event of a stream."""
+    response = pb.GenerateResponse(sequence_number=event.sequence_number, weight_epoch=event.weight_epoch)
+    match event.payload:
+        case Accepted() as accepted:
+            response.accepted.CopyFrom(_accepted_to_pb(accepted))
+        case TokenDelta() as delta:
+            response.delta.text = delta.text
+            response.delta.tokens.extend(map(_token_to_pb, delta.tokens))
+        case Finished() as finished:
+            response.finished.CopyFrom(_finished_to_pb(finished))
+    return response
+
+
+def duration_to_pb(seconds: float) -> Duration:
+    """A time span."""
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def _chat_from_pb(chat: pb.Chat) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple({"role": message.role, "content": message.content} for message in chat.messages),
+        tools=tuple(_struct_to_dict(tool) for tool in chat.tools),
+        add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+    )
+
+
+def _struct_to_dict(struct: Struct) -> dict[str, Any]:
+    whole: dict[str, Any] = _tidy(json_format.MessageToDict(struct))
+    return whole
+
+
+def _tidy(value: Any) -> Any:
+    """Makes up for what a Struct loses: integers, and the order of keys, which templates render."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {key: _tidy(value[key]) for key in sorted(value, key=_schema_order)}
+        case list():
+            return [_tidy(item) for item in value]
+    return value
+
+
+def _schema_order(key: str) -> tuple[int, str]:
+    return (SCHEMA_KEYS.index(key) if key in SCHEMA_KEYS else len(SCHEMA_KEYS), key)
+
+
+def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:
+    return pb.Accepted(
+        request_id=accepted.request_id,
+        prompt_token_count=accepted.num_prompt_tokens,
+        sampling=_sampling_to_pb(accepted.sampling),
+        max_new_tokens=accepted.max_new_tokens,
+    )
+
+
+def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed
+    )
+
+
+def _token_to_pb(token: GeneratedToken) -> pb.Token:
+    return pb.Token(
+        id=token.token_id,
+        text=token.text,
+        logprob=token.logprob,
+        top_logprobs=[
+            pb.TokenLogprob(id=other.token_id, text=other.text, logprob=other.logprob) for other in token.top_logprobs
+        ],
+    )
+
+
+def _finished_to_pb(finished: Finished) -> pb.Finished:
+    finish = finished.finish
+    message = pb.Finished(
+        reason=_FINISH_REASONS[finish.reason], usage=_usage_to_pb(finished.usage), status=_status_to_pb(finish.error)
+    )
+    if finish.stop_string is not None:
+        message.stop_string = finish.stop_string
+    if finish.stop_token_id is not None:
+        message.stop_token_id = finish.stop_token_id
+    return message
+
+
+def _status_to_pb(error: KilnError | None) -> Any:
+    return None if error is None else status_from_error(error, STATUS_TABLE)
+
+
+def _usage_to_pb(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        generated_tokens=usage.generated_tokens,
+        queue_duration=duration_to_pb(usage.queue_s),
+        prefill_duration=duration_to_pb(usage.prefill_s),
+        decode_duration=duration_to_pb(usage.decode_s),
+        buckets=[
+            pb.BucketUsage(
+                submodel=one.key.submodel,
+                bucket=one.key.bucket,
+                steps=one.steps,
+                padding_tokens=one.padding_tokens,
+            )
+            for one in usage.buckets
+        ],
+    )

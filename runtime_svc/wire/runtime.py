@@ -1,0 +1,174 @@
+"""Conversions of the control plane."""
+
+from __future__ import annotations
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from kiln.runtime.v1 import runtime_pb2 as pb
+
+from bundle.errors import FieldViolation
+from runtime_svc.capabilities import Capabilities
+from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.progress import LoadProgress, LoadStage
+from runtime_svc.engine.engine import Engine, ResetReceipt, WeightsReceipt
+from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.errors import FeatureNotServed, RequestInvalid
+from runtime_svc.wire.generation import duration_to_pb
+
+_STATES = {
+    DeploymentState.LOADING: pb.Deployment.STATE_LOADING,
+    DeploymentState.READY: pb.Deployment.STATE_READY,
+    DeploymentState.RECOVERING: pb.Deployment.STATE_RECOVERING,
+    DeploymentState.UNLOADING: pb.Deployment.STATE_UNLOADING,
+    DeploymentState.FAILED: pb.Deployment.STATE_FAILED,
+}
+_STAGES = {
+    LoadStage.RESOLVE: pb.LoadProgress.STAGE_RESOLVE,
+    LoadStage.FETCH: pb.LoadProgress.STAGE_FETCH,
+    LoadStage.VERIFY: pb.LoadProgress.STAGE_VERIFY,
+    LoadStage.MAP: pb.LoadProgress.STAGE_MAP,
+    LoadStage.WARMUP: pb.LoadProgress.STAGE_WARMUP,
+    LoadStage.SWAP: pb.LoadProgress.STAGE_SWAP,
+}
+_POLICIES = {
+    pb.IN_FLIGHT_POLICY_WAIT: InFlightPolicy.WAIT,
+    pb.IN_FLIGHT_POLICY_ABORT: InFlightPolicy.ABORT,
+    pb.IN_FLIGHT_POLICY_REFUSE: InFlightPolicy.REFUSE,
+    pb.IN_FLIGHT_POLICY_CONTINUE: InFlightPolicy.CONTINUE,
+}
+
+
+def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolicy) -> InFlightPolicy:
+    """What UnloadBundle and ResetKVCache do to running requests.
+
+    Raises:
+        RequestInvalid: It is no policy of theirs.
+    """
+    policy = _find_policy(value, default)
+    if policy is None or policy is InFlightPolicy.CONTINUE:
+        raise RequestInvalid([_policy_violation(value, "WAIT, ABORT or REFUSE")])
+    return policy
+
+
+def weight_policies_from_pb(request: pb.LoadWeightsRequest) -> tuple[InFlightPolicy, bool]:
+    """What LoadWeights does to running requests, and whether it keeps the KV cache.
+
+    Raises:
+        RequestInvalid: It names no policies, or CONTINUE without KEEP; an unknown role.
+        FeatureNotServed: Another role than the target.
+    """
+    violations = []
+    if request.role not in pb.Role.values():
+        violations.append(FieldViolation("role", str(request.role), "ROLE_TARGET"))
+    if request.kv_policy not in pb.KvPolicy.values():
+        violations.append(FieldViolation("kv_policy", str(request.kv_policy), "INVALIDATE or KEEP"))
+    keep_kv = request.kv_policy == pb.KV_POLICY_KEEP
+    policy = _find_policy(request.in_flight_policy, InFlightPolicy.WAIT)
+    if policy is None or (policy is InFlightPolicy.CONTINUE and not keep_kv):
+        accepted = "WAIT, ABORT, REFUSE, or with KV_POLICY_KEEP CONTINUE"
+        violations.append(_policy_violation(request.in_flight_policy, accepted))
+    if violations or policy is None:
+        raise RequestInvalid(violations)
+    if request.role == pb.ROLE_DRAFT:
+        raise FeatureNotServed([FieldViolation("role", "ROLE_DRAFT", "ROLE_TARGET")])
+    return policy, keep_kv
+
+
+def progress_to_pb(progress: LoadProgress) -> pb.LoadProgress:
+    """Where a load stands."""
+    return pb.LoadProgress(
+        stage=_STAGES[progress.stage], done_bytes=progress.done_bytes, total_bytes=progress.total_bytes
+    )
+
+
+def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
+    """A deployment as it is now."""
+    engine = deployment.engine
+    return pb.Deployment(
+        id=deployment.deployment_id,
+        state=_STATES[deployment.state],
+        roles=[_target_role_to_pb(deployment)],
+        cores=deployment.cores,
+        capabilities=_capabilities_to_pb(deployment.capabilities),
+        load=None if engine is None else _load_to_pb(engine),
+        message=str(deployment.failure or ""),
+        create_time=timestamp_to_pb(deployment.created_at_s),
+        weights_bytes=0 if engine is None else engine.weights_bytes,
+        kv_bytes=0 if engine is None else engine.state_bytes,
+    )
+
+
+def reset_receipt_to_pb(receipt: ResetReceipt) -> pb.ResetKVCacheResponse:
+    """What a reset did."""
+    return pb.ResetKVCacheResponse(
+        affected_sequences=receipt.affected_sequences,
+        freed_slots=receipt.affected_sequences,
+        zeroed_bytes=receipt.zeroed_bytes,
+        weight_epoch=receipt.weight_epoch,
+        duration=duration_to_pb(receipt.duration_s),
+    )
+
+
+def weights_receipt_to_pb(receipt: WeightsReceipt, deployment: Deployment) -> pb.LoadWeightsResult:
+    """What a weight load did."""
+    return pb.LoadWeightsResult(
+        deployment=deployment_to_pb(deployment),
+        previous_weight_epoch=receipt.previous_weight_epoch,
+        weight_epoch=receipt.weight_epoch,
+        aborted_requests=receipt.aborted_requests,
+        pause_duration=duration_to_pb(receipt.pause_s),
+    )
+
+
+def timestamp_to_pb(seconds: float) -> Timestamp:
+    """A point in time, from seconds since 1970."""
+    timestamp = Timestamp()
+    timestamp.FromNanoseconds(round(seconds * 1e9))
+    return timestamp
+
+
+def _find_policy(value: pb.InFlightPolicy.ValueType, default: InFlightPolicy) -> InFlightPolicy | None:
+    return default if value == pb.IN_FLIGHT_POLICY_UNSPECIFIED else _POLICIES.get(value)
+
+
+def _policy_violation(value: pb.InFlightPolicy.ValueType, accepted: str) -> FieldViolation:
+    is_known = value in pb.InFlightPolicy.values()
+    return FieldViolation("in_flight_policy", pb.InFlightPolicy.Name(value) if is_known else str(value), accepted)
+
+
+def _target_role_to_pb(deployment: Deployment) -> pb.RoleStatus:
+    engine, bundle = deployment.engine, deployment.bundle
+    return pb.RoleStatus(
+        role=pb.ROLE_TARGET,
+        bundle_ref=bundle.ref,
+        bundle_digest=bundle.digest,
+        weights_ref=bundle.ref if engine is None else engine.launcher.weights_ref,
+        weights_digest=bundle.digest if engine is None else engine.launcher.weights_digest,
+        weight_epoch=0 if engine is None else engine.weight_epoch,
+        graph_abi_digest=bundle.manifest.graph_abi_digest,
+    )
+
+
+def _capabilities_to_pb(capabilities: Capabilities) -> pb.Capabilities:
+    default = capabilities.default_sampling
+    return pb.Capabilities(
+        max_context_length=capabilities.max_context_length,
+        max_length=capabilities.max_length,
+        max_batch_size=capabilities.max_batch_size,
+        vocab_size=capabilities.vocab_size,
+        dynamic_sampling=capabilities.dynamic_sampling,
+        max_top_k=capabilities.max_top_k,
+        logprobs=capabilities.logprobs,
+        chat=capabilities.chat,
+        default_sampling=pb.DefaultSampling(temperature=default.temperature, top_k=default.top_k, top_p=default.top_p),
+        eos_token_ids=capabilities.eos_token_ids,
+    )
+
+
+def _load_to_pb(engine: Engine) -> pb.Load:
+    return pb.Load(
+        used_slots=engine.scheduler.num_used_slots,
+        total_slots=engine.scheduler.num_slots,
+        queued_requests=len(engine.scheduler.waiting),
+        queue_capacity=engine.requests.queue_capacity,
+        steps=engine.num_steps,
+    )
