@@ -25,6 +25,7 @@ async def serve(settings: Settings) -> None:
 
 def main() -> None:
     """Reads the command line and serves; a named error ends the process with its message."""
+    configure_logging("runtime")
     try:
         settings = parse_settings(sys.argv[1:])
         configure_logging("runtime", settings.log_level)

@@ -157,7 +157,7 @@ async def test_service_that_is_not_there(tmp_path: Path) -> None:
     library = BundleLibrary(
         source, store_root=None, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
     )
-    with pytest.raises(BundleSourceUnavailable, match="127.0.0.1:1") as caught:
+    with pytest.raises(BundleSourceUnavailable, match=r"127\.0\.0\.1:1") as caught:
         await library.resolve("story")
     assert caught.value.retry_after_s is not None
     await source.close()

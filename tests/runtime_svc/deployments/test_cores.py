@@ -1,0 +1,33 @@
+import pytest
+
+from runtime_svc.deployments.cores import CorePool
+from runtime_svc.errors import CoresUnavailable, RequestInvalid
+
+
+def test_lowest_free_cores_are_placed() -> None:
+    pool = CorePool(4)
+    assert pool.reserve(1, [2]) == (2,)
+    assert pool.reserve(2, []) == (0, 1)
+    assert pool.free == (3,)
+    pool.release((0, 1))
+    assert pool.reserve(3, []) == (0, 1, 3)
+
+
+def test_refusal_takes_nothing() -> None:
+    pool = CorePool(2)
+    pool.reserve(1, [0])
+    with pytest.raises(CoresUnavailable, match="needs 2 cores; free cores: 1"):
+        pool.reserve(2, [])
+    with pytest.raises(CoresUnavailable, match="cores 0 are wanted"):
+        pool.reserve(1, [0])
+    with pytest.raises(RequestInvalid, match="1 different cores"):
+        pool.reserve(1, [1, 1])
+    assert pool.free == (1,)
+
+
+def test_core_is_released_once() -> None:
+    pool = CorePool(2)
+    cores = pool.reserve(2, [])
+    pool.release(cores)
+    with pytest.raises(AssertionError):
+        pool.release(cores)
