@@ -18,8 +18,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from typing import Final
 
 from bundle.errors import FieldViolation, KilnError
+
+# Errors travel in packets and in HTTP/2 headers, of which neither is long.
+_MOST_VIOLATIONS: Final = 16
 
 
 class ExecutionError(KilnError):
@@ -63,12 +67,13 @@ class ExecutableUnknown(ExecutionError):
 
 
 class WeightsInvalid(ExecutionError):
-    """A weight file that is unreadable or does not fit the manifest. `violations` names the tensors."""
+    """A weight file that is unreadable or does not fit the manifest; `violations` names the first misfits."""
 
     reason = "WEIGHTS_INVALID"
 
-    def __init__(self, path: str, detail: str, violations: tuple[FieldViolation, ...] = ()) -> None:
-        super().__init__(f"weight file {path} does not fit: {detail}", violations=violations, path=path, detail=detail)
+    def __init__(self, path: str, detail: str, violations: Sequence[FieldViolation] = ()) -> None:
+        listed = tuple(violations[:_MOST_VIOLATIONS])
+        super().__init__(f"weight file {path} does not fit: {detail}", violations=listed, path=path, detail=detail)
 
 
 class WeightsNotStaged(ExecutionError):

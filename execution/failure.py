@@ -9,7 +9,7 @@ import msgspec
 from bundle.errors import FieldViolation, KilnError
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A `KilnError` as plain data."""
 
     #: Module and class.

@@ -44,7 +44,8 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
         if got != accepted:
             violations.append(FieldViolation(f"tensors[{spec.name}]", got, accepted))
     if violations:
-        raise WeightsInvalid(str(path), "; ".join(map(str, violations[:3])), tuple(violations))
+        detail = f"{len(violations)} of {len(shard.tensors)} tensors differ, the first: {violations[0]}"
+        raise WeightsInvalid(str(path), detail, violations)
     return tensors
 
 

@@ -1,0 +1,204 @@
+"""A parent's end of one rank process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from execution.control import (
+    PACKET_SIZE_BYTES,
+    READY,
+    Call,
+    Launch,
+    Progress,
+    Request,
+    decode_reply,
+    encode,
+)
+from execution.errors import RankDied
+from execution.failure import Failure
+from execution.parent_death import parent_environment
+
+#: A rank that is told to end has this long to finish its step.
+CLOSE_GRACE_S: Final = 2.0
+
+LogSink = Callable[[int, str], None]
+AnswerT = TypeVar("AnswerT")
+
+
+class RankHandle:
+    """One rank process: calls to it, its log, its end."""
+
+    def __init__(
+        self,
+        rank: int,
+        process: Process,
+        control: socket.socket,
+        log_sink: LogSink | None,
+        on_death: Callable[[RankDied], None],
+    ) -> None:
+        """Takes over a process that has just been started; see `spawn`."""
+        self._rank = rank
+        self._process = process
+        self._control = control
+        self._log_sink = log_sink
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._is_closing = False
+        self._next_number = READY + 1
+        self._pending: dict[int, asyncio.Future[object]] = {READY: self._loop.create_future()}
+        self._on_progress: dict[int, Callable[[str], None]] = {}
+        self._loop.add_reader(control.fileno(), self._receive)
+        self._watcher = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def spawn(
+        cls, launch: Launch, memory_fd: int, log_sink: LogSink | None, on_death: Callable[[RankDied], None]
+    ) -> Self:
+        """Starts a process.
+
+        Args:
+            on_death: Called once, should the process end other than by `close`.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        launch_fd = os.memfd_create("kiln-launch")
+        try:
+            os.write(launch_fd, msgspec.json.encode(launch))
+            os.lseek(launch_fd, 0, os.SEEK_SET)
+            descriptors = (theirs.fileno(), memory_fd, launch_fd)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "execution.rank_process",
+                *map(str, descriptors),
+                pass_fds=descriptors,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=None if log_sink is None else asyncio.subprocess.PIPE,
+                env=_child_environment(launch.num_threads),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(launch_fd)
+        ours.setblocking(False)
+        return cls(launch.rank, process, ours, log_sink, on_death)
+
+    async def wait_ready(self) -> None:
+        """Waits until the process takes calls.
+
+        Raises:
+            RankDied: It ended before.
+        """
+        await self._pending[READY]
+
+    async def call(
+        self, call: Call, answer_type: type[AnswerT], on_progress: Callable[[str], None] | None = None
+    ) -> AnswerT:
+        """Calls the rank and waits for the answer.
+
+        Raises:
+            RankDied: The process has ended.
+            KilnError: The rank's own failure.
+        """
+        if self._process.returncode is not None:
+            raise RankDied(self._rank, self._process.returncode)
+        number, self._next_number = self._next_number, self._next_number + 1
+        answered = self._pending[number] = self._loop.create_future()
+        if on_progress is not None:
+            self._on_progress[number] = on_progress
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                # A process that has ended is reported by the watcher.
+                await self._loop.sock_sendall(self._control, encode(Request(number, call)))
+            answer = await answered
+        finally:
+            self._pending.pop(number, None)
+            self._on_progress.pop(number, None)
+        if isinstance(answer, Failure):
+            raise answer.to_error()
+        assert isinstance(answer, answer_type), f"{call} was answered by {answer}"
+        return answer
+
+    async def close(self) -> None:
+        """Ends the process: by hanging up, and after a grace period by force."""
+        self._is_closing = True
+        self._hang_up()
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                await asyncio.shield(self._watcher)
+        except TimeoutError:
+            self._kill()
+            await self._watcher
+
+    def _receive(self) -> None:
+        try:
+            packet = self._control.recv(PACKET_SIZE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            # It is ending, or can no longer be talked to: which comes to the same.
+            self._loop.remove_reader(self._control.fileno())
+            self._kill()
+            return
+        reply = decode_reply(packet)
+        if isinstance(reply.answer, Progress):
+            if (on_progress := self._on_progress.get(reply.number)) is not None:
+                on_progress(reply.answer.part)
+        elif (answered := self._pending.get(reply.number)) is not None and not answered.done():
+            answered.set_result(reply.answer)
+
+    async def _watch(self) -> None:
+        if self._log_sink is not None:
+            await self._copy_log(self._log_sink)
+        return_code = await self._process.wait()
+        self._hang_up()
+        for answered in self._pending.values():
+            if not answered.done():
+                answered.set_exception(RankDied(self._rank, return_code))
+        if not self._is_closing:
+            self._on_death(RankDied(self._rank, return_code))
+
+    async def _copy_log(self, log_sink: LogSink) -> None:
+        """Hands lines on until the process has ended."""
+        assert self._process.stderr is not None
+        rest = b""
+        while chunk := await self._process.stderr.read(1 << 16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                log_sink(self._rank, line.decode(errors="replace"))
+        if rest:
+            log_sink(self._rank, rest.decode(errors="replace"))
+
+    def _hang_up(self) -> None:
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+
+def _child_environment(num_threads: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        **parent_environment(),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": str(num_threads),
+        # Threads that wait for work by spinning take the cores from the parent, and from each other where there are
+        # fewer cores than threads: measured, a decode step then takes 80 ms in place of 7.
+        "OMP_WAIT_POLICY": "passive",
+    }

@@ -1,0 +1,70 @@
+"""A rank's process: `python -m execution.rank_process CONTROL_FD MEMORY_FD LAUNCH_FD`.
+
+Waits for calls and answers them; between calls it sleeps. Ends when its parent closes the socket, or ends itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+import torch
+
+from bundle.errors import KilnError
+from execution.control import (
+    PACKET_SIZE_BYTES,
+    READY,
+    Answer,
+    Done,
+    Launch,
+    Progress,
+    Reply,
+    Request,
+    decode_request,
+    encode,
+)
+from execution.errors import RankFailed
+from execution.failure import Failure
+from execution.parent_death import die_with_parent
+from execution.rank import Rank
+
+logger = logging.getLogger(__name__)
+
+
+def main(control_fd: int, memory_fd: int, launch_fd: int) -> None:
+    """Serves one parent until it hangs up."""
+    die_with_parent(signal.SIGKILL)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with os.fdopen(launch_fd, "rb") as file:
+        launch = msgspec.json.decode(file.read(), type=Launch)
+    torch.set_num_threads(launch.num_threads)
+    rank = Rank(launch, mmap.mmap(memory_fd, 0))
+    with socket.socket(fileno=control_fd) as control:
+        control.sendall(encode(Reply(READY, Done())))
+        while packet := control.recv(PACKET_SIZE_BYTES):
+            _serve(rank, decode_request(packet), control, launch.rank)
+
+
+def _serve(rank: Rank, request: Request, control: socket.socket, number: int) -> None:
+    def report(part: str) -> None:
+        control.sendall(encode(Reply(request.number, Progress(part=part))))
+
+    answer: Answer
+    try:
+        answer = rank.answer(request.call, report)
+    except KilnError as error:
+        logger.exception("%s failed", type(request.call).__name__)
+        answer = Failure.of(error)
+    except Exception as error:
+        logger.exception("%s failed unexpectedly", type(request.call).__name__)
+        answer = Failure.of(RankFailed(number, f"{type(error).__name__}: {error}"))
+    control.sendall(encode(Reply(request.number, answer)))
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))

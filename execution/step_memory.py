@@ -1,0 +1,172 @@
+"""Memory that a parent and its ranks share, for the inputs and results of steps.
+
+Both sides compute the same layout from the manifest. The parent writes inputs before it calls, rank 0 writes results
+before it answers: nothing else orders their accesses.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, Literal, Self
+
+from bundle.errors import FieldViolation
+from bundle.manifest import Executable, Manifest
+from execution.errors import ExecutableUnknown, StepInvalid
+from execution.step import MAX_TOP_LOGPROBS, Step, StepResult, step_inputs
+
+_ALIGNMENT: Final = 64
+_ITEM_SIZE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """An array of 4-byte items. `format` is as in `array`: i is int32, f is float32."""
+
+    offset: int
+    format: Literal["i", "f"]
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last byte."""
+        return self.offset + _ITEM_SIZE * prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRegions:
+    """Where one executable's step lies. N is its rows, K the most log probabilities of a row."""
+
+    inputs: dict[str, Region]
+    #: [N].
+    tokens: Region
+    #: [N].
+    logprobs: Region
+    #: [N, K].
+    top_ids: Region
+    #: [N, K].
+    top_logprobs: Region
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Where everything lies."""
+
+    regions: dict[str, StepRegions]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """The layout of a bundle."""
+        end = 0
+
+        def place(item_format: Literal["i", "f"], *shape: int) -> Region:
+            nonlocal end
+            region = Region(-(-end // _ALIGNMENT) * _ALIGNMENT, item_format, shape)
+            end = region.end
+            return region
+
+        def place_step(executable: Executable) -> StepRegions:
+            rows = executable.batch_size
+            num_top = max_top_logprobs(manifest)
+            inputs = step_inputs(executable, manifest.sampling)
+            return StepRegions(
+                inputs={spec.name: place("i" if spec.dtype == "int32" else "f", *spec.shape) for spec in inputs},
+                tokens=place("i", rows),
+                logprobs=place("f", rows),
+                top_ids=place("i", rows, num_top),
+                top_logprobs=place("f", rows, num_top),
+            )
+
+        regions = {executable.tag: place_step(executable) for executable in manifest.executables}
+        return cls(regions, end)
+
+
+def max_top_logprobs(manifest: Manifest) -> int:
+    """Most alternatives that a step of this bundle can return for each token."""
+    return min(MAX_TOP_LOGPROBS, manifest.tokens.vocab_size)
+
+
+class StepMemory:
+    """The parent's side. `fd` is for the ranks to map."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Makes the memory, zeroed."""
+        self._layout = StepLayout.of(manifest)
+        self._with_logits = {
+            executable.tag
+            for executable in manifest.executables
+            if any(spec.name == "logits" for spec in executable.outputs)
+        }
+        self._max_top_logprobs = max_top_logprobs(manifest)
+        self.fd = os.memfd_create("kiln-steps")
+        os.ftruncate(self.fd, self._layout.size_bytes)
+        self._memory = memoryview(mmap.mmap(self.fd, self._layout.size_bytes))
+
+    def write_inputs(self, step: Step) -> None:
+        """Puts a step's inputs where the ranks find them.
+
+        Raises:
+            ExecutableUnknown: No executable has this tag.
+            StepInvalid: Names, lengths or values do not fit, or log probabilities are asked for that there are not.
+        """
+        regions = self._regions(step.tag)
+        if step.inputs.keys() != regions.inputs.keys():
+            got = ", ".join(sorted(step.inputs)) or "nothing"
+            raise StepInvalid(step.tag, FieldViolation("inputs", got, ", ".join(regions.inputs)))
+        if step.top_logprobs is not None:
+            self._check_top_logprobs(step.tag, step.top_logprobs)
+        packed = {name: _pack(step.tag, name, step.inputs[name], region) for name, region in regions.inputs.items()}
+        for name, region in regions.inputs.items():
+            self._view(region)[:] = packed[name]
+
+    def read_result(self, step: Step, duration_s: float) -> StepResult:
+        """Takes the results of a step that the ranks have answered."""
+        regions = self._regions(step.tag)
+        tokens: list[int] = self._view(regions.tokens).tolist()
+        if step.top_logprobs is None:
+            return StepResult(tokens, None, None, None, duration_s)
+        logprobs: list[float] = self._view(regions.logprobs).tolist()
+        top_ids: list[list[int]] = self._read_rows(regions.top_ids, step.top_logprobs)
+        top_logprobs: list[list[float]] = self._read_rows(regions.top_logprobs, step.top_logprobs)
+        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._memory.release()
+        os.close(self.fd)
+
+    def _regions(self, tag: str) -> StepRegions:
+        if tag not in self._layout.regions:
+            raise ExecutableUnknown(tag, sorted(self._layout.regions))
+        return self._layout.regions[tag]
+
+    def _view(self, region: Region) -> Any:
+        """A memoryview of int or float, as the region says."""
+        return self._memory[region.offset : region.end].cast(region.format)
+
+    def _read_rows(self, region: Region, num_columns: int) -> list[Any]:
+        flat, width = self._view(region).tolist(), region.shape[1]
+        return [flat[start : start + num_columns] for start in range(0, len(flat), width)]
+
+    def _check_top_logprobs(self, tag: str, asked: int) -> None:
+        if tag not in self._with_logits:
+            accepted = "none: the executable returns no logits"
+            raise StepInvalid(tag, FieldViolation("top_logprobs", str(asked), accepted))
+        if not 0 <= asked <= self._max_top_logprobs:
+            raise StepInvalid(tag, FieldViolation("top_logprobs", str(asked), f"0 to {self._max_top_logprobs}"))
+
+
+def _pack(tag: str, name: str, values: Sequence[int] | Sequence[float], region: Region) -> array[int] | array[float]:
+    accepted = f"{prod(region.shape)} {'int32' if region.format == 'i' else 'float32'} values"
+    try:
+        packed = array(region.format, values)
+    except (TypeError, OverflowError) as error:
+        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", str(error), accepted)) from error
+    if len(packed) != prod(region.shape):
+        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", f"{len(packed)} values", accepted))
+    return packed
