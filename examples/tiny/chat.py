@@ -35,10 +35,14 @@ def draw_conversation(rng: random.Random, style: Style) -> list[Message]:
         exchanges = draw_story_exchanges(rng, style)
     else:
         exchanges = [spice(rng, style, draw_question(rng)) for _ in range(rng.choice((1, 1, 2, 3, 4)))]
-    messages = [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}] if rng.random() < 0.3 else []
-    for question, answer in exchanges:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return messages
+    system = [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}] if rng.random() < 0.3 else []
+    return system + messages_of(exchanges)
+
+
+def messages_of(exchanges: list[Exchange]) -> list[Message]:
+    """Returns `exchanges` as the messages of user and assistant."""
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for pair in exchanges for role, text in zip(roles, pair, strict=True)]
 
 
 def draw_story_exchanges(rng: random.Random, style: Style) -> list[Exchange]:

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from . import pirate_plots, plots, words
+from .plots import Beat, Plot
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Character:
 class Style:
     """One way of writing: how stories open, what happens, how they end."""
 
-    openings: plots.Beat
-    plots: dict[str, plots.Plot] = field(repr=False)
-    endings: plots.Beat
+    openings: Beat
+    plots: dict[str, Plot] = field(repr=False)
+    endings: Beat
 
 
 BEDTIME = Style(plots.OPENINGS, plots.PLOTS, plots.ENDINGS)
@@ -74,7 +75,8 @@ def draw_scene(rng: random.Random, hero: Character | None = None, friend: Charac
     slots = {
         "hero": hero.name, "kind": hero.kind, "trait": hero.trait, "a_trait": article(hero.trait),
         "friend": friend.name, "fkind": friend.kind,
-        "home": rng.choice(words.HOMES), "thing": thing, "a_thing": article(thing), "food": rng.choice(words.FOODS),
+        "home": rng.choice(words.HOMES), "weather": rng.choice(words.WEATHER),
+        "thing": thing, "a_thing": article(thing), "food": rng.choice(words.FOODS),
         "spot": spots[0], "spot2": spots[1], "spot3": spots[2],
         "skill": skill, "skilling": skilling, "flop": flop, "tip": tip,
         "build": build, "parts": parts, "use": use, "broken": broken, "owner": owner, "mend": mend,

@@ -20,6 +20,8 @@ OPENINGS: Beat = (
     "{Home}, there lived {a_trait} {kind} called {hero}.",
     "{A_trait} {kind} named {hero} lived {home}.",
     "{Hero} was {a_trait} {kind} who lived {home}.",
+    "One {weather} morning, {hero} the {kind} woke up early. {He} lived {home}.",
+    "One {weather} day, {hero} the {trait} {kind} sat in front of {his} house {home}.",
     "This is the story of {hero}, {a_trait} {kind} who lived {home}.",
 )
 

@@ -8,8 +8,8 @@ from .tokenizer import END_OF_TURN, MAX_LENGTH
 
 
 def target_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    """Returns the shape of the model and its fine-tune: 1.4 M parameters, 8 query heads on 2 KV heads."""
-    return _llama(tokenizer, hidden_size=128, intermediate_size=384, layers=6, heads=8, kv_heads=2)
+    """Returns the shape of the model and its fine-tune: 1.1 M parameters, 8 query heads on 2 KV heads."""
+    return _llama(tokenizer, hidden_size=128, intermediate_size=384, layers=4, heads=8, kv_heads=2)
 
 
 def draft_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -37,6 +37,7 @@ def _llama(
         rope_theta=10000.0,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
+        initializer_range=0.08,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=stop_token_ids(tokenizer),

@@ -34,9 +34,12 @@ def train(
     model: LlamaForCausalLM,
     batches: Iterator[torch.Tensor],
     schedule: Schedule,
+    emphasis: torch.Tensor,
     teacher: LlamaForCausalLM | None = None,
 ) -> float:
     """Trains `model` in place on int64 [batch, length] batches and returns the last smoothed loss in nats.
+
+    `emphasis` weighs the targets: f32 [vocab].
 
     With a teacher the loss is the cross-entropy against its distribution instead of against the text, so a small
     model spends its capacity on guessing what the teacher will say.
@@ -47,7 +50,7 @@ def train(
     for step in range(schedule.step_count):
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(step)
-        loss = _loss(model, next(batches), teacher)
+        loss = _loss(model, next(batches), emphasis, teacher)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -59,11 +62,15 @@ def train(
     return smoothed
 
 
-def _loss(model: LlamaForCausalLM, batch: torch.Tensor, teacher: LlamaForCausalLM | None) -> torch.Tensor:
-    inputs, targets = batch[:, :-1], batch[:, 1:]
+def _loss(
+    model: LlamaForCausalLM, batch: torch.Tensor, emphasis: torch.Tensor, teacher: LlamaForCausalLM | None
+) -> torch.Tensor:
+    inputs, targets = batch[:, :-1], batch[:, 1:].flatten()
     logits = model(input_ids=inputs, use_cache=False).logits.flatten(0, 1)
     if teacher is None:
-        return functional.cross_entropy(logits, targets.flatten())
+        return functional.cross_entropy(logits, targets, weight=emphasis)
     with torch.no_grad():
         probabilities = teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1).softmax(-1)
-    return functional.cross_entropy(logits, probabilities)
+    weights = emphasis[targets]
+    losses = functional.cross_entropy(logits, probabilities, reduction="none")
+    return (losses * weights).sum() / weights.sum()

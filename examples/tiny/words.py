@@ -32,6 +32,8 @@ HOMES = (
     "at the foot of a blue mountain",
 )  # fmt: skip
 
+WEATHER = ("sunny", "rainy", "windy", "snowy", "foggy", "bright", "warm", "cold")
+
 THINGS = (
     "red kite", "blue ball", "wooden boat", "silver bell", "golden key", "woolly hat", "shiny button", "little drum",
     "paper lantern", "yellow scarf", "picture book", "brass whistle", "toy train", "green umbrella", "glass marble",
