@@ -195,6 +195,20 @@ def test_every_mistake_is_shown_with_what_is_accepted(server: ScriptedServer, ki
     assert [(field["field"], field["description"]) for field in error["fields"]] == mistakes
 
 
+def test_a_message_that_only_repeats_the_mistakes_is_left_out(server: ScriptedServer, kiln: Kiln, config: Path) -> None:
+    mistakes = [("name", "got A; accepted: lower-case letters"), ("model", "got nothing; accepted: a directory")]
+    message = "; ".join(f"{field}: {description}" for field, description in mistakes)
+    server.script("Compile", refusal("INVALID_ARGUMENT", "CONFIG_INVALID", message, fields=mistakes))
+    outcome = kiln("compile", config, "--model", "m", "--name", "tiny")
+    assert outcome.err.splitlines() == [
+        "error: INVALID_ARGUMENT/CONFIG_INVALID",
+        "  name",
+        "    got A; accepted: lower-case letters",
+        "  model",
+        "    got nothing; accepted: a directory",
+    ]
+
+
 def test_failed_compile(server: ScriptedServer, kiln: Kiln, config: Path) -> None:
     server.script("Compile", samples.OPERATION)
     failure = refusal("INTERNAL", "LOWERING_FAILED", "g++ failed")

@@ -73,7 +73,8 @@ class Output:
             self._line({"error": record_from_error(error)})
             return
         lines = Text.assemble(("error: ", "bold red"), (f"{error.code}/{error.reason}", "bold"))
-        lines.append(indent(f"\n{error.message.strip()}", "  "))
+        if not error.fields or not all(str(violation) in error.message for violation in error.fields):
+            lines.append(indent(f"\n{error.message.strip()}", "  "))
         for violation in error.fields:
             if violation.field:
                 lines.append(f"\n  {violation.field}", style="bold")
