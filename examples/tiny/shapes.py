@@ -8,7 +8,7 @@ from .tokenizer import END_OF_TURN, MAX_LENGTH
 
 
 def target_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    """Returns the shape of the model and its fine-tune: 1.1 M parameters, 8 query heads on 2 KV heads."""
+    """Returns the shape of the model and its fine-tune: 1.0 M parameters, 8 query heads on 2 KV heads."""
     return _llama(tokenizer, hidden_size=128, intermediate_size=384, layers=4, heads=8, kv_heads=2)
 
 
