@@ -7,9 +7,10 @@ from sqlalchemy.orm import Session
 
 from compiler_svc import operations
 from compiler_svc.database import Database
-from compiler_svc.errors import BuildFailed, OperationNotDone, OperationNotFound, RequestIdReused
+from compiler_svc.errors import BuildFailed, CompilerRestarted, OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.operations import Operation, State
-from compiler_svc.records import CompileResult, Progress, RecordedError, Stage, record_error
+from compiler_svc.records import CompileResult, Progress, Stage
+from execution.failure import Failure
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,18 +52,11 @@ def test_progress_is_recorded_until_the_end(database: Database) -> None:
 
 def test_an_operation_ends_once(database: Database) -> None:
     operation = create(database)
-    error = record_error(BuildFailed("it fell"))
+    error = Failure.of(BuildFailed("it fell"))
     failed = run(database, operations.finish_operation, operation.operation_id, error)
     assert failed.state is State.FAILED
     assert failed.error == error
     assert run(database, operations.finish_operation, operation.operation_id, RESULT) == failed
-
-
-def test_a_recorded_error_keeps_everything() -> None:
-    error = RequestIdReused("r", "operations/1")
-    again = RecordedError(record_error(error))
-    assert str(again) == str(error)
-    assert (again.metadata, again.violations, again.retry_after_s) == (error.metadata, (), None)
 
 
 def test_a_request_id_finds_its_operation(database: Database) -> None:
@@ -121,6 +115,7 @@ def test_a_restart_ends_what_was_running_and_nothing_else(tmp_path: Path) -> Non
     assert run(after, operations.get_operation, finished.operation_id).result == RESULT
     interrupted = run(after, operations.get_operation, running.operation_id)
     assert interrupted.error is not None
-    assert interrupted.error.reason == "COMPILER_RESTARTED"
-    assert interrupted.error.metadata == {"operation": running.resource_name}
+    error = interrupted.error.to_error()
+    assert isinstance(error, CompilerRestarted)
+    assert error.metadata == {"operation": running.resource_name}
     after.close()
