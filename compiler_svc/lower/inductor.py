@@ -57,6 +57,8 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             # Names would otherwise be hashes of paths, and end up in the library.
             "aot_inductor.model_name_for_generated_files": "executable",
             "aot_inductor.package_constants_in_so": False,
+            # Weights have no values yet: Inductor would bake the garbage in small ones into the code.
+            "always_keep_tensor_constants": True,
             "aot_inductor.enable_line_tables": False,
             # The wrapper is most of the text and none of the arithmetic.
             "aot_inductor.compile_wrapper_opt_level": "O1",
