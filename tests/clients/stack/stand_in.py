@@ -5,6 +5,7 @@ the JSON in `$STAND_IN_NAME` says:
 
     crash           exit with this code at once
     silent          never announce an address
+    healthless      have no health service
     unhealthy       announce an address, but stay NOT_SERVING
     chatter_bytes   print this much without a line break before anything else
     deaf            ignore SIGTERM
@@ -30,7 +31,8 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
     loop.add_signal_handler(signal.SIGTERM, lambda: None if behaviour.get("deaf") else stopping.set())
     server = grpc.aio.server()
     servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if not behaviour.get("healthless"):
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = server.add_insecure_port(arguments[arguments.index("--address") + 1])
     await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()

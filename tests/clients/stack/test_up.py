@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(up: Start, nam
         assert gone(running.pid("compiler"))
 
 
-@pytest.mark.parametrize("flaw", ["silent", "unhealthy"])
+@pytest.mark.parametrize("flaw", ["silent", "unhealthy", "healthless"])
 def test_a_service_that_does_not_become_healthy(up: Start, flaw: str) -> None:
     running = up("--ready-timeout", 2, runtime={flaw: 1})
     assert running.process.wait(TIMEOUT_S) == 1
@@ -119,13 +120,19 @@ def test_a_service_that_does_not_become_healthy(up: Start, flaw: str) -> None:
     assert gone(running.pid("compiler"))
 
 
-def test_a_service_that_dies_while_the_other_starts(up: Start) -> None:
-    running = up(runtime={"silent": 1})
+@pytest.mark.parametrize("dying", ["compiler", "runtime"])
+@pytest.mark.parametrize("flaw", ["silent", "unhealthy"])
+def test_a_service_that_dies_during_the_start(up: Start, flaw: str, dying: str) -> None:
+    running = up(runtime={flaw: 1})
     running.service("runtime")
-    os.kill(running.pid("compiler"), signal.SIGKILL)
+    time.sleep(0.3)  # long enough for an announcement to be read
+    os.kill(running.pid(dying), signal.SIGKILL)
     assert running.process.wait(TIMEOUT_S) == 1
-    assert "the compiler service" in running.read()["error"]["message"]
+    error = running.read()["error"]
+    assert error["reason"] == "SERVICE_EXITED"
+    assert f"the {dying} service was killed by signal 9" in error["message"]
     assert gone(running.pid("runtime"))
+    assert gone(running.pid("compiler"))
 
 
 def test_a_signal_while_starting_stops_what_started(up: Start) -> None:

@@ -17,9 +17,8 @@ from typing import Any, NoReturn, Self, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kiln_client.errors import ServiceExited, ServiceNotInstalled, ServiceNotReady, StreamIncomplete
+from kiln_client.errors import ServiceExited, ServiceNotInstalled, ServiceNotReady
 from kiln_client.stack import tether
-from kiln_client.status import error_from_rpc
 
 T = TypeVar("T")
 
@@ -124,13 +123,11 @@ class ServiceProcess:
         address = await asyncio.shield(self._announced)
         async with grpc.aio.insecure_channel(address) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-            try:
+            with contextlib.suppress(grpc.aio.AioRpcError):
                 async for response in watch:
                     if response.status == health_pb2.HealthCheckResponse.SERVING:
                         return address
-            except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error, address) from None
-        raise StreamIncomplete("the health service stopped answering")
+        return await asyncio.Future()  # the end of the process, or of patience, says more than the end of the watch
 
     async def _copy_output(self) -> None:
         """Copies standard output to the log, watching for the announcement."""
