@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from execution.dtypes import dtype_name
 from execution.errors import ExecutableInvalid, StepFailed, WeightsNotStaged
 from execution.state import RankState
 from execution.weights import RankWeights
+
+CONSTANT_ALIGNMENT_BYTES: Final = 64
 
 
 class AotiExecutor:
@@ -115,7 +118,9 @@ def _check_constants(tag: str, library: AotiLibrary, constants: Mapping[str, Ten
         tensor = constants.get(wanted.name)
         if tensor is None:
             raise ExecutableInvalid(tag, f"constant {wanted.name} is bound to no weight")
-        if (tensor.dtype, tensor.nbytes) != (wanted.dtype, wanted.size_bytes):
+        # AOTInductor states sizes rounded up to its alignment.
+        size_bytes = -(-tensor.nbytes // CONSTANT_ALIGNMENT_BYTES) * CONSTANT_ALIGNMENT_BYTES
+        if (tensor.dtype, size_bytes) != (wanted.dtype, wanted.size_bytes):
             got = f"{dtype_name(tensor.dtype)} of {tensor.nbytes} bytes"
             accepted = f"{dtype_name(wanted.dtype)} of {wanted.size_bytes} bytes"
             raise ExecutableInvalid(tag, f"constant {wanted.name} is bound to {got}, and takes {accepted}")
