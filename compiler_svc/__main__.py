@@ -18,9 +18,11 @@ async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
     async with open_server(settings, ProcessBuildRunner) as server:
         port = await server.start()
+        serving = asyncio.create_task(server.serve_until_signalled())
+        await asyncio.sleep(0)  # by now it listens for signals: whoever reads the next line may send one
         sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
         sys.stdout.flush()
-        await server.serve_until_signalled()
+        await serving
 
 
 def main() -> None:

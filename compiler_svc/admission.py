@@ -9,10 +9,11 @@ from typing import Any, Final, Literal
 from bundle.errors import FieldViolation
 from bundle.manifest import Target
 from bundle.reference import is_name
-from compiler_svc.build_plan import BuildPlan, plan_build
-from compiler_svc.config import resolve_config
+from compiler_svc.build_plan import plan_build
+from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.errors import FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa
+from compiler_svc.models.registry import parse_model_config
 from compiler_svc.spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
@@ -47,6 +48,8 @@ class CompileRequest:
 def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileSpec:
     """Judges a request. Reads JSON files and tensor headers: call it from a thread.
 
+    Pickled weights are left to the build: opening them takes torch.
+
     Raises:
         NameInvalid, ConfigInvalid, FeatureNotServed: Mistakes of the request.
         IsaUnknown, IsaUnsupported: An instruction set that is none, or that this host could not verify.
@@ -59,9 +62,10 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     # The configuration's mistakes come before the checkpoint's.
     resolve_config(request.document, checkpoint_dtype=None)
     path = find_checkpoint(request.model, model_roots)
-    checkpoint = Checkpoint.open(path, roots=model_roots)
+    checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
     resolution = resolve_config(request.document, checkpoint_dtype=read_declared_dtype(checkpoint))
-    plan = plan_build(checkpoint, resolution.config.neuron_config)
+    if not checkpoint.is_pickled:
+        plan_build(checkpoint, resolution.config.neuron_config)
     return CompileSpec(
         name=request.name,
         model=path,
@@ -71,7 +75,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         optimization_level=request.optimization_level,
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
-        warnings=(*resolution.warnings, *note_untrained_positions(plan)),
+        warnings=(*resolution.warnings, *note_untrained_positions(checkpoint, resolution.config.neuron_config)),
     )
 
 
@@ -124,9 +128,9 @@ def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
     return declared.removeprefix("torch.") if isinstance(declared, str) else None
 
 
-def note_untrained_positions(plan: BuildPlan) -> tuple[str, ...]:
+def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """What the caller should know about sequences longer than the model was made for."""
-    longest, trained = plan.limits.max_length, plan.model.config.max_position_embeddings
-    if longest <= trained:
+    trained = parse_model_config(checkpoint.config).max_position_embeddings
+    if config.longest_sequence <= trained:
         return ()
-    return (f"neuron_config.seq_len: sequences of {longest} tokens exceed the model's {trained} positions",)
+    return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)

@@ -73,7 +73,7 @@ class BundleCache:
             if cancelled.is_set():
                 raise InterruptedError
 
-        checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots)
+        checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots, read_pickles=False)
         digest_file = partial(self._digests.digest_file, progress=stop_when_cancelled)
         weights = compute_checkpoint_digest(checkpoint, digest_file)
         # The bundle holds the tokenizer and what the generation configuration says, too.

@@ -66,13 +66,19 @@ class Checkpoint:
     tokenizer_files: tuple[Path, ...]
     chat_template: str | None
 
+    @property
+    def is_pickled(self) -> bool:
+        """Whether its weights are pickles."""
+        return self.files[0].suffix == ".bin"
+
     @classmethod
-    def open(cls, path: Path, *, roots: Sequence[Path] = ()) -> Checkpoint:
+    def open(cls, path: Path, *, roots: Sequence[Path] = (), read_pickles: bool = True) -> Checkpoint:
         """Reads a checkpoint's JSON and tensor headers; no weight is read.
 
         Args:
             path: A directory with `config.json` and `model.safetensors`, `pytorch_model.bin` or the index of either.
             roots: Directories that its files must lie in once symbolic links are followed; none means anywhere.
+            read_pickles: Otherwise pickled files stay closed, which torch would be needed for, and `tensors` empty.
 
         Raises:
             CheckpointNotFound: `path` is no directory, or holds no configuration or no weights.
@@ -87,15 +93,20 @@ class Checkpoint:
         weights = next((name for name in WEIGHT_FILES if directory.has(name)), None)
         if weights is None:
             raise CheckpointNotFound(path, "has no weights", f"a directory with one of {', '.join(WEIGHT_FILES)}")
+        is_open = read_pickles or not weights.startswith(PICKLE_FILE)
+        tensors: dict[str, TensorHeader] = {}
         if weights.endswith(".index.json"):
-            tensors = _read_sharded_headers(directory, weights)
-            index = path / weights
+            index, weight_map = path / weights, _read_weight_map(directory, weights)
+            files = set(weight_map.values())
+            if is_open:
+                tensors = _read_sharded_headers(path, index, weight_map)
         else:
-            tensors = _read_header(directory.file(weights), path)
-            index = None
+            index, files = None, {directory.file(weights)}
+            if is_open:
+                tensors = _read_header(path / weights, path)
         return cls(
             path=path,
-            files=tuple(sorted({tensor.file for tensor in tensors.values()})),
+            files=tuple(sorted(files)),
             index=index,
             tensors=tensors,
             config=config,
@@ -153,27 +164,29 @@ def _read_header(file: Path, checkpoint: Path) -> dict[str, TensorHeader]:
     return {name: TensorHeader(name, dtype, shape, file) for name, (dtype, shape) in headers.items()}
 
 
-def _read_sharded_headers(directory: _Directory, index: str) -> dict[str, TensorHeader]:
+def _read_weight_map(directory: _Directory, index: str) -> dict[str, Path]:
+    """The file of each tensor, by the tensor's name."""
     weight_map = directory.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointInvalid(
             directory.path, f"{index}: weight_map", _kind(weight_map), "tensor names with file names"
         )
     suffix = ".safetensors" if index.startswith(SAFETENSORS_FILE) else ".bin"
-    headers: dict[str, dict[str, TensorHeader]] = {}
-    tensors: dict[str, TensorHeader] = {}
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or not _is_plain_name(file_name) or not file_name.endswith(suffix):
             accepted = f"the name of a {suffix} file in the checkpoint directory"
             raise CheckpointInvalid(directory.path, f"{index}: weight_map[{name}]", repr(file_name), accepted)
-        if file_name not in headers:
-            headers[file_name] = _read_header(directory.file(file_name), directory.path)
-        if name not in headers[file_name]:
-            raise CheckpointInvalid(
-                directory.path, name, f"not in {file_name}", f"a tensor of {file_name}, as {index} says"
-            )
-        tensors[name] = headers[file_name][name]
-    return tensors
+    files = {file_name: directory.file(file_name) for file_name in dict.fromkeys(weight_map.values())}
+    return {name: files[file_name] for name, file_name in weight_map.items()}
+
+
+def _read_sharded_headers(checkpoint: Path, index: Path, weight_map: Mapping[str, Path]) -> dict[str, TensorHeader]:
+    headers = {file: _read_header(file, checkpoint) for file in dict.fromkeys(weight_map.values())}
+    for name, file in weight_map.items():
+        if name not in headers[file]:
+            accepted = f"a tensor of {file.name}, as {index.name} says"
+            raise CheckpointInvalid(checkpoint, name, f"not in {file.name}", accepted)
+    return {name: headers[file][name] for name, file in weight_map.items()}
 
 
 def _is_plain_name(name: str) -> bool:

@@ -1,0 +1,77 @@
+"""The compiler as users run it: `python -m compiler_svc` in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import psutil
+
+from tests.compiler_svc.running_compiler import Client
+
+ROOT = Path(__file__).parents[2]
+
+
+class CompilerEnded(Exception):
+    """The process ended before it was ready; its exit code."""
+
+
+@dataclass(frozen=True)
+class CompilerProcess:
+    """A running compiler and a client of it."""
+
+    process: asyncio.subprocess.Process
+    client: Client
+
+    def libraries(self) -> set[str]:
+        """File names of the shared libraries that the process has mapped."""
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text().split()
+        return {Path(path).name for path in maps if path.startswith("/")}
+
+    def builds(self) -> list[psutil.Process]:
+        """Its build processes."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "compiler_svc.build_process" in child.cmdline()]
+
+
+@asynccontextmanager
+async def run_compiler(home: Path, *options: str) -> AsyncIterator[CompilerProcess]:
+    """Starts a compiler with state below `home` and checkpoints below `home/models`; ends it with SIGTERM."""
+    arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "compiler_svc",
+        *arguments,
+        "--model-root",
+        f"{home}/models",
+        "--drain-timeout",
+        "1",
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]), "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        if not line:
+            raise CompilerEnded(await process.wait())
+        assert line.startswith("ready address=127.0.0.1:"), line
+        async with grpc.aio.insecure_channel(line.strip().removeprefix("ready address=")) as channel:
+            yield CompilerProcess(process, Client(channel))
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def wait_until_gone(*processes: psutil.Process, timeout_s: float = 10) -> None:
+    """Waits until processes have ended, zombies included."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout_s)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
