@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
@@ -119,6 +121,29 @@ async def test_whole_stream_arrives_before_its_error(server: ScriptedServer) -> 
             await read(runtime.generate("demo", "x"))
     assert caught.value.reason == "RANK_DIED"
     assert len(received) == 200
+
+
+@pytest.mark.parametrize("method", ["complete", "get_deployment"])
+async def test_closing_the_client_is_no_cancellation_of_its_callers(server: ScriptedServer, method: str) -> None:
+    server.script("Generate", [samples.accepted(), HANG])
+    server.script("GetDeployment", HANG)
+    runtime = AsyncRuntime(server.address)
+    arguments = ("demo", "x") if method == "complete" else ("demo",)
+    caller = asyncio.create_task(getattr(runtime, method)(*arguments))
+    await asyncio.sleep(0.2)
+    await runtime.close()
+    with pytest.raises(errors.ClientClosed):
+        await caller
+
+
+def test_closing_a_blocking_client_ends_the_calls_of_other_threads(server: ScriptedServer) -> None:
+    server.script("GetDeployment", HANG)
+    runtime = Runtime(server.address)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(runtime.get_deployment, "demo")
+        time.sleep(0.2)
+        runtime.close()
+        assert isinstance(call.exception(_SOON_S), errors.ClientClosed)
 
 
 def test_stream_without_an_event_loop_is_refused(server: ScriptedServer) -> None:

@@ -128,7 +128,7 @@ class BlockingClient(Generic[C]):
         return self._client.address
 
     def close(self) -> None:
-        """Closes the connection; calls that still run are cancelled."""
+        """Closes the connection; calls that still run raise ClientClosed."""
         _loop_thread.run(self._client.close())
 
     def __enter__(self) -> Self:

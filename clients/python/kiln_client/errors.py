@@ -13,6 +13,7 @@ KilnError                     root; also any status code without a class of its 
 ├── ResourceExhausted         RESOURCE_EXHAUSTED, usually with retry_after_s
 ├── Aborted                   ABORTED
 ├── Cancelled                 CANCELLED
+│   └── ClientClosed          the client was closed while the call ran
 ├── DeadlineExceeded          DEADLINE_EXCEEDED
 ├── Unimplemented             UNIMPLEMENTED
 ├── Unavailable               UNAVAILABLE, a lost or refused connection too
@@ -171,6 +172,13 @@ class Cancelled(KilnError):
     """The call was cancelled."""
 
     default_code = "CANCELLED"
+
+
+class ClientClosed(Cancelled):
+    """The client was closed while the call ran."""
+
+    def __init__(self) -> None:
+        super().__init__("the client was closed while the call ran", reason="CLIENT_CLOSED")
 
 
 class DeadlineExceeded(KilnError):

@@ -10,8 +10,9 @@ from typing import ClassVar, Self, TypeVar
 import grpc
 
 from kiln_client.endpoint import Timeouts, TlsOptions, open_channel, resolve_address
+from kiln_client.errors import ClientClosed
 from kiln_client.status import error_from_rpc
-from kiln_client.streams import AsyncStream
+from kiln_client.streams import AsyncStream, is_caller_cancelled
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -48,7 +49,7 @@ class ServiceClient:
         return open_channel(self.address, self._tls)
 
     async def close(self) -> None:
-        """Closes the connection; calls that still run are cancelled."""
+        """Closes the connection; calls that still run raise ClientClosed."""
         if "_channel" in self.__dict__:
             await self._channel.close()
 
@@ -65,6 +66,10 @@ class ServiceClient:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self.address) from None
+        except asyncio.CancelledError:
+            if is_caller_cancelled():
+                raise
+            raise ClientClosed from None
 
     def _stream(self, method: grpc.aio.UnaryStreamMultiCallable[Q, R], request: Q, timeout_s: float) -> AsyncStream[R]:
         loop = asyncio.get_running_loop()

@@ -10,9 +10,19 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc
 
+from kiln_client.errors import ClientClosed
 from kiln_client.status import error_from_rpc
 
 R = TypeVar("R")
+
+
+def is_caller_cancelled() -> bool:
+    """Whether a CancelledError is meant for the running task.
+
+    gRPC raises the same where a call was cancelled under its reader, by an abort or by closing the channel.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class AsyncStream(AsyncIterator[R], Generic[R]):
@@ -37,11 +47,11 @@ class AsyncStream(AsyncIterator[R], Generic[R]):
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self._address) from None
         except asyncio.CancelledError:
-            # gRPC reports an abort by another task as a cancellation of the reader, which it is not.
-            task = asyncio.current_task()
-            if self._aborted and not (task and task.cancelling()):
+            if is_caller_cancelled():
+                raise
+            if self._aborted:
                 raise StopAsyncIteration from None
-            raise
+            raise ClientClosed from None
 
     def abort(self) -> None:
         """Cancels the call. Iteration ends; nothing is raised."""

@@ -8,6 +8,7 @@ the JSON in `$STAND_IN_NAME` says:
     healthless      have no health service
     unhealthy       announce an address, but stay NOT_SERVING
     chatter_bytes   print this much without a line break before anything else
+    stutter         announce the address in two pieces
     deaf            ignore SIGTERM
     litter          leave a child process in the process group
 """
@@ -41,7 +42,12 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
     print("x" * behaviour.get("chatter_bytes", 0))  # noqa: T201 - what services do
     print("a line of the log", file=sys.stderr)  # noqa: T201
     if not behaviour.get("silent"):
-        print(f"ready address=127.0.0.1:{port}", flush=True)  # noqa: T201
+        announcement = f"ready address=127.0.0.1:{port}\n"
+        half = len(announcement) - 3 if behaviour.get("stutter") else 0
+        for part in (announcement[:half], announcement[half:]):
+            sys.stdout.write(part)
+            sys.stdout.flush()
+            await asyncio.sleep(0.2 if half else 0)
     if not behaviour.get("unhealthy"):
         await asyncio.sleep(0.1)
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -174,6 +174,12 @@ def test_chatter_before_the_announcement_is_no_obstacle(up: Start) -> None:
     assert running.end(signal.SIGTERM) == 0
 
 
+def test_announcement_in_pieces(up: Start) -> None:
+    running = up(compiler={"stutter": 1})
+    assert is_serving(running.read()["compiler"])
+    assert running.end(signal.SIGTERM) == 0
+
+
 def test_one_home_is_served_once(up: Start) -> None:
     first = up()
     first.read()

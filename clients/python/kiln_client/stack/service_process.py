@@ -22,7 +22,7 @@ from kiln_client.stack import tether
 
 T = TypeVar("T")
 
-_READY = re.compile(rb"^ready address=(\S+)$", re.MULTILINE)
+_READY = re.compile(rb"^ready address=(\S+)\r?\n", re.MULTILINE)
 _READ_BYTES = 65536
 _LOG_TAIL_LINES = 5
 _LAST_WORDS_S = 1.0
@@ -131,14 +131,15 @@ class ServiceProcess:
 
     async def _copy_output(self) -> None:
         """Copies standard output to the log, watching for the announcement."""
-        seen = b""
+        line = b""
         with self._log_path.open("ab", buffering=0) as log:
             while chunk := await self._stdout.read(_READ_BYTES):
                 log.write(chunk)
                 if not self._announced.done():
-                    seen += chunk
-                    if match := _READY.search(seen):
+                    line += chunk
+                    if match := _READY.search(line):
                         self._announced.set_result(match[1].decode())
+                    line = line[line.rfind(b"\n") + 1 :]
 
     async def _last_words(self) -> None:
         # A grandchild may still hold the pipe: the end of output is worth waiting for, but not for long.
@@ -165,5 +166,7 @@ async def first_of(*coroutines: Coroutine[Any, Any, T]) -> T:
 
 
 def _tail(log_path: Path) -> str:
-    lines = log_path.read_text(errors="replace").splitlines()
+    with log_path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _READ_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
     return "\n".join(lines[-_LOG_TAIL_LINES:])
