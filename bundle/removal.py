@@ -1,7 +1,8 @@
-"""Removing a bundle together with the blobs that nothing else in the store needs."""
+"""Removing bundles, and the blobs that nothing in the store needs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -43,6 +44,27 @@ def remove_bundle(layout: Layout, digest: str) -> FreedSpace:
             unneeded = {digest} - kept
         layout.replace_index(remaining)
         sizes = [layout.delete_blob(blob) for blob in sorted(unneeded) if layout.has(blob)]
+    return FreedSpace(len(sizes), sum(sizes))
+
+
+def remove_unneeded_blobs(layout: Layout, *, min_age_s: float) -> FreedSpace:
+    """Deletes blobs that no manifest of the index refers to: those of bundles that were never finished.
+
+    Args:
+        min_age_s: Younger blobs stay, because their bundle may be on its way.
+
+    Raises:
+        LayoutInvalid: The index, or a manifest that it lists, cannot be read; nothing is removed.
+    """
+    with layout.lock():
+        needed = {blob for entry in layout.read_index().manifests for blob in _reachable_blobs(layout, entry)}
+        youngest_s = time.time() - min_age_s
+        unneeded = [
+            blob
+            for blob in layout.list_blobs()
+            if blob not in needed and layout.blob_path(blob).stat().st_mtime <= youngest_s
+        ]
+        sizes = [layout.delete_blob(blob) for blob in unneeded]
     return FreedSpace(len(sizes), sum(sizes))
 
 

@@ -64,15 +64,15 @@ class BlobVerifier:
         """
         parse_digest(digest)
         with _open_regular(path, digest) as file:
-            status = os.fstat(file.fileno())
-            if not self._always and self._is_recorded(status, digest):
+            if not self._always and self._is_recorded(os.fstat(file.fileno()), digest):
                 if progress is not None:
-                    progress(status.st_size)
+                    progress(os.fstat(file.fileno()).st_size)
                 return
+            status = self._settle(file)
             actual = sha256_stream(file, progress)
             if actual != digest:
                 raise BlobCorrupt(digest, actual, title)
-            self._record(file, status, digest)
+            self._record(status, digest)
 
     def remember(self, path: Path, digest: str) -> None:
         """Records a blob whose bytes were hashed while they were written, and that nobody has touched since.
@@ -81,20 +81,25 @@ class BlobVerifier:
             BlobNotFound: There is no such regular file.
         """
         with _open_regular(path, digest) as file:
-            self._record(file, os.fstat(file.fileno()), digest)
+            self._record(self._settle(file), digest)
+
+    def _settle(self, file: FileIO) -> os.stat_result | None:
+        """Waits until every later write will show in the file's ctime; None where that cannot be said."""
+        if self._cache_path is None:
+            return None
+        age_ns = time.time_ns() - os.fstat(file.fileno()).st_ctime_ns
+        # At most once: the file's server may have another clock.
+        time.sleep(min(max(0, SETTLE_TIME_NS - age_ns), SETTLE_TIME_NS) / 1e9)
+        status = os.fstat(file.fileno())
+        return status if time.time_ns() - status.st_ctime_ns >= SETTLE_TIME_NS else None
 
     def _is_recorded(self, status: os.stat_result, digest: str) -> bool:
         row = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns, digest)
         query = "SELECT 1 FROM verified WHERE (device, inode, size_bytes, ctime_ns, digest) = (?, ?, ?, ?, ?)"
         return self._execute(query, row) is not None
 
-    def _record(self, file: FileIO, status: os.stat_result, digest: str) -> None:
-        if self._cache_path is None:
-            return
-        age_ns = time.time_ns() - status.st_ctime_ns
-        time.sleep(max(0, SETTLE_TIME_NS - age_ns) / 1e9)
-        now = os.fstat(file.fileno())
-        if (now.st_size, now.st_ctime_ns) == (status.st_size, status.st_ctime_ns):
+    def _record(self, status: os.stat_result | None, digest: str) -> None:
+        if status is not None:
             row = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns, digest)
             self._execute("INSERT OR REPLACE INTO verified VALUES (?, ?, ?, ?, ?)", row)
 

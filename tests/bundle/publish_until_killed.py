@@ -19,7 +19,8 @@ from bundle.layout import Layout
 from bundle.writer import BundleWriter
 from tests.bundle.samples import FILES, put_chunks, sample_manifest
 
-WRITING_MODULES = {"bundle.blob_writer", "bundle.layout", "bundle.writer"}
+#: Where the calls are that change the disk; pathlib's are made for us.
+WRITING_MODULES = {"bundle.blob_writer", "bundle.layout", "bundle.writer", "pathlib"}
 
 
 def publish(layout: Layout, scratch: Path) -> None:
@@ -32,15 +33,13 @@ def publish(layout: Layout, scratch: Path) -> None:
         lambda path: layout.ingest_file(path, move=True),
         lambda path: path.read_bytes(),
     )
-    for number, ((title, media_type, data), way) in enumerate(zip(FILES, ways, strict=True)):
-        path = scratch / str(number)
-        path.write_bytes(data)
-        writer.add_blob(way(path), media_type, title)
+    for number, ((title, media_type, _), way) in enumerate(zip(FILES, ways, strict=True)):
+        writer.add_blob(way(scratch / str(number)), media_type, title)
     writer.publish(sample_manifest(version="2"))
 
 
 def kill_after(calls: int) -> None:
-    """Makes this process kill itself before the given call, counting every call into C that the writing code makes."""
+    """Makes this process kill itself before the given call, counting every call into C from the writing modules."""
     remaining = calls
 
     def count(frame: FrameType, event: str, _argument: object) -> None:
@@ -59,6 +58,8 @@ def main(directory: Path) -> None:
         root, scratch = directory / str(calls), directory / f"{calls}-scratch"
         shutil.copytree(directory / "before", root)
         scratch.mkdir()
+        for number, (_, _, data) in enumerate(FILES):
+            (scratch / str(number)).write_bytes(data)
         child = os.fork()
         if child == 0:
             layout = Layout(root)

@@ -1,4 +1,6 @@
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from bundle.errors import BundleNotFound, DigestInvalid, LayoutInvalid
 from bundle.layout import Layout
 from bundle.oci import IMAGE_MANIFEST_TYPE, INDEX_TYPE, BlobDescriptor, Index
 from bundle.reader import open_bundle
-from bundle.removal import FreedSpace, remove_bundle
+from bundle.removal import FreedSpace, remove_bundle, remove_unneeded_blobs
 from bundle.verification import BlobVerifier
 from tests.bundle.samples import DIGESTS, publish_sample, sample_manifest
 
@@ -103,3 +105,21 @@ def test_manifest_of_another_kind_protects_its_blobs(layout: Layout) -> None:
     )
     assert remove_bundle(layout, digest).blob_count == 6
     assert set(layout.list_blobs()) == {stored.digest, DIGESTS["tokenizer.json"]}
+
+
+def test_blobs_of_unfinished_bundles_are_removed_once_they_are_old(layout: Layout) -> None:
+    digest = publish_sample(layout)
+    old, young = (layout.put_blob(data) for data in (b"old", b"young"))
+    before_s = time.time() - 100
+    os.utime(layout.blob_path(old.digest), (before_s, before_s))
+    assert remove_unneeded_blobs(layout, min_age_s=60) == FreedSpace(1, 3)
+    assert layout.has(young.digest)
+    open_bundle(layout, digest).verify(BlobVerifier(None))
+
+
+def test_nothing_is_removed_where_it_is_unknown_what_is_needed(layout: Layout) -> None:
+    corrupt(layout, publish_sample(layout))
+    before = set(layout.list_blobs())
+    with pytest.raises(LayoutInvalid):
+        remove_unneeded_blobs(layout, min_age_s=0)
+    assert set(layout.list_blobs()) == before

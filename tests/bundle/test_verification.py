@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -103,7 +104,22 @@ def test_corrupt_blob_is_never_recorded(verifier: BlobVerifier, blob: Path, hash
         verifier.verify(blob, other)
 
 
-def test_blob_that_changes_while_it_is_hashed_is_not_recorded(
+def test_blob_is_hashed_once_its_times_have_settled(
+    verifier: BlobVerifier, blob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write within the kernel tick of the last change leaves no trace in ctime."""
+    ages_ns = []
+
+    def record_age(*args: object) -> str:
+        ages_ns.append(time.time_ns() - blob.stat().st_ctime_ns)
+        return sha256_stream(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bundle.verification, "sha256_stream", record_age)
+    verifier.verify(blob, DIGEST)
+    assert ages_ns[0] >= 20_000_000
+
+
+def test_blob_that_changes_while_it_is_hashed_is_hashed_again(
     verifier: BlobVerifier, blob: Path, hashed: list[str]
 ) -> None:
     def touch(_count: int) -> None:
@@ -112,6 +128,18 @@ def test_blob_that_changes_while_it_is_hashed_is_not_recorded(
     verifier.verify(blob, DIGEST, progress=touch)
     verifier.verify(blob, DIGEST)
     assert hashed == [DIGEST] * 2
+
+
+def test_blob_of_a_clock_ahead_of_ours_is_hashed_every_time(
+    verifier: BlobVerifier, blob: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 10**12)
+    start_s = time.monotonic()
+    verifier.verify(blob, DIGEST)
+    verifier.verify(blob, DIGEST)
+    assert hashed == [DIGEST] * 2
+    assert time.monotonic() - start_s < 5
 
 
 def test_blob_hashed_while_written_need_not_be_hashed_again(

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ from kiln.bundle.v1 import bundle_pb2
 
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import AddressUnavailable, TlsFileInvalid
+from edge.server import EdgeServer
 from tests.edge.certificates import make_certificate
 from tests.edge.probe import CHUNK, GET, READ, SERVICE, Probe, answer, make_server, serve, stub
 from tests.edge.test_status import detail
@@ -26,6 +28,23 @@ from tests.edge.test_status import detail
 ROOT = Path(__file__).parents[2]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+Build = Callable[..., EdgeServer]
+
+
+@pytest.fixture
+async def build() -> AsyncIterator[Build]:
+    """Makes servers that are ended with the test, however it ends."""
+    servers: list[EdgeServer] = []
+
+    def make(probe: Probe, config: EdgeConfig | None = None) -> EdgeServer:
+        servers.append(make_server(probe, config))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        await server.drain()
 
 
 async def check(channel: grpc.aio.Channel, service: str = "") -> int:
@@ -40,8 +59,8 @@ async def reflect(
     return await anext(aiter(call))
 
 
-async def test_health_is_per_service() -> None:
-    server = make_server(Probe())
+async def test_health_is_per_service(build: Build) -> None:
+    server = build(Probe())
     server.set_serving(SERVICE, False)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -57,11 +76,10 @@ async def test_health_is_per_service() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     with pytest.raises(AssertionError, match=r"absent\.Service"):
         server.set_serving("absent.Service", True)
-    await server.drain()
 
 
-async def test_watcher_sees_every_change() -> None:
-    server = make_server(Probe())
+async def test_watcher_sees_every_change(build: Build) -> None:
+    server = build(Probe())
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
@@ -70,7 +88,6 @@ async def test_watcher_sees_every_change() -> None:
         assert (await anext(watch)).status == NOT_SERVING
         server.set_serving(SERVICE, True)
         assert (await anext(watch)).status == SERVING
-        await server.drain()
 
 
 async def test_reflection_lists_the_services_and_describes_them() -> None:
@@ -95,7 +112,7 @@ async def test_reflection_lists_the_services_and_describes_them() -> None:
             assert package in {file.package for file in files}
 
 
-async def test_drain_reports_first_and_lets_running_calls_finish() -> None:
+async def test_drain_reports_first_and_lets_running_calls_finish(build: Build) -> None:
     probe = Probe()
     release = asyncio.Event()
 
@@ -104,7 +121,7 @@ async def test_drain_reports_first_and_lets_running_calls_finish() -> None:
         return await answer()
 
     probe.answer = answer_when_released
-    server = make_server(probe)
+    server = build(probe)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
@@ -130,10 +147,10 @@ async def test_drain_reports_first_and_lets_running_calls_finish() -> None:
         await asyncio.wait_for(draining, 2)
 
 
-async def test_drain_cancels_what_does_not_finish_in_time() -> None:
+async def test_drain_cancels_what_does_not_finish_in_time(build: Build) -> None:
     probe = Probe()
     probe.answer = probe.hang
-    server = make_server(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
+    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = asyncio.ensure_future(stub(channel).GetBundle(GET))
@@ -147,10 +164,10 @@ async def test_drain_cancels_what_does_not_finish_in_time() -> None:
     assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-async def test_health_stays_down_once_draining() -> None:
+async def test_health_stays_down_once_draining(build: Build) -> None:
     probe = Probe()
     probe.answer = probe.hang
-    server = make_server(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
+    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
@@ -165,24 +182,23 @@ async def test_health_stays_down_once_draining() -> None:
         await draining
 
 
-async def test_taken_port_is_named() -> None:
-    first, second = make_server(Probe()), None
+async def test_taken_port_is_named(build: Build) -> None:
+    first, second = build(Probe()), None
     port = await first.start()
-    second = make_server(Probe(), EdgeConfig(f"127.0.0.1:{port}"))
+    second = build(Probe(), EdgeConfig(f"127.0.0.1:{port}"))
     with pytest.raises(AddressUnavailable) as caught:
         await second.start()
     assert caught.value.metadata == {"address": f"127.0.0.1:{port}"}
-    await first.drain()
 
 
-async def test_address_of_another_machine_is_named() -> None:
-    server = make_server(Probe(), EdgeConfig("192.0.2.1:0", allow_insecure=True))
+async def test_address_of_another_machine_is_named(build: Build) -> None:
+    server = build(Probe(), EdgeConfig("192.0.2.1:0", allow_insecure=True))
     with pytest.raises(AddressUnavailable):
         await server.start()
 
 
-async def test_port_is_free_again_after_draining() -> None:
-    server = make_server(Probe())
+async def test_port_is_free_again_after_draining(build: Build) -> None:
+    server = build(Probe())
     port = await server.start()
     await server.drain()
     with socket.socket() as listener:
@@ -206,9 +222,9 @@ HTTP2_PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
 
 
 @pytest.mark.parametrize(("min_ping_interval_s", "survives"), [(0.05, True), (10, False)])
-async def test_clients_may_ping_as_often_as_configured(min_ping_interval_s: float, survives: bool) -> None:
+async def test_pings_are_limited_as_configured(build: Build, min_ping_interval_s: float, survives: bool) -> None:
     # Spoken by hand, because gRPC's own client pings at most once a second.
-    server = make_server(Probe(), EdgeConfig("127.0.0.1:0", min_ping_interval_s=min_ping_interval_s))
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", min_ping_interval_s=min_ping_interval_s))
     port = await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HTTP2_PREFACE)
@@ -222,12 +238,11 @@ async def test_clients_may_ping_as_often_as_configured(min_ping_interval_s: floa
     assert (b"too_many_pings" not in received) == survives
     assert received.count(bytes([0, 0, 8, 6, 1])) >= (6 if survives else 1)
     writer.close()
-    await server.drain()
 
 
-async def test_tls_with_a_certificate_of_our_own(tmp_path: Path) -> None:
+async def test_tls_with_a_certificate_of_our_own(build: Build, tmp_path: Path) -> None:
     files = make_certificate(tmp_path, "server")
-    server = make_server(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(files.certificate, files.key)))
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(files.certificate, files.key)))
     port = await server.start()
     trusting = grpc.ssl_channel_credentials(files.certificate.read_bytes())
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
@@ -241,13 +256,12 @@ async def test_tls_with_a_certificate_of_our_own(tmp_path: Path) -> None:
             await check(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await channel.close()
-    await server.drain()
 
 
-async def test_mutual_tls_asks_clients_for_a_certificate(tmp_path: Path) -> None:
+async def test_mutual_tls_asks_clients_for_a_certificate(build: Build, tmp_path: Path) -> None:
     files, client = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "client")
     tls = TlsConfig(files.certificate, files.key, client_ca_path=client.certificate)
-    server = make_server(Probe(), EdgeConfig("127.0.0.1:0", tls=tls))
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=tls))
     port = await server.start()
     root = files.certificate.read_bytes()
     known = grpc.ssl_channel_credentials(root, client.key.read_bytes(), client.certificate.read_bytes())
@@ -257,11 +271,10 @@ async def test_mutual_tls_asks_clients_for_a_certificate(tmp_path: Path) -> None
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await check(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    await server.drain()
 
 
-async def test_unreadable_certificate_stops_the_start(tmp_path: Path) -> None:
-    server = make_server(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(tmp_path / "absent", tmp_path / "absent")))
+async def test_unreadable_certificate_stops_the_start(build: Build, tmp_path: Path) -> None:
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(tmp_path / "absent", tmp_path / "absent")))
     with pytest.raises(TlsFileInvalid, match="absent"):
         await server.start()
 

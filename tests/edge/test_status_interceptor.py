@@ -147,9 +147,11 @@ async def test_abort_of_a_handler_passes() -> None:
         await probe.context.abort(grpc.StatusCode.ALREADY_EXISTS, "as it says")
 
     probe.answer = abort
-    async with serve(probe) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub(channel).GetBundle(GET)
+    with capture_logs() as logs:
+        async with serve(probe) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub(channel).GetBundle(GET)
+    assert [log for log in logs if log["log_level"] == "error"] == []
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.ALREADY_EXISTS, "as it says")
 
 
