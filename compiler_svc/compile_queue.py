@@ -15,6 +15,7 @@ from bundle.errors import KilnError
 from compiler_svc import cache, operations
 from compiler_svc.build_job import BuildEnvironment, BuildJob, BuildResult
 from compiler_svc.build_runner import BuildRunner, OnProgress
+from compiler_svc.build_turns import BuildTurns
 from compiler_svc.bundle_cache import BundleCache, Identity
 from compiler_svc.bundle_store import BundleStore
 from compiler_svc.database import Database
@@ -58,7 +59,7 @@ class CompileQueue:
         self._cache = BundleCache(database, store)
         self._shared = SharedBuilds()
         self._feed = OperationFeed()
-        self._turns = asyncio.Semaphore(max_builds)
+        self._turns = BuildTurns(store.layout, max_builds)
         self._max_waiting = max_waiting
         self._max_accepted = max_builds + max_waiting
         self._num_accepted = 0
@@ -161,9 +162,9 @@ class CompileQueue:
 
     async def _build(self, spec: CompileSpec, identity: Identity, report: OnProgress) -> BuildResult:
         async def build(on_progress: OnProgress) -> BuildResult:
-            if self._turns.locked():
+            if self._turns.are_taken:
                 await on_progress(Progress(stage=Stage.QUEUED, message="waiting for a free build slot"))
-            async with self._turns:
+            async with self._turns.take():
                 job = BuildJob(spec=spec, checkpoint_digest=identity.checkpoint_digest, environment=self._environment)
                 return await self._runner.run(job, on_progress)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from bundle.layout import Layout
 from compiler_svc import operations
 from compiler_svc.build_job import BuildEnvironment
 from compiler_svc.build_runner import BuildRunner
+from compiler_svc.build_turns import sweep_store
 from compiler_svc.bundle_service import BundleService
 from compiler_svc.bundle_store import BundleStore
 from compiler_svc.compile_queue import CompileQueue
@@ -55,6 +57,7 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
         interrupted = await database.run(operations.fail_interrupted)
         if interrupted:
             _log.warning("operations were interrupted", count=interrupted)
+        await asyncio.to_thread(sweep_store, layout)
         store = BundleStore(database, layout)
         queue = CompileQueue(
             database=database,

@@ -43,10 +43,13 @@ class Settings:
 
 def parse_settings(arguments: Sequence[str]) -> Settings:
     """Reads the command line; exits with a message where it is wrong."""
-    options = _build_parser().parse_args(arguments)
+    parser = _build_parser()
+    options = parser.parse_args(arguments)
     tls = None
-    if options.tls_certificate is not None or options.tls_key is not None:
+    if options.tls_certificate is not None and options.tls_key is not None:
         tls = TlsConfig(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    elif options.tls_certificate or options.tls_key or options.tls_client_ca:
+        parser.error("--tls-certificate and --tls-key belong together; --tls-client-ca needs both")
     store: Path = options.store.absolute()
     return Settings(
         edge=EdgeConfig(

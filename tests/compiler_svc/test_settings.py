@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+
+from compiler_svc.settings import parse_settings
+from edge.errors import AddressInvalid, PlaintextRefused
+
+REQUIRED = ["--store", "s", "--cache", "c", "--model-root", "m"]
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = parse_settings(["--address", "127.0.0.1:0", *REQUIRED, "--model-root", "/n"])
+    assert settings.store == tmp_path / "s"
+    assert settings.database_url == f"sqlite:///{tmp_path}/s/kiln.db"
+    assert settings.model_roots == (tmp_path / "m", Path("/n"))
+    assert (settings.max_builds, settings.max_waiting) == (1, 16)
+    assert settings.edge.tls is None
+
+
+def test_a_database_elsewhere() -> None:
+    url = "postgresql+psycopg://kiln@db/kiln"
+    assert parse_settings(["--address", "127.0.0.1:0", *REQUIRED, "--database", url]).database_url == url
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        REQUIRED,
+        ["--address", "127.0.0.1:0"],
+        ["--address", "127.0.0.1:0", *REQUIRED, "--max-builds", "0"],
+        ["--address", "127.0.0.1:0", *REQUIRED, "--tls-key", "key.pem"],
+        ["--address", "127.0.0.1:0", *REQUIRED, "--log-level", "loud"],
+    ],
+)
+def test_a_command_line_that_makes_no_sense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_settings(arguments)
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_an_address_that_others_reach_needs_permission() -> None:
+    with pytest.raises(PlaintextRefused):
+        parse_settings(["--address", "0.0.0.0:7001", *REQUIRED])
+    assert parse_settings(["--address", "0.0.0.0:7001", *REQUIRED, "--allow-insecure"]).edge.allow_insecure
+    with pytest.raises(AddressInvalid):
+        parse_settings(["--address", "nowhere", *REQUIRED])
