@@ -7,7 +7,7 @@ PACKAGES := bundle edge execution compiler_svc runtime_svc kiln_client
 SOURCES := bundle edge execution compiler_svc runtime_svc clients/python tests examples deploy
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
-.PHONY: setup demo test test-full test-fast check lint fmt protos protos-check bench clean
+.PHONY: setup demo test test-full test-fast check lint fmt protos protos-check docs bench clean
 
 setup: $(VENV)/.installed
 
@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
 	touch $@
 
 # Compile the shipped tiny model, load it, stream text, swap to the fine-tune, stream again.
@@ -61,6 +61,10 @@ define generate
 	  --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
 	  $(PROTOS:protos/%=%)
 endef
+
+# Pages that are made from the code.
+docs: setup
+	$(BIN)/python -m tests.architecture.error_table
 
 bench: setup
 	$(BIN)/python -m bench

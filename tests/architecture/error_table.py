@@ -1,0 +1,71 @@
+"""Writes docs/errors.md from the code: `python -m tests.architecture.error_table`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import bundle
+import compiler_svc
+import execution
+import runtime_svc
+from bundle.errors import KilnError
+from compiler_svc.status import STATUS_TABLE as COMPILER_TABLE
+from edge.status import StatusTable
+from runtime_svc.status import STATUS_TABLE as RUNTIME_TABLE
+
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+HEAD = """\
+# Errors
+
+Made from the code by `make docs`; a test compares the two.
+
+Every failed call carries `google.rpc.ErrorInfo` (domain `kiln`, the reason below, every variable of the message as
+metadata) in `grpc-status-details-bin`. Mistakes in the request add `google.rpc.BadRequest` with one violation each: field,
+value, what is accepted. Failures worth repeating add `google.rpc.RetryInfo`. Reasons are part of the API: they do not change.
+"""
+
+
+def error_classes() -> list[type[KilnError]]:
+    """Every named error of the services and of what they stand on."""
+    for package in (bundle, execution, compiler_svc, runtime_svc):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if module.name.rpartition(".")[2] == "errors":
+                importlib.import_module(module.name)
+    found: dict[type[KilnError], None] = {}
+    queue = KilnError.__subclasses__()
+    while queue:
+        error = queue.pop(0)
+        if error.__module__.partition(".")[0] in {"bundle", "execution", "compiler_svc", "runtime_svc"}:
+            found[error] = None
+        queue += error.__subclasses__()
+    return list(found)
+
+
+def code_of(error: type[KilnError], table: StatusTable) -> str:
+    """Code that a service answers with, empty where it never meets the error."""
+    return next((table[base].name for base in error.__mro__ if base in table), "")  # type: ignore[index]
+
+
+def render_table(title: str, table: StatusTable, packages: set[str]) -> str:
+    """One service's errors as a Markdown table, by reason."""
+    rows = {}
+    for error in error_classes():
+        code = code_of(error, table)
+        if code and error.__module__.partition(".")[0] in packages and not error.__subclasses__():
+            meaning = (error.__doc__ or "").strip().splitlines()[0]
+            rows[error.reason] = f"| `{error.reason}` | {code} | {meaning} |"
+    lines = "\n".join(rows[reason] for reason in sorted(rows))
+    return f"## {title}\n\n| reason | code | meaning |\n|---|---|---|\n{lines}\n"
+
+
+def render_page() -> str:
+    """The whole page."""
+    compiler = render_table("compiler_svc", COMPILER_TABLE, {"bundle", "compiler_svc", "execution"})
+    runtime = render_table("runtime_svc", RUNTIME_TABLE, {"bundle", "execution", "runtime_svc"})
+    return f"{HEAD}\n{compiler}\n{runtime}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render_page())
