@@ -22,8 +22,9 @@ HEAD = """\
 Made from the code by `make docs`; a test compares the two.
 
 Every failed call carries `google.rpc.ErrorInfo` (domain `kiln`, the reason below, every variable of the message as
-metadata) in `grpc-status-details-bin`. Mistakes in the request add `google.rpc.BadRequest` with one violation each: field,
-value, what is accepted. Failures worth repeating add `google.rpc.RetryInfo`. Reasons are part of the API: they do not change.
+metadata) in `grpc-status-details-bin`. Mistakes in the request add `google.rpc.BadRequest` with one violation each:
+field, value, what is accepted. Failures worth repeating add `google.rpc.RetryInfo`. Reasons are part of the API: they
+do not change.
 """
 
 
