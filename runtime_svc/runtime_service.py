@@ -18,6 +18,7 @@ from runtime_svc.deployments.registry import TARGET_KIND, Deployments
 from runtime_svc.deployments.weights import load_weights
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.wire.runtime import (
+    check_scope,
     deployment_to_pb,
     policy_from_pb,
     progress_to_pb,
@@ -67,6 +68,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def ResetKVCache(self, request: pb.ResetKVCacheRequest, context: Any) -> pb.ResetKVCacheResponse:
         """Zeroes the KV cache and hands out the receipt."""
+        check_scope(request)
         policy = policy_from_pb(request.in_flight_policy, default=InFlightPolicy.WAIT)
         deployment = self._deployments.get(request.deployment_id)
         engine = deployment.require_serving(while_recovering=False).engine

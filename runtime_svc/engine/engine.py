@@ -36,6 +36,10 @@ from runtime_svc.errors import EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
 
+# A step is on its way to the ranks after this many turns of the event loop, one for each task that it passes through;
+# publishing then overlaps with it.
+HANDOVER_TURNS: Final = 3
+
 RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
 
 
@@ -253,8 +257,8 @@ class Engine:
             if row.request.timeline.started_s is None:
                 row.request.timeline.started_s = self._now()
         step = asyncio.ensure_future(self._ranks.run(self._builder.build(plan)))
-        # One turn of the event loop hands the step to the ranks; publishing then overlaps with it.
-        await asyncio.sleep(0)
+        for _ in range(HANDOVER_TURNS):
+            await asyncio.sleep(0)
         self.requests.publish()
         result = await step
         self.num_steps += 1

@@ -15,7 +15,7 @@ from runtime_svc.errors import RequestsInFlight
 
 
 class InFlightPolicy(enum.Enum):
-    """What happens to requests that hold a slot."""
+    """What happens to requests that hold a slot, those that a slow client pauses included."""
 
     WAIT = enum.auto()
     ABORT = enum.auto()

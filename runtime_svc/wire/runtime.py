@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.unknown_fields import UnknownFieldSet
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.errors import FieldViolation
@@ -47,6 +48,16 @@ def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolic
     if policy is None or policy is InFlightPolicy.CONTINUE:
         raise RequestInvalid([_policy_violation(value, "WAIT, ABORT or REFUSE")])
     return policy
+
+
+def check_scope(request: pb.ResetKVCacheRequest) -> None:
+    """Makes sure that a scope of a later API is not taken for none, which would forget everything.
+
+    Raises:
+        FeatureNotServed: The request has fields that this code does not know.
+    """
+    if request.WhichOneof("scope") is None and len(UnknownFieldSet(request)) > 0:
+        raise FeatureNotServed([FieldViolation("scope", "a field that this server does not know", "deployment")])
 
 
 def weight_policies_from_pb(request: pb.LoadWeightsRequest) -> tuple[InFlightPolicy, bool]:

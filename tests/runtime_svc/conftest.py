@@ -19,6 +19,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from bundle.layout import Layout
 from bundle.manifest import Manifest
+from runtime_svc.deployments.launcher import StartRanks
 from runtime_svc.server import RuntimeServer, open_server
 from runtime_svc.settings import parse_settings
 from tests.runtime_svc.fakes import FakeRanks
@@ -160,8 +161,10 @@ async def raises(code: str, reason: str) -> AsyncIterator[list[grpc.aio.AioRpcEr
 
 
 @asynccontextmanager
-async def serve_runtime(tmp_path: Path, *arguments: str) -> AsyncIterator[Runtime]:
-    """Serves a runtime with extra command line arguments."""
+async def serve_runtime(
+    tmp_path: Path, *arguments: str, start_ranks: StartRanks | None = None
+) -> AsyncIterator[Runtime]:
+    """Serves a runtime with extra command line arguments, on fake ranks unless others are given."""
     store = Layout.create(tmp_path / "store")
     bundles = LayoutBundleService(store)
     bundle_server = grpc.aio.server()
@@ -180,11 +183,11 @@ async def serve_runtime(tmp_path: Path, *arguments: str) -> AsyncIterator[Runtim
     )
     served: Runtime
 
-    async def start_ranks(*args: Any, **kwargs: Any) -> FakeRanks:
+    async def start_fake_ranks(*args: Any, **kwargs: Any) -> FakeRanks:
         return await served.start_ranks(*args, **kwargs)
 
     try:
-        async with open_server(settings, start_ranks) as server:
+        async with open_server(settings, start_ranks or start_fake_ranks) as server:
             served = Runtime(server, await server.start(), store, bundles)
             try:
                 yield served

@@ -192,6 +192,14 @@ class FakeRanks:
             self.died.set_result(RankDied(0, -9))
 
     async def run(self, step: Step) -> StepResult:
+        # As many tasks deep as the real group.
+        return await asyncio.shield(self._run(step))
+
+    async def _run(self, step: Step) -> StepResult:
+        (result,) = await asyncio.gather(self._run_on_rank(step))
+        return result
+
+    async def _run_on_rank(self, step: Step) -> StepResult:
         assert not self.is_running, "two steps at once"
         self.is_running = True
         try:

@@ -383,6 +383,17 @@ async def test_reset_that_refuses(served: Runtime) -> None:
     assert tokens_of([event async for event in call]) == expected_tokens([5], 20)
 
 
+async def test_scope_of_a_later_api_forgets_nothing(served: Runtime) -> None:
+    await served.deploy()
+    await served.generate([5])
+    # Field 9, a message: as if a later API had put a session there.
+    request = pb.ResetKVCacheRequest.FromString(pb.ResetKVCacheRequest(deployment_id="d").SerializeToString() + b"J\0")
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await served.control.ResetKVCache(request)
+    assert fields_of(caught[0]) == ["scope"]
+    assert not served.ranks.is_zeroed
+
+
 @pytest.mark.parametrize("policy", [pb.IN_FLIGHT_POLICY_CONTINUE, 77])
 async def test_policies_that_a_method_does_not_have(served: Runtime, policy: Any) -> None:
     await served.deploy()

@@ -14,7 +14,6 @@ from runtime_svc.errors import DeadlineExceeded, QueueFull, RequestAborted, Requ
 from tests.runtime_svc.engine.conftest import (
     StartEngine,
     collect,
-    collect_rest,
     finished_of,
     letters,
     text_of,
@@ -233,13 +232,18 @@ async def test_request_id_is_unique_among_running_requests(start_engine: StartEn
     await collect(harness.submit([6], request_id="same", max_new_tokens=2))
 
 
-async def test_output_is_published_while_the_next_step_runs(start_engine: StartEngine) -> None:
-    harness = await start_engine(step_s=0.05)
-    stream = harness.submit([5], max_new_tokens=3)
-    await anext(stream)
-    for num_steps in (2, 3):
-        delta = (await anext(stream)).payload
-        assert isinstance(delta, TokenDelta)
-        assert harness.ranks.is_running
-        assert len(harness.ranks.steps) == num_steps
-    await collect_rest(stream)
+async def test_output_is_published_while_the_next_step_runs(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = await start_engine()
+    requests, overlaps = harness.engine.requests, []
+    publish = requests.publish
+
+    def watch() -> None:
+        if requests._unpublished:
+            overlaps.append(harness.ranks.is_running)
+        publish()
+
+    monkeypatch.setattr(requests, "publish", watch)
+    await collect(harness.submit([5], max_new_tokens=6))
+    assert overlaps == [True] * 5 + [False], "nothing runs after the last token"
