@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bundle.manifest import Manifest
+from runtime_svc.engine.buckets import BucketTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,13 @@ class Capabilities:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Capabilities:
-        """Capabilities of a bundle."""
+        """Capabilities of a bundle.
+
+        Raises:
+            ManifestInvalid: Its executables do not cover what its limits promise.
+        """
         limits, sampling, tokenizer = manifest.limits, manifest.sampling, manifest.tokenizer
-        largest_prompt = manifest.executables_of("context_encoding")[-1].bucket[0]
+        largest_prompt = BucketTable.from_manifest(manifest).max_prompt_tokens
         has_logits = all("logits" in executable.flags for executable in manifest.executables)
         return cls(
             # A sequence has at least one generated token.

@@ -50,12 +50,14 @@ class Serving:
 class Deployment:
     """One deployment. The registry moves it through its states."""
 
-    def __init__(self, deployment_id: str, bundle: ResolvedBundle, cores: tuple[int, ...]) -> None:
+    def __init__(
+        self, deployment_id: str, bundle: ResolvedBundle, capabilities: Capabilities, cores: tuple[int, ...]
+    ) -> None:
         """Begins as LOADING, on cores that are reserved."""
         self.deployment_id = deployment_id
         self.bundle = bundle
         self.cores = cores
-        self.capabilities = Capabilities.from_manifest(bundle.manifest)
+        self.capabilities = capabilities
         self.created_at_s = time.time()
         self.progress = ProgressFeed()
         #: Held while weights are loaded.

@@ -17,6 +17,7 @@ from bundle.reader import Bundle
 from execution.errors import IsaUnsupported
 from execution.isa import require_isa, supported_isas
 from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment, DeploymentState, Serving
 from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsSource
@@ -104,7 +105,8 @@ class Deployments:
 
         Raises:
             RequestInvalid: Id, reference or cores are malformed.
-            BundleNotFound, BundleSourceUnavailable, ManifestInvalid, AbiUnsupported: See `BundleLibrary.resolve`.
+            BundleNotFound, BundleSourceUnavailable, AbiUnsupported: See `BundleLibrary.resolve`.
+            ManifestInvalid: Its parts do not fit each other.
             DeploymentExists: The id belongs to another bundle.
             DeploymentNotReady: The deployment is being unloaded.
             IsaUnsupported, CoresUnavailable: This host cannot run it. Nothing has changed.
@@ -125,7 +127,9 @@ class Deployments:
         if existing is not None:
             await self.unload(deployment_id, InFlightPolicy.ABORT)
             return await self.load(ref, deployment_id, cores)
-        deployment = Deployment(deployment_id, bundle, self.cores.reserve(bundle.manifest.tp_degree, cores))
+        capabilities = Capabilities.from_manifest(bundle.manifest)
+        reserved = self.cores.reserve(bundle.manifest.tp_degree, cores)
+        deployment = Deployment(deployment_id, bundle, capabilities, reserved)
         self._deployments[deployment_id] = deployment
         # An empty context, because the engine's log lines must not carry the loading call's request id for ever.
         load = asyncio.create_task(self._load(deployment), name=f"load {deployment_id}", context=Context())

@@ -184,9 +184,13 @@ class Engine:
         """Maps new weights beside the ones in use, while steps run.
 
         Raises:
-            KilnError: They cannot be mapped; the old ones serve on.
+            KilnError: They cannot be mapped. Nothing stays staged, then or when the caller is cancelled.
         """
-        await self._ranks.stage_weights(shard_paths_by_rank)
+        try:
+            await self._ranks.stage_weights(shard_paths_by_rank)
+        except (KilnError, asyncio.CancelledError):
+            await self.discard_staged()
+            raise
 
     async def swap_weights(
         self, launcher: RankLauncher, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy, *, keep_kv: bool

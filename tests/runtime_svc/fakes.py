@@ -176,6 +176,8 @@ class FakeRanks:
         self.gate.set()
         self.load_gate = asyncio.Event()
         self.load_gate.set()
+        self.stage_failure: Exception | None = None
+        self.num_discarded = 0
         self.load_failures: list[Exception] = []
         self.step_s = 0.0
         self.steps: list[Step] = []
@@ -231,6 +233,8 @@ class FakeRanks:
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         await self._alive(asyncio.sleep(0))
+        if self.stage_failure is not None:
+            raise self.stage_failure
         self.staged_bias = int(shard_paths_by_rank[0].read_text())
 
     async def swap_weights(self) -> float:
@@ -241,6 +245,7 @@ class FakeRanks:
         return 0.0
 
     async def discard_staged(self) -> None:
+        self.num_discarded += 1
         self.staged_bias = None
 
     async def zero_state(self, slots: Sequence[int] | None) -> int:

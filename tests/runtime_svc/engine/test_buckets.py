@@ -1,5 +1,7 @@
+import msgspec
 import pytest
 
+from bundle.errors import ManifestInvalid
 from runtime_svc.engine.buckets import BucketTable
 from tests.runtime_svc.fakes import make_manifest
 
@@ -16,5 +18,20 @@ def test_token_takes_the_smallest_bucket_beyond_its_position(position: int, buck
     assert TABLE.for_position(position).bucket == (bucket,)
 
 
-def test_limits_are_those_of_the_largest_buckets() -> None:
-    assert (TABLE.max_prompt_tokens, TABLE.max_position) == (32, 63)
+def test_longest_prompt_is_that_of_the_largest_bucket() -> None:
+    assert TABLE.max_prompt_tokens == 32
+
+
+def test_executables_that_do_not_cover_the_limits_are_refused() -> None:
+    whole = make_manifest(num_slots=2)
+    prompts_only = msgspec.structs.replace(whole, executables=whole.executables_of("context_encoding"))
+    with pytest.raises(ManifestInvalid, match="no executable of token_generation"):
+        BucketTable.from_manifest(prompts_only)
+    with pytest.raises(ManifestInvalid, match="no executable of context_encoding"):
+        BucketTable.from_manifest(msgspec.structs.replace(whole, executables=whole.executables_of("token_generation")))
+    short = [executable for executable in whole.executables if executable.tag != "token_generation_64"]
+    with pytest.raises(ManifestInvalid, match="token_generation_16 is the largest bucket"):
+        BucketTable.from_manifest(msgspec.structs.replace(whole, executables=tuple(short)))
+    wide = msgspec.structs.replace(whole.limits, tkg_batch_size=3)
+    with pytest.raises(ManifestInvalid, match="2 rows; the limits say 3"):
+        BucketTable.from_manifest(msgspec.structs.replace(whole, limits=wide))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import BlobCorrupt
-from execution.errors import RankDied, StepFailed
+from execution.errors import RankDied, StepFailed, WeightsInvalid
 from execution.step import Step
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.operations import InFlightPolicy
@@ -203,6 +203,20 @@ async def test_withdrawn_swap_discards_what_was_staged(start_engine: StartEngine
     assert tokens_of(await collect(running)) == expected_tokens([5], 10)
     assert harness.ranks.staged_bias is None
     assert harness.engine.weight_epoch == 1
+
+
+async def test_weights_that_cannot_be_staged_leave_nothing(start_engine: StartEngine, tmp_path: Path) -> None:
+    harness = await start_engine()
+    staging = asyncio.create_task(harness.engine.stage_weights({0: tmp_path / "nothing"}))
+    await asyncio.sleep(0)
+    staging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await staging
+    assert harness.ranks.num_discarded == 1
+    harness.ranks.stage_failure = WeightsInvalid("nothing", "too short")
+    with pytest.raises(WeightsInvalid):
+        await harness.engine.stage_weights({0: tmp_path / "nothing"})
+    assert harness.ranks.num_discarded == 2
 
 
 async def test_dead_rank_ends_its_streams_and_waiting_requests_are_served(start_engine: StartEngine) -> None:
