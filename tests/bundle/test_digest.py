@@ -1,14 +1,11 @@
 import hashlib
 import math
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bundle.digest
 from bundle.digest import (
     CHUNK_SIZE_BYTES,
     canonical_json,
@@ -57,32 +54,23 @@ def test_file_is_hashed_in_chunks_that_are_reported(tmp_path: Path, size_bytes: 
     assert all(0 < count <= CHUNK_SIZE_BYTES for count in reported)
 
 
-def test_other_threads_run_while_a_file_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_large_enough_for_other_threads_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hashlib releases the interpreter's lock for updates of more than 2047 bytes."""
+    sizes: list[int] = []
+
+    class Recorder:
+        def update(self, data: memoryview) -> None:
+            sizes.append(len(data))
+
+        def hexdigest(self) -> str:
+            return ABC[7:]
+
     path = tmp_path / "file"
-    path.write_bytes(bytes(16 * CHUNK_SIZE_BYTES))
-    # One chunk, so that reading gives others hardly a chance.
-    monkeypatch.setattr(bundle.digest, "CHUNK_SIZE_BYTES", 16 * CHUNK_SIZE_BYTES)
-    ticks = 0
-    stop = threading.Event()
-
-    def tick() -> None:
-        nonlocal ticks
-        while not stop.wait(0.0001):
-            ticks += 1
-
-    interval_s = sys.getswitchinterval()
-    # Nobody is made to give the lock away: only who waits or hashes without it lets others run.
-    sys.setswitchinterval(60)
-    thread = threading.Thread(target=tick)
-    try:
-        thread.start()
-        before = ticks
-        sha256_file(path)
-        assert ticks - before > 5
-    finally:
-        sys.setswitchinterval(interval_s)
-        stop.set()
-        thread.join()
+    path.write_bytes(bytes(3 * CHUNK_SIZE_BYTES + 5))
+    monkeypatch.setattr(hashlib, "sha256", Recorder)
+    assert sha256_file(path) == ABC
+    assert sum(sizes) == path.stat().st_size
+    assert min(sizes[:-1]) > 2047
 
 
 def test_canonical_json_is_independent_of_order() -> None:

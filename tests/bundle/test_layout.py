@@ -195,6 +195,28 @@ def test_index_changes_wait_for_the_lock(layout: Layout) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_names_appear_after_their_bytes_are_on_the_disk(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def record_fsync(fd: int) -> None:
+        steps.append(f"sync {Path(f'/proc/self/fd/{fd}').readlink().name}")
+        fsync(fd)
+
+    def record_replace(path: Path, target: Path) -> Path:
+        steps.append(f"rename {path.name} {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    digest = layout.put_blob(b"{}").digest
+    staged = steps[0].removeprefix("sync ")
+    assert steps == [f"sync {staged}", f"rename {staged} {digest.removeprefix('sha256:')}", "sync sha256"]
+    steps.clear()
+    layout.add_manifest(BlobDescriptor(media_type=IMAGE_MANIFEST_TYPE, digest=digest, size_bytes=2))
+    assert steps == ["sync .index.json.new", "rename .index.json.new index.json", "sync layout"]
+
+
 PUBLISH_MANY = """
 import sys
 from pathlib import Path

@@ -216,6 +216,14 @@ async def test_message_limit_holds_in_both_directions() -> None:
         assert not probe.entered.is_set()
         await stub(channel).GetBundle(bundle_pb2.GetBundleRequest(ref="x" * ((1 << 20) - 100)))
 
+        async def answer_at_length() -> bundle_pb2.GetBundleResponse:
+            return bundle_pb2.GetBundleResponse(bundle=bundle_pb2.Bundle(manifest_json=bytes(1 << 20)))
+
+        probe.answer = answer_at_length
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub(channel).GetBundle(GET)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and empty SETTINGS
 HTTP2_PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
