@@ -6,6 +6,7 @@ import asyncio
 import threading
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import BundleError
@@ -21,6 +22,8 @@ from compiler_svc.records import ExecutableResult
 from compiler_svc.spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.checkpoint_digest import compute_checkpoint_digest
+
+_MOST_HASHING: Final = 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class BundleCache:
         self._database = database
         self._store = store
         self._digests = FileDigests(database)
+        # Hashing must not take every thread from those who read blobs.
+        self._hashing = asyncio.Semaphore(_MOST_HASHING)
 
     async def identify(self, spec: CompileSpec) -> Identity:
         """Hashes what a compile depends on. Files that were hashed before are not read again.
@@ -52,10 +57,11 @@ class BundleCache:
             CheckpointNotFound, CheckpointInvalid: The checkpoint changed since it was admitted.
         """
         cancelled = threading.Event()
-        try:
-            return await asyncio.to_thread(self._identify, spec, cancelled)
-        finally:
-            cancelled.set()
+        async with self._hashing:
+            try:
+                return await asyncio.to_thread(self._identify, spec, cancelled)
+            finally:
+                cancelled.set()
 
     async def find(self, action_digest: str) -> BuildResult | None:
         """The bundle of an action, None where there is none or the store lost it."""

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sqlalchemy import create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from compiler_svc.errors import DatabaseUnavailable
 from compiler_svc.tables import Base
 
 T = TypeVar("T")
@@ -26,11 +28,17 @@ class Database:
 
         Args:
             url: SQLAlchemy URL, such as `sqlite:////var/lib/kiln/kiln.db`.
+
+        Raises:
+            DatabaseUnavailable: The URL is none, its driver is missing, or nothing answers behind it.
         """
-        self._engine = create_engine(url)
-        if make_url(url).get_backend_name() == "sqlite":
-            event.listen(self._engine, "connect", _prepare_sqlite)
-        Base.metadata.create_all(self._engine)
+        try:
+            self._engine = create_engine(url)
+            if self._engine.dialect.name == "sqlite":
+                event.listen(self._engine, "connect", _prepare_sqlite)
+            Base.metadata.create_all(self._engine)
+        except (SQLAlchemyError, ImportError) as error:
+            raise DatabaseUnavailable(_hide_password(url), str(error).partition("\n")[0]) from error
         # One thread: SQLite has one writer, and transactions that read before they write then never meet.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
 
@@ -56,3 +64,10 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     # WAL lets build processes read while the service writes; FULL survives a power cut.
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _hide_password(url: str) -> str:
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "of the settings"

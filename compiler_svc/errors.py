@@ -19,7 +19,8 @@ CompilerError
 ├── CompileCancelled          a compile that a client cancelled
 ├── CompilerRestarted         a compile that a restart of the service ended
 ├── BuildFailed               a build process that ended without a result
-└── StoreLocked               a store that another compiler serves
+├── StoreLocked               a store that another compiler serves
+└── DatabaseUnavailable       a database that cannot be opened
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bundle.errors import FieldViolation, KilnError
+from bundle.reference import ACCEPTED_ALIAS, ACCEPTED_NAME
 
 # A status travels in HTTP/2 headers, of which peers accept some 8 KiB.
 _MOST_VIOLATIONS: Final = 16
@@ -67,8 +69,7 @@ class NameInvalid(CompilerError):
     reason = "NAME_INVALID"
 
     def __init__(self, name: str) -> None:
-        accepted = "1 to 128 lower-case letters, digits, '.', '_', '-', beginning with a letter or digit"
-        violation = FieldViolation("name", repr(name), accepted)
+        violation = FieldViolation("name", repr(name), ACCEPTED_NAME)
         super().__init__(str(violation), violations=(violation,), name=name)
 
 
@@ -160,10 +161,7 @@ class AliasInvalid(CompilerError):
     reason = "ALIAS_INVALID"
 
     def __init__(self, alias: str) -> None:
-        accepted = (
-            "1 to 128 lower-case letters, digits, '.', '_', '-', beginning with a letter or digit, not v and digits"
-        )
-        violation = FieldViolation("alias", repr(alias), accepted)
+        violation = FieldViolation("alias", repr(alias), ACCEPTED_ALIAS)
         super().__init__(str(violation), violations=(violation,), alias=alias)
 
 
@@ -235,6 +233,15 @@ class StoreLocked(CompilerError):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"another compiler serves the store {path}", path=path)
+
+
+class DatabaseUnavailable(CompilerError):
+    """A database that cannot be opened."""
+
+    reason = "DATABASE_UNAVAILABLE"
+
+    def __init__(self, url: str, detail: str) -> None:
+        super().__init__(f"database {url} cannot be opened: {detail}", url=url, detail=detail)
 
 
 def _summarize(what: str, violations: tuple[FieldViolation, ...]) -> str:

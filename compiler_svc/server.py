@@ -62,7 +62,7 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
         queue = CompileQueue(
             database=database,
             store=store,
-            runner=make_runner(settings.cache / "jobs"),
+            runner=make_runner(settings.store / "jobs"),
             environment=BuildEnvironment(
                 store=settings.store,
                 database_url=settings.database_url,

@@ -18,10 +18,10 @@ class Settings:
 
     Attributes:
         edge: Address, limits, TLS.
-        store: OCI layout that bundles are published in.
+        store: OCI layout that bundles are published in, with this compiler's other state beside the blobs.
         database_url: SQLAlchemy URL.
         model_roots: Directories that checkpoints may lie in.
-        cache: Directory of the code generator's caches and of running jobs.
+        cache: Directory of the code generator's caches.
         max_builds: Builds that run at once.
         max_waiting: Compiles that may wait beside them.
         num_lowerings: Lowerings of one build that run at once.
@@ -75,7 +75,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-root", required=True, type=Path, action="append", help="directory of checkpoints; may be repeated"
     )
-    parser.add_argument("--cache", required=True, type=Path, help="directory for caches and running jobs")
+    parser.add_argument("--cache", required=True, type=Path, help="directory for the code generator's caches")
     parser.add_argument("--max-builds", type=_positive, default=1, help="builds that run at once")
     parser.add_argument("--max-waiting", type=_positive, default=16, help="compiles that may wait beside them")
     parser.add_argument(

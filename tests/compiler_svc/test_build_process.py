@@ -79,7 +79,7 @@ async def test_a_checkpoint_becomes_a_bundle_and_comes_from_the_cache_afterwards
         assert reused == set(tags)
 
         assert {name for name in compiler.libraries() if "torch" in name} == set()
-        assert list((home / "cache" / "jobs").iterdir()) == []
+        assert list((home / "store" / "jobs").iterdir()) == []
 
 
 async def get_bundle(client: Client, ref: str) -> bundle_pb2.Bundle:
@@ -120,7 +120,7 @@ async def test_a_cancelled_build_leaves_no_process_and_no_files(home: Path) -> N
         refused = read_refusal((await compiler.client.finish(operation)).error)
         assert (refused.code, refused.reason) == (grpc.StatusCode.CANCELLED, "COMPILE_CANCELLED")
         await wait_until_gone(*processes)
-        assert list((home / "cache" / "jobs").iterdir()) == []
+        assert list((home / "store" / "jobs").iterdir()) == []
         assert Layout(home / "store").read_index().manifests == ()
 
 
@@ -144,7 +144,7 @@ async def test_a_killed_compiler_takes_its_builds_along_and_says_so_afterwards(h
     async with run_compiler(home) as compiler:
         refused = read_refusal((await compiler.client.get(operation.name)).error)
         assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "COMPILER_RESTARTED")
-        assert list((home / "cache" / "jobs").iterdir()) == []
+        assert list((home / "store" / "jobs").iterdir()) == []
 
 
 async def test_a_broken_pickle_fails_in_the_build(home: Path) -> None:
