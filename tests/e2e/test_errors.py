@@ -59,6 +59,7 @@ def test_flipped_byte_is_refused_naming_the_blob(own_stack: Stack) -> None:
     digest = own_stack.compile("flip", TINY, CONFIG)["bundle"]
     layout = own_stack.home / "store" / "blobs" / "sha256"
     weights = max(layout.iterdir(), key=lambda path: path.stat().st_size)
+    weights.chmod(0o644)  # blobs are read-only
     with weights.open("r+b") as file:
         file.seek(weights.stat().st_size // 2)
         byte = file.read(1)[0]
