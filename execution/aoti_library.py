@@ -7,6 +7,7 @@ a call; torch's own Python loaders hold it.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_bool, c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class AotiLibrary:
         Raises:
             AotiError: It is no library made by AOTInductor of this torch.
         """
+        # Read by the library at its first run: compare every argument with what was compiled.
+        os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         try:
             self._library = ctypes.CDLL(str(path))
             self._run = self._library.AOTInductorModelContainerRunSingleThreaded

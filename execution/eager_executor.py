@@ -57,7 +57,7 @@ class EagerExecutor:
         arguments += [self._state.tensors[name] for name in executable.state]
         try:
             results = self._programs[tag].graph(*self._constants[tag], *arguments)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             raise StepFailed(tag, str(error)) from error
         num_outputs = len(executable.outputs)
         self._state.tensors.update(zip(executable.state, results[num_outputs:], strict=True))
@@ -103,7 +103,8 @@ class _Program:
 
     def __init__(self, executable: Executable, path: Path) -> None:
         try:
-            program = torch.export.load(path)
+            with path.open("rb") as file:
+                program = torch.export.load(file)
         except Exception as error:
             # Whatever torch meets in a file that is no program: the causes are too many to name.
             raise ExecutableInvalid(executable.tag, f"{type(error).__name__}: {error}") from error

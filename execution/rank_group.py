@@ -94,7 +94,7 @@ class RankGroup:
             for rank in range(manifest.tp_degree):
                 paths = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
                 launch = Launch(rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=paths)
-                group._ranks.append(await RankHandle.spawn(launch, group._memory.fd, log_sink, group._report_death))
+                group._ranks.append(RankHandle.spawn(launch, group._memory.fd, log_sink, group._report_death))
             await asyncio.gather(*(rank.wait_ready() for rank in group._ranks))
         except BaseException:
             await group.close()

@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import subprocess
 import sys
-from asyncio.subprocess import Process
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Self, TypeVar
 
 import msgspec
 
-from execution.control import (
-    PACKET_SIZE_BYTES,
-    READY,
-    Call,
-    Launch,
-    Progress,
-    Request,
-    decode_reply,
-    encode,
-)
+from execution.control import PACKET_SIZE_BYTES, READY, Call, Launch, Progress, Request, decode_reply, encode
 from execution.errors import RankDied
 from execution.failure import Failure
+from execution.log_pipe import LogPipe
 from execution.parent_death import parent_environment
 
 #: A rank that is told to end has this long to finish its step.
@@ -40,7 +34,7 @@ class RankHandle:
     def __init__(
         self,
         rank: int,
-        process: Process,
+        process: subprocess.Popen[bytes],
         control: socket.socket,
         log_sink: LogSink | None,
         on_death: Callable[[RankDied], None],
@@ -49,18 +43,24 @@ class RankHandle:
         self._rank = rank
         self._process = process
         self._control = control
-        self._log_sink = log_sink
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
+        self._exited: asyncio.Future[None] = self._loop.create_future()
         self._next_number = READY + 1
         self._pending: dict[int, asyncio.Future[object]] = {READY: self._loop.create_future()}
         self._on_progress: dict[int, Callable[[str], None]] = {}
+        self._log = None
+        if log_sink is not None:
+            assert process.stderr is not None, "spawn pipes it"
+            self._log = LogPipe(process.stderr, partial(log_sink, rank))
+        # Not asyncio's subprocesses: their `kill` can take the exit code away from whoever waits for it.
+        self._pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(control.fileno(), self._receive)
-        self._watcher = asyncio.create_task(self._watch())
 
     @classmethod
-    async def spawn(
+    def spawn(
         cls, launch: Launch, memory_fd: int, log_sink: LogSink | None, on_death: Callable[[RankDied], None]
     ) -> Self:
         """Starts a process.
@@ -74,14 +74,11 @@ class RankHandle:
             os.write(launch_fd, msgspec.json.encode(launch))
             os.lseek(launch_fd, 0, os.SEEK_SET)
             descriptors = (theirs.fileno(), memory_fd, launch_fd)
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "execution.rank_process",
-                *map(str, descriptors),
+            process = subprocess.Popen(
+                [sys.executable, "-m", "execution.rank_process", *map(str, descriptors)],
                 pass_fds=descriptors,
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=None if log_sink is None else asyncio.subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stderr=None if log_sink is None else subprocess.PIPE,
                 env=_child_environment(launch.num_threads),
                 start_new_session=True,
             )
@@ -119,11 +116,11 @@ class RankHandle:
             self._on_progress[number] = on_progress
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                # A process that has ended is reported by the watcher.
+                # The end of the process is about to be noticed, and answers this call too.
                 await self._loop.sock_sendall(self._control, encode(Request(number, call)))
             answer = await answered
         finally:
-            self._pending.pop(number, None)
+            del self._pending[number]
             self._on_progress.pop(number, None)
         if isinstance(answer, Failure):
             raise answer.to_error()
@@ -136,10 +133,10 @@ class RankHandle:
         self._hang_up()
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
-                await asyncio.shield(self._watcher)
+                await asyncio.shield(self._exited)
         except TimeoutError:
             self._kill()
-            await self._watcher
+            await self._exited
 
     def _receive(self) -> None:
         try:
@@ -149,7 +146,7 @@ class RankHandle:
         except ConnectionResetError:
             packet = b""
         if not packet:
-            # It is ending, or can no longer be talked to: which comes to the same.
+            # It is ending, or can no longer be talked to, which comes to the same.
             self._loop.remove_reader(self._control.fileno())
             self._kill()
             return
@@ -160,27 +157,20 @@ class RankHandle:
         elif (answered := self._pending.get(reply.number)) is not None and not answered.done():
             answered.set_result(reply.answer)
 
-    async def _watch(self) -> None:
-        if self._log_sink is not None:
-            await self._copy_log(self._log_sink)
-        return_code = await self._process.wait()
+    def _reap(self) -> None:
+        """Collects the process, which has ended."""
+        return_code = self._process.wait()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
         self._hang_up()
+        if self._log is not None:
+            self._log.close()
         for answered in self._pending.values():
             if not answered.done():
                 answered.set_exception(RankDied(self._rank, return_code))
+        self._exited.set_result(None)
         if not self._is_closing:
             self._on_death(RankDied(self._rank, return_code))
-
-    async def _copy_log(self, log_sink: LogSink) -> None:
-        """Hands lines on until the process has ended."""
-        assert self._process.stderr is not None
-        rest = b""
-        while chunk := await self._process.stderr.read(1 << 16):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                log_sink(self._rank, line.decode(errors="replace"))
-        if rest:
-            log_sink(self._rank, rest.decode(errors="replace"))
 
     def _hang_up(self) -> None:
         if self._control.fileno() >= 0:
@@ -188,8 +178,8 @@ class RankHandle:
             self._control.close()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if not self._exited.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
 def _child_environment(num_threads: int) -> dict[str, str]:

@@ -1,0 +1,20 @@
+"""The parent's side of execution stays light."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "numpy", "safetensors"}
+CODE = """
+import sys
+import execution.errors, execution.failure, execution.isa, execution.parent_death, execution.rank_group, execution.step
+print(sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_the_parents_side_loads_no_tensors() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not HEAVY & set(eval(result.stdout))

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from execution.sampling import candidates, greedy, sample
+
+VOCAB = 97
+
+
+def random_logits(rows: int, *, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def oracle(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
+    """Probabilities [N, V] that Hugging Face draws from."""
+    ids = torch.zeros(len(logits), 1, dtype=torch.long)
+    scores = TemperatureLogitsWarper(temperature)(ids, logits)
+    if top_k > 0:
+        scores = TopKLogitsWarper(top_k)(ids, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(ids, scores)
+    return scores.softmax(-1)
+
+
+def probabilities(logits: Tensor, top_k: int, top_p: float, temperature: float, global_topk: int) -> Tensor:
+    """Probabilities [N, V] that `sample` draws from."""
+    params = torch.tensor([[top_k, top_p, temperature]]).expand(len(logits), 3)
+    ids, weights = candidates(logits, params, global_topk)
+    return torch.zeros(len(logits), VOCAB).scatter(1, ids, weights / weights.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("global_topk", [0, 64, 500])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "temperature"),
+    list(itertools.product((1, 5, 50), (0.05, 0.5, 0.95, 1.0), (0.3, 1.0, 2.0))),
+)
+def test_distribution_is_hugging_faces(top_k: int, top_p: float, temperature: float, global_topk: int) -> None:
+    logits = random_logits(20)
+    expected = oracle(logits, top_k, top_p, temperature)
+    torch.testing.assert_close(probabilities(logits, top_k, top_p, temperature, global_topk), expected)
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.7, 0.95, 1.0])
+def test_without_top_k_top_p_is_measured_in_the_whole_vocabulary(top_p: float) -> None:
+    logits = random_logits(20)
+    expected = oracle(logits, 0, top_p, 1.0)
+    torch.testing.assert_close(probabilities(logits, 0, top_p, 1.0, 0), expected)
+    # A nucleus that lies within the global candidates is not changed by them.
+    nucleus = int((expected > 0).sum(-1).max())
+    torch.testing.assert_close(probabilities(logits, 0, top_p, 1.0, nucleus), expected)
+
+
+def test_global_candidates_cut_a_wider_nucleus_off() -> None:
+    logits = random_logits(20)
+    cut = probabilities(logits, 0, 1.0, 1.0, 10)
+    torch.testing.assert_close(cut, oracle(logits, 10, 1.0, 1.0))
+    assert ((cut > 0).sum(-1) == 10).all()
+
+
+def test_top_p_keeps_the_crossing_token() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    for top_p, kept in ((0.4, 1), (0.6, 2), (0.85, 3), (0.99, 4)):
+        _, weights = candidates(logits, torch.tensor([[0.0, top_p, 1.0]]), 0)
+        assert (weights > 0).sum() == kept
+
+
+def test_rand_inverts_the_cumulative_distribution() -> None:
+    logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    params = torch.tensor([[0.0, 1.0, 1.0]])
+    drawn = {rand: int(sample(logits, params, torch.tensor([[rand]]), 0)) for rand in (0.0, 0.49, 0.51, 0.79, 0.81)}
+    assert drawn == {0.0: 1, 0.49: 1, 0.51: 2, 0.79: 2, 0.81: 0}
+
+
+def test_the_largest_rand_draws_the_last_candidate() -> None:
+    largest = torch.full((50, 1), 1 - 2**-24)
+    for top_k, top_p in ((0, 1.0), (7, 1.0), (0, 0.6)):
+        params = torch.tensor([[top_k, top_p, 1.0]]).expand(50, 3)
+        logits = random_logits(50)
+        drawn = sample(logits, params, largest, 0)
+        assert (probabilities(logits, top_k, top_p, 1.0, 0).gather(1, drawn.long()[:, None]) > 0).all()
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    logits = random_logits(1, scale=1.0)
+    draws = 20_000
+    rand = torch.rand(draws, 1, generator=torch.Generator().manual_seed(1))
+    params = torch.tensor([[20.0, 0.9, 0.8]]).expand(draws, 3)
+    tokens = sample(logits.expand(draws, VOCAB), params, rand, 32)
+    expected = oracle(logits, 20, 0.9, 0.8)[0]
+    observed = torch.bincount(tokens.long(), minlength=VOCAB)
+    assert observed[expected == 0].sum() == 0
+    kept = expected > 0
+    chi_squared = ((observed - draws * expected)[kept] ** 2 / (draws * expected)[kept]).sum()
+    degrees = int(kept.sum()) - 1
+    assert degrees > 5
+    assert chi_squared < degrees + 5 * (2 * degrees) ** 0.5
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from((0.0, 1.0, 3.0, 40.0)),
+            st.floats(0.0625, 1.0, width=32),
+            st.sampled_from((0.0, 0.2, 1.0, 5.0)),
+            st.floats(0, 1, exclude_max=True, width=32),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    global_topk=st.sampled_from((0, 1, 16)),
+)
+def test_rows_do_not_see_each_other(seed: int, rows: list[tuple[float, float, float, float]], global_topk: int) -> None:
+    logits = random_logits(len(rows), seed=seed)
+    params = torch.tensor([row[:3] for row in rows])
+    rand = torch.tensor([[row[3]] for row in rows])
+    together = sample(logits, params, rand, global_topk)
+    assert together.dtype == torch.int32
+    for row in range(len(rows)):
+        one = slice(row, row + 1)
+        assert sample(logits[one], params[one], rand[one], global_topk) == together[row]
+
+
+@pytest.mark.parametrize("params", [[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [50.0, 0.3, 0.0]])
+def test_greedy_parameters_pick_the_likeliest(params: list[float]) -> None:
+    logits = random_logits(30)
+    tokens = sample(logits, torch.tensor([params]).expand(30, 3), torch.rand(30, 1), 16)
+    assert torch.equal(tokens, greedy(logits))
+    assert torch.equal(tokens, logits.argmax(-1).to(torch.int32))
+
+
+def test_greedy_takes_the_lowest_id_of_equals() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[0, [70, 11, 40]] = 1
+    assert greedy(logits).tolist() == [11, 0]
+    assert sample(logits, torch.tensor([[0.0, 1.0, 0.0]]).expand(2, 3), torch.rand(2, 1), 8).tolist() == [11, 0]
+
+
+def test_extreme_scores_stay_finite() -> None:
+    logits = torch.tensor([[3e38, -3e38, float("-inf"), 2.9e38]])
+    for temperature in (1e-6, 1.0, 1e6):
+        params = torch.tensor([[0.0, 0.9, temperature]])
+        assert int(sample(logits, params, torch.tensor([[0.999]]), 0)) in {0, 3}
+
+
+class Sampler(nn.Module):
+    def forward(self, logits: Tensor, params: Tensor, rand: Tensor) -> tuple[Tensor]:
+        return (sample(logits, params, rand, 16),)
+
+
+def test_it_can_be_exported() -> None:
+    arguments = (random_logits(3), torch.tensor([[5.0, 0.9, 1.0], [0, 1, 0.5], [1, 1, 1]]), torch.rand(3, 1))
+    program = torch.export.export(Sampler(), arguments)
+    assert not program.constants
+    for seed in range(10):
+        logits = random_logits(3, seed=seed)
+        (tokens,) = program.module()(logits, *arguments[1:])
+        assert torch.equal(tokens, sample(logits, arguments[1], arguments[2], 16))
