@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DISTRIBUTIONS := protos bundle edge execution compiler_svc runtime_svc clients/python
 PACKAGES := bundle edge execution compiler_svc runtime_svc kiln_client
-SOURCES := bundle edge execution compiler_svc runtime_svc clients/python tests examples deploy
+SOURCES := bundle edge execution compiler_svc runtime_svc clients/python tests examples bench
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
 .PHONY: setup demo test test-full test-fast check lint fmt protos protos-check docs bench clean
