@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from bundle.errors import FieldViolation
 from bundle.manifest import Target
 from bundle.reference import is_name
-from compiler_svc.build_plan import plan_build
+from compiler_svc.builds.plan import plan_build
 from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.errors import FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa

@@ -11,12 +11,12 @@ from typing import Final
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import BundleError
 from bundle.reader import Bundle
-from compiler_svc import cache
-from compiler_svc.build_job import BuildResult
+from compiler_svc.builds.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.builds.job import BuildResult
 from compiler_svc.bundle_store import BundleStore
-from compiler_svc.code_digest import BUNDLE_CODE, digest_code
-from compiler_svc.database import Database
-from compiler_svc.file_digests import FileDigests
+from compiler_svc.database import cache
+from compiler_svc.database.engine import Database
+from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.records import ExecutableResult
 from compiler_svc.spec import CompileSpec

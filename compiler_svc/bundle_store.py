@@ -15,10 +15,10 @@ from bundle.layout import Layout
 from bundle.reader import Bundle, open_bundle
 from bundle.reference import is_alias, parse_reference
 from bundle.removal import FreedSpace, remove_bundle
-from compiler_svc import versions
-from compiler_svc.database import Database
+from compiler_svc.database import versions
+from compiler_svc.database.engine import Database
+from compiler_svc.database.versions import Alias, PageOfVersions, Version
 from compiler_svc.errors import AliasInvalid, OffsetInvalid
-from compiler_svc.versions import Alias, PageOfVersions, Version
 
 CHUNK_SIZE_BYTES: Final = 1 << 20
 

@@ -6,7 +6,7 @@ from kiln.bundle.v1 import bundle_pb2 as pb
 
 from bundle.oci import BlobDescriptor
 from compiler_svc.bundle_store import NamedBundle
-from compiler_svc.versions import Alias, Version
+from compiler_svc.database.versions import Alias, Version
 from compiler_svc.wire import timestamp_to_pb
 
 

@@ -12,20 +12,20 @@ import structlog
 from sqlalchemy.orm import Session
 
 from bundle.errors import KilnError
-from compiler_svc import cache, operations
-from compiler_svc.build_job import BuildEnvironment, BuildJob, BuildResult
-from compiler_svc.build_runner import BuildRunner, OnProgress
-from compiler_svc.build_turns import BuildTurns
+from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
+from compiler_svc.builds.runner import BuildRunner, OnProgress
+from compiler_svc.builds.shared import SharedBuilds
+from compiler_svc.builds.turns import BuildTurns
 from compiler_svc.bundle_cache import BundleCache, Identity
 from compiler_svc.bundle_store import BundleStore
-from compiler_svc.database import Database
+from compiler_svc.database import cache, operations
+from compiler_svc.database.engine import Database
+from compiler_svc.database.operations import Operation
+from compiler_svc.database.versions import Version
 from compiler_svc.errors import BuildFailed, CompileCancelled, CompileQueueFull, CompilerRestarted
 from compiler_svc.operation_feed import OperationFeed
-from compiler_svc.operations import Operation
 from compiler_svc.records import CompileResult, Progress, Stage
-from compiler_svc.shared_builds import SharedBuilds
 from compiler_svc.spec import CompileSpec
-from compiler_svc.versions import Version
 from execution.failure import Failure
 
 RETRY_AFTER_S: Final = 15.0

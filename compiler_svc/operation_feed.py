@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from compiler_svc.operations import Operation
+from compiler_svc.database.operations import Operation
 
 #: Changes kept for a slow watcher; it misses the oldest of them, never the end.
 _MOST_KEPT: Final = 256

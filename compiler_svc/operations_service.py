@@ -12,11 +12,11 @@ from google.longrunning import operations_pb2 as pb
 from google.longrunning import operations_pb2_grpc
 from google.protobuf.empty_pb2 import Empty
 
-from compiler_svc import operations
 from compiler_svc.compile_queue import CompileQueue
-from compiler_svc.database import Database
+from compiler_svc.database import operations
+from compiler_svc.database.engine import Database
+from compiler_svc.database.operations import Operation, parse_resource_name
 from compiler_svc.errors import FilterInvalid, OperationNotFound
-from compiler_svc.operations import Operation, parse_resource_name
 from compiler_svc.paging import choose_page_size, read_page_token, write_page_token
 from compiler_svc.wire import operation_to_pb
 

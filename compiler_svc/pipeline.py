@@ -14,14 +14,14 @@ from bundle.layout import Layout
 from bundle.manifest import WeightShard
 from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE
 from bundle.writer import BundleWriter
-from compiler_svc.build import Build
-from compiler_svc.build_job import BuildJob, BuildResult
-from compiler_svc.build_plan import plan_build
-from compiler_svc.database import Database
-from compiler_svc.executable_stage import build_executables
+from compiler_svc.builds.build import Build
+from compiler_svc.builds.executable_stage import build_executables
+from compiler_svc.builds.job import BuildJob, BuildResult
+from compiler_svc.builds.manifest_stage import describe_bundle, resolved_config
+from compiler_svc.builds.plan import plan_build
+from compiler_svc.builds.progress import ProgressReport
+from compiler_svc.database.engine import Database
 from compiler_svc.golden.check import check_golden
-from compiler_svc.manifest_stage import describe_bundle, resolved_config
-from compiler_svc.progress_report import ProgressReport
 from compiler_svc.records import Stage
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.weights.checkpoint import Checkpoint

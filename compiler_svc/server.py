@@ -15,14 +15,14 @@ from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2_grpc
 
 from bundle.layout import Layout
-from compiler_svc import operations
-from compiler_svc.build_job import BuildEnvironment
-from compiler_svc.build_runner import BuildRunner
-from compiler_svc.build_turns import sweep_store
+from compiler_svc.builds.job import BuildEnvironment
+from compiler_svc.builds.runner import BuildRunner
+from compiler_svc.builds.turns import sweep_store
 from compiler_svc.bundle_service import BundleService
 from compiler_svc.bundle_store import BundleStore
 from compiler_svc.compile_queue import CompileQueue
-from compiler_svc.database import Database
+from compiler_svc.database import operations
+from compiler_svc.database.engine import Database
 from compiler_svc.operations_service import OperationsService
 from compiler_svc.service import CompilerService
 from compiler_svc.settings import Settings

@@ -14,11 +14,11 @@ from google.longrunning import operations_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.compiler.v1 import compiler_pb2_grpc
 
-from compiler_svc import operations
 from compiler_svc.admission import admit_request
 from compiler_svc.compile_queue import CompileQueue
-from compiler_svc.database import Database
-from compiler_svc.operations import parse_resource_name
+from compiler_svc.database import operations
+from compiler_svc.database.engine import Database
+from compiler_svc.database.operations import parse_resource_name
 from compiler_svc.wire import digest_request, event_to_pb, operation_to_pb, request_from_pb
 
 

@@ -14,8 +14,8 @@ from bundle.digest import sha256_bytes
 from bundle.errors import FieldViolation
 from compiler_svc.admission import CompileRequest
 from compiler_svc.config import parse_document
+from compiler_svc.database.operations import Operation
 from compiler_svc.errors import ConfigInvalid
-from compiler_svc.operations import Operation
 from compiler_svc.records import CompileResult, ExecutableResult, Stage
 from compiler_svc.status import status_from_failure
 

@@ -37,7 +37,7 @@ class CompilerProcess:
     def builds(self) -> list[psutil.Process]:
         """Its build processes."""
         children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "compiler_svc.build_process" in child.cmdline()]
+        return [child for child in children if "compiler_svc.builds.process" in child.cmdline()]
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler_svc.database import Database
+from compiler_svc.database.engine import Database
 from tests.compiler_svc.random_checkpoint import write_checkpoint
 from tests.compiler_svc.running_compiler import Client, DirectedRunner, serve_compiler
 

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from bundle.errors import BundleNotFound
 from bundle.reference import Reference
+from compiler_svc.database.tables import AliasRow, NameRow, VersionRow
 from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
-from compiler_svc.tables import AliasRow, NameRow, VersionRow
 
 
 @dataclass(frozen=True)

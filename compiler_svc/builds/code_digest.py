@@ -14,7 +14,7 @@ BUNDLE_CODE: Final = ("bundle", "compiler_svc", "execution")
 #: All that an executable's bytes depend on, its graph given.
 LOWERING_CODE: Final = ("compiler_svc/lower",)
 
-_ROOT: Final = Path(__file__).parents[1]
+_ROOT: Final = Path(__file__).parents[2]
 
 
 @cache

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.layout import Layout
-from compiler_svc.build_job import BuildJob
-from compiler_svc.build_plan import BuildPlan
-from compiler_svc.database import Database
-from compiler_svc.progress_report import ProgressReport
+from compiler_svc.builds.job import BuildJob
+from compiler_svc.builds.plan import BuildPlan
+from compiler_svc.builds.progress import ProgressReport
+from compiler_svc.database.engine import Database
 from compiler_svc.weights.checkpoint import Checkpoint
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from compiler_svc.cache import CachedExecutable
+from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.records import ExecutableResult
 from compiler_svc.spec import CompileSpec
 from execution.failure import Failure

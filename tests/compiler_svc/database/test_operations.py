@@ -5,10 +5,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pytest
 from sqlalchemy.orm import Session
 
-from compiler_svc import operations
-from compiler_svc.database import Database
+from compiler_svc.database import operations
+from compiler_svc.database.engine import Database
+from compiler_svc.database.operations import Operation, State
 from compiler_svc.errors import BuildFailed, CompilerRestarted, OperationNotDone, OperationNotFound, RequestIdReused
-from compiler_svc.operations import Operation, State
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
 

@@ -11,9 +11,9 @@ import msgspec
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
+from compiler_svc.database.tables import OperationRow
 from compiler_svc.errors import CompilerRestarted, OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
-from compiler_svc.tables import OperationRow
 from execution.failure import Failure
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from compiler_svc.build_job import BuildJob, BuildResult, JobDirectory
+from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.errors import BuildFailed
 from compiler_svc.records import Progress
 from execution.parent_death import parent_environment
@@ -36,7 +36,7 @@ class BuildRunner(Protocol):
 
 
 class ProcessBuildRunner:
-    """Runs each build as `python -m compiler_svc.build_process`."""
+    """Runs each build as `python -m compiler_svc.builds.process`."""
 
     def __init__(self, jobs: Path) -> None:
         """Takes the directory of job directories, and empties it: what lies there belonged to a former process."""
@@ -66,7 +66,7 @@ async def _run_process(path: Path, on_progress: OnProgress) -> int:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "compiler_svc.build_process",
+        "compiler_svc.builds.process",
         str(path),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

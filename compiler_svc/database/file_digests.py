@@ -10,8 +10,8 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from bundle.digest import Progress, sha256_file
-from compiler_svc.database import Database
-from compiler_svc.tables import FileDigestRow
+from compiler_svc.database.engine import Database
+from compiler_svc.database.tables import FileDigestRow
 
 # A file that changed this recently may change again within the same tick of its ctime.
 _SETTLE_TIME_NS: Final = 1_000_000_000

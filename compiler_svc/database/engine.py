@@ -11,8 +11,8 @@ from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from compiler_svc.database.tables import Base
 from compiler_svc.errors import DatabaseUnavailable
-from compiler_svc.tables import Base
 
 T = TypeVar("T")
 

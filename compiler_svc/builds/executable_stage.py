@@ -14,10 +14,10 @@ from bundle.digest import sha256_file
 from bundle.layout import Layout
 from bundle.manifest import ConstantBinding, Executable
 from bundle.oci import AOTI_TYPE, EXPORTED_PROGRAM_TYPE
-from compiler_svc import cache
-from compiler_svc.build import Build
-from compiler_svc.cache import CachedExecutable
-from compiler_svc.code_digest import LOWERING_CODE, digest_code
+from compiler_svc.builds.build import Build
+from compiler_svc.builds.code_digest import LOWERING_CODE, digest_code
+from compiler_svc.database import cache
+from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.staging import stage_job

@@ -8,8 +8,8 @@ from typing import Any
 from bundle.abi import compute_graph_abi_digest
 from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, WeightSet, WeightShard
 from bundle.oci import BlobDescriptor
-from compiler_svc.build import Build
-from compiler_svc.executable_stage import BuiltExecutable
+from compiler_svc.builds.build import Build
+from compiler_svc.builds.executable_stage import BuiltExecutable
 from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.trace.export import WEIGHT_SET
 from compiler_svc.trace.submodels import describe_state

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from sqlalchemy.orm import Session
 
-from compiler_svc.tables import CachedBundleRow, CachedExecutableRow
+from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow
 
 
 class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):

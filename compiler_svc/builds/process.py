@@ -1,4 +1,4 @@
-"""One build in a process of its own: `python -m compiler_svc.build_process JOB_DIRECTORY`.
+"""One build in a process of its own: `python -m compiler_svc.builds.process JOB_DIRECTORY`.
 
 Reads the job from its directory, writes progress as JSON lines on standard output, and leaves the outcome in the
 directory. Leads a process group, so that whatever it starts can be ended with it.
@@ -16,10 +16,10 @@ from types import FrameType
 import structlog
 
 from bundle.errors import KilnError
-from compiler_svc.build_job import BuildOutcome, JobDirectory
+from compiler_svc.builds.job import BuildOutcome, JobDirectory
+from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
 from compiler_svc.pipeline import build_bundle
-from compiler_svc.progress_report import ProgressReport
 from compiler_svc.records import Progress
 from edge.logs import configure_logging
 from execution.failure import Failure

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from compiler_svc.database import Database
+from compiler_svc.database.engine import Database
 from compiler_svc.errors import DatabaseUnavailable
 
 

@@ -3,10 +3,10 @@ from sqlalchemy.orm import Session
 
 from bundle.errors import BundleNotFound
 from bundle.reference import parse_reference
-from compiler_svc import versions
-from compiler_svc.database import Database
+from compiler_svc.database import versions
+from compiler_svc.database.engine import Database
+from compiler_svc.database.versions import Version
 from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
-from compiler_svc.versions import Version
 
 
 def digest(letter: str) -> str:

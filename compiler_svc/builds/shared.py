@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from compiler_svc.build_job import BuildResult
-from compiler_svc.build_runner import OnProgress
+from compiler_svc.builds.job import BuildResult
+from compiler_svc.builds.runner import OnProgress
 from compiler_svc.records import Progress
 
 #: Starts a build.
