@@ -51,9 +51,6 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._publishers)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._publishers
-
     def submit(self, request: Request, text: OutputText, *, deadline_s: float | None) -> OutputStream:
         """Queues a request.
 
