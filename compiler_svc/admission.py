@@ -13,6 +13,7 @@ from compiler_svc.builds.plan import plan_build
 from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.errors import FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa
+from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.models.registry import parse_model_config
 from compiler_svc.spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -53,12 +54,14 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     Raises:
         NameInvalid, ConfigInvalid, FeatureNotServed: Mistakes of the request.
         IsaUnknown, IsaUnsupported: An instruction set that is none, or that this host could not verify.
+        ToolchainMissing: An optimization level that takes a C++ compiler, and there is none.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
     """
     if not is_name(request.name):
         raise NameInvalid(request.name)
     target = choose_target(request)
+    toolchain(request.optimization_level)
     # The configuration's mistakes come before the checkpoint's.
     resolve_config(request.document, checkpoint_dtype=None)
     path = find_checkpoint(request.model, model_roots)

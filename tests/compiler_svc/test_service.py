@@ -100,6 +100,12 @@ class TestRefusals:
         refused = await refusal(client.compile(target=pb.Target(isa="armv9")))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "ISA_UNKNOWN")
 
+    async def test_a_missing_compiler(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        refused = await refusal(client.compile())
+        assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TOOLCHAIN_MISSING")
+        await client.compile(optimization_level=pb.OPTIMIZATION_LEVEL_O0)
+
     async def test_an_unknown_enum_value(self, client: Client) -> None:
         refused = await refusal(client.compile(optimization_level=9))
         assert (refused.reason, list(refused.fields)) == ("CONFIG_INVALID", ["optimization_level"])

@@ -1,0 +1,60 @@
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bundle.manifest import Target
+from compiler_svc.config import resolve_config
+from compiler_svc.spec import CompileSpec
+
+SPEC = CompileSpec(
+    name="tiny",
+    model=Path("/models/tiny"),
+    model_roots=(Path("/models"),),
+    config=resolve_config({}, checkpoint_dtype="float32").config,
+    target=Target(kind="cpu", isa="x86-64-v3"),
+    optimization_level=1,
+    skip_cache_lookup=False,
+    salt="",
+    warnings=(),
+)
+BUNDLE: dict[str, Any] = {"checkpoint_digest": "a", "toolchain": {"torch": "2"}, "code_digest": "b"}
+EXECUTABLE: dict[str, Any] = {"graph_digest": "a", "toolchain": {"torch": "2"}, "code_digest": "b"}
+
+WIDER = resolve_config({"neuron_config": {"seq_len": 256}}, checkpoint_dtype="float32").config
+
+
+@pytest.mark.parametrize(
+    "changes", [{"salt": "x"}, {"optimization_level": 2}, {"target": Target(kind="cpu", isa="x86-64-v4")}]
+)
+def test_what_changes_both_digests(changes: dict[str, Any]) -> None:
+    changed = msgspec.structs.replace(SPEC, **changes)
+    assert changed.bundle_action_digest(**BUNDLE) != SPEC.bundle_action_digest(**BUNDLE)
+    assert changed.executable_action_digest(**EXECUTABLE) != SPEC.executable_action_digest(**EXECUTABLE)
+
+
+def test_the_configuration_reaches_an_executable_through_its_graph() -> None:
+    changed = msgspec.structs.replace(SPEC, config=WIDER)
+    assert changed.bundle_action_digest(**BUNDLE) != SPEC.bundle_action_digest(**BUNDLE)
+    assert changed.executable_action_digest(**EXECUTABLE) == SPEC.executable_action_digest(**EXECUTABLE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "other"}, {"model": Path("/copy")}, {"skip_cache_lookup": True}, {"warnings": ("w",)}]
+)
+def test_what_changes_neither(changes: dict[str, Any]) -> None:
+    changed = msgspec.structs.replace(SPEC, **changes)
+    assert changed.bundle_action_digest(**BUNDLE) == SPEC.bundle_action_digest(**BUNDLE)
+    assert changed.executable_action_digest(**EXECUTABLE) == SPEC.executable_action_digest(**EXECUTABLE)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_digest", "toolchain", "code_digest"])
+def test_every_input_of_a_bundle_counts(name: str) -> None:
+    assert SPEC.bundle_action_digest(**BUNDLE | {name: {"x": "y"}}) != SPEC.bundle_action_digest(**BUNDLE)
+
+
+@pytest.mark.parametrize("name", ["graph_digest", "toolchain", "code_digest"])
+def test_every_input_of_an_executable_counts(name: str) -> None:
+    changed = SPEC.executable_action_digest(**EXECUTABLE | {name: {"x": "y"}})
+    assert changed != SPEC.executable_action_digest(**EXECUTABLE)
