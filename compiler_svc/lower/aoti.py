@@ -31,10 +31,18 @@ class AotiBackend:
             in_place = torch.export.export(InPlaceProgram(program, job.num_state), inputs)
             path = Path(aot_compile(in_place.module(check_guards=False), inputs, options=options))
         constants = tuple(constant.name for constant in AotiLibrary(path).constants)
-        for name in constants:
-            # The library would have to be given a tensor that no weight set has, and crash without it.
-            if name not in job.constants:
-                raise ProgramUnsupported(f"constant {name!r}", "appeared in compilation and is in no weight set")
+        check_constants(constants, job.constants)
         return LoweredExecutable(
             tag=job.tag, path=path, format="aoti", state_convention="in_place", constants=constants
         )
+
+
+def check_constants(wanted: tuple[str, ...], available: tuple[str, ...]) -> None:
+    """Checks that a library can be given all that it wants; it would crash without.
+
+    Raises:
+        ProgramUnsupported: It wants a constant that the program does not have.
+    """
+    for name in wanted:
+        if name not in available:
+            raise ProgramUnsupported(f"constant {name!r}", "appeared in compilation and is in no weight set")

@@ -54,12 +54,15 @@ def placeholders(program: ExportedProgram) -> dict[str, torch.Tensor]:
 def save_program(program: ExportedProgram, path: Path) -> None:
     """Writes a program without its weights; equal graphs give equal bytes."""
     empty = {name: _hold(torch.empty(0, dtype=tensor.dtype)) for name, tensor in program.state_dict.items()}
-    torch.export.save(_with_weights(program, empty), path)
+    # Given a path, torch would write the file's name into the file.
+    with path.open("wb") as file:
+        torch.export.save(_with_weights(program, empty), file)
 
 
 def load_program(path: Path) -> ExportedProgram:
     """Reads a program and gives it uninitialized weights of the right shapes, whose memory nobody touches."""
-    program = torch.export.load(path)
+    with path.open("rb") as file:
+        program = torch.export.load(file)
     shapes = placeholders(program)
     weights = {}
     for spec in program.graph_signature.input_specs:

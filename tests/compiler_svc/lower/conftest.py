@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler_svc.lower.job import LoweringJob, LoweringOptions
+from compiler_svc.lower.staging import stage_job
+from tests.execution.toy import NUM_STATE, describe, export
+
+StageToy = Callable[[str, int], LoweringJob]
+
+
+@pytest.fixture
+def stage_toy(tmp_path: Path) -> StageToy:
+    """Stages a decode step of the toy model under a tag, at a level."""
+    program = export(describe("token_generation", "logits"), "logits")
+
+    def stage(tag: str, level: int) -> LoweringJob:
+        return stage_job(
+            program,
+            tag=tag,
+            num_state=NUM_STATE,
+            options=LoweringOptions(optimization_level=level, isa="x86-64-v3"),  # type: ignore[arg-type]
+            directory=tmp_path / tag,
+            cache_dir=tmp_path / "cache",
+        )
+
+    return stage

@@ -1,0 +1,79 @@
+"""What a compiled library is made of, and what it leaves out. How it runs is the executor suite's."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from compiler_svc.lower.aoti import check_constants
+from compiler_svc.lower.errors import ProgramUnsupported
+from compiler_svc.lower.job import LoweredExecutable
+from compiler_svc.lower.pool import LoweringPool
+from execution.aoti_library import AotiError, AotiLibrary
+from tests.execution.toy import STATE_SHAPE, make_model, stage_toy
+
+pytestmark = pytest.mark.toolchain
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> LoweredExecutable:
+    """A decode step at level 2."""
+    cache = Path(request.config.cache.mkdir("lowering"))
+    _, job = stage_toy(tmp_path_factory.mktemp("aoti"), cache, "logits", 2)
+    (executable,) = asyncio.run(LoweringPool(num_processes=1, timeout_s=240).lower([job]))
+    return executable
+
+
+def disassemble(path: Path) -> str:
+    return subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_record(lowered: LoweredExecutable) -> None:
+    assert (lowered.format, lowered.state_convention) == ("aoti", "in_place")
+    assert set(lowered.constants) == set(make_model(0).state_dict())
+
+
+def test_the_library_holds_neither_weights_nor_paths(lowered: LoweredExecutable) -> None:
+    library = lowered.path.read_bytes()
+    assert make_model(0).head.weight[0].numpy().tobytes() not in library
+    for path in (lowered.path.parent, Path(torch.__file__).parent, Path.home()):
+        assert str(path).encode() not in library
+
+
+def test_instructions_are_those_of_the_level(lowered: LoweredExecutable) -> None:
+    code = disassemble(lowered.path)
+    assert "%ymm" in code
+    assert "%zmm" not in code
+
+
+def test_a_constant_that_is_no_weight_is_refused(lowered: LoweredExecutable) -> None:
+    check_constants(lowered.constants, lowered.constants)
+    with pytest.raises(ProgramUnsupported, match=r"constant 'head\.bias' appeared in compilation and is in no weight"):
+        check_constants(lowered.constants, tuple(name for name in lowered.constants if name != "head.bias"))
+
+
+def test_arguments_of_another_shape_are_an_error(lowered: LoweredExecutable) -> None:
+    library = AotiLibrary(lowered.path)
+    weights = make_model(0).state_dict()
+    library.bind_constants(weights)
+    library.swap_constants()
+    inputs = [torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)]
+    state = [torch.zeros(STATE_SHAPE) for _ in range(library.num_inputs - 3)]
+    with pytest.raises(AotiError, match="unmatched dim value"):
+        library.run([*inputs, torch.zeros(3, dtype=torch.int32), *state])
+    assert library.run([*inputs, torch.zeros(2, dtype=torch.int32), *state])[0].isfinite().all()
+    library.close()
+
+
+@pytest.mark.slow
+def test_equal_jobs_make_equal_bytes(
+    lowered: LoweredExecutable, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> None:
+    cache = Path(request.config.cache.mkdir("lowering"))
+    _, job = stage_toy(tmp_path_factory.mktemp("again"), cache, "logits", 2)
+    (again,) = asyncio.run(LoweringPool(num_processes=1, timeout_s=240).lower([job]))
+    assert again.path.read_bytes() == lowered.path.read_bytes()
