@@ -537,7 +537,7 @@ class Finished(_message.Message):
 
     @_builtins.property
     def status(self) -> _status_pb2.Status:
-        """The status that the call ends with, for ABORTED and ERROR."""
+        """The status that the call ends with, for TIME, ABORTED and ERROR."""
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class RuntimeServiceStub:
     client leaves. Loading what is already loaded under the same id answers at once.
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ALREADY_EXISTS/DEPLOYMENT_EXISTS,
     RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
+    FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
     DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
     """
     UnloadBundle: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.UnloadBundleRequest, _runtime_pb2.UnloadBundleResponse]
@@ -58,7 +59,8 @@ class RuntimeServiceStub:
     LoadWeights: _grpc.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
     bumps the weight epoch. A failed stage leaves the old weights serving. The last event holds the result.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+    Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
+    NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
     FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT,
     ABORTED/LOAD_IN_PROGRESS.
     """
@@ -75,6 +77,7 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     client leaves. Loading what is already loaded under the same id answers at once.
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ALREADY_EXISTS/DEPLOYMENT_EXISTS,
     RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
+    FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
     DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
     """
     UnloadBundle: _aio.UnaryUnaryMultiCallable[_runtime_pb2.UnloadBundleRequest, _runtime_pb2.UnloadBundleResponse]  # type: ignore[assignment]
@@ -95,7 +98,8 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     LoadWeights: _aio.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]  # type: ignore[assignment]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
     bumps the weight epoch. A failed stage leaves the old weights serving. The last event holds the result.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+    Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
+    NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
     FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT,
     ABORTED/LOAD_IN_PROGRESS.
     """
@@ -115,6 +119,7 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         client leaves. Loading what is already loaded under the same id answers at once.
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ALREADY_EXISTS/DEPLOYMENT_EXISTS,
         RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
+        FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
         DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
         """
 
@@ -165,7 +170,8 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_runtime_pb2.LoadWeightsResponse], _abc.AsyncIterator[_runtime_pb2.LoadWeightsResponse]]:
         """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
         bumps the weight epoch. A failed stage leaves the old weights serving. The last event holds the result.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH,
+        Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
+        NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
         FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT,
         ABORTED/LOAD_IN_PROGRESS.
         """
