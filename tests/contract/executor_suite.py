@@ -18,6 +18,7 @@ from execution.errors import (
     ExecutableInvalid,
     ExecutableUnknown,
     SlotUnknown,
+    StepFailed,
     StepInvalid,
     WeightsInvalid,
     WeightsNotStaged,
@@ -261,6 +262,15 @@ class ExecutorSuite:
         bindings = rebind(toy_bundle.manifest.executables[0], "head.bias", "head.nothing")
         with pytest.raises(ExecutableInvalid, match=r"constant head\.bias is bound to model/head\.nothing"):
             load_executor(with_executable(toy_bundle.manifest, constants=bindings), 0, toy_bundle.blob_path)
+
+    def test_state_of_another_shape(self, toy_bundle: ToyBundle) -> None:
+        layout = toy_bundle.manifest.state
+        shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, LENGTH - 1, 16)) for one in layout.tensors)
+        manifest = msgspec.structs.replace(toy_bundle.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
+        executor = load_executor(manifest, 0, toy_bundle.blob_path)
+        with pytest.raises(StepFailed, match=f"step of {CTE} failed: "):
+            executor.run(CTE, prompt_inputs([5, 6], 0))
+        executor.close()
 
     def test_bundles_of_two_formats(self, toy_bundle: ToyBundle) -> None:
         other = {"aoti": "exported_program", "exported_program": "aoti"}[toy_bundle.manifest.executables[0].format]
