@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.config import EdgeConfig, TlsConfig
-from edge.logs import LEVELS
+from edge.config import EdgeConfig
+from edge.options import add_server_options, positive_integer, read_edge_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,10 @@ class Settings:
 
 def parse_settings(arguments: Sequence[str]) -> Settings:
     """Reads the command line; exits with a message where it is wrong."""
-    options = _build_parser().parse_args(arguments)
-    tls = None
-    if options.tls_certificate is not None or options.tls_key is not None:
-        tls = TlsConfig(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    parser = _build_parser()
+    options = parser.parse_args(arguments)
     return Settings(
-        edge=EdgeConfig(
-            options.address, tls=tls, allow_insecure=options.allow_insecure, drain_timeout_s=options.drain_timeout
-        ),
+        edge=read_edge_config(parser, options),
         compiler=options.compiler,
         store=options.bundle_store.absolute() if options.bundle_store is not None else None,
         cache=options.cache.absolute(),
@@ -65,28 +61,23 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m runtime_svc", description="Serves Kiln's runtime.")
-    parser.add_argument("--address", required=True, help="host:port to listen on; port 0 takes a free one")
+    add_server_options(parser)
     parser.add_argument("--compiler", required=True, help="host:port of the BundleService")
     parser.add_argument("--bundle-store", type=Path, help="the BundleService's own layout, where it is on this host")
     parser.add_argument("--cache", required=True, type=Path, help="directory for fetched blobs")
     parser.add_argument(
         "--verify", choices=("cached", "always"), default="cached", help="hash blobs once, or at every load"
     )
-    parser.add_argument("--cores", type=_positive, default=os.cpu_count() or 1, help="logical cores, one for each rank")
-    parser.add_argument("--threads-per-core", type=_positive, default=1, help="threads that a rank computes with")
-    parser.add_argument("--queue-capacity", type=_positive, default=256, help="requests that may wait for a slot")
-    parser.add_argument("--stream-capacity", type=_positive, default=64, help="events that may wait for a slow client")
-    parser.add_argument("--tls-certificate", type=Path, help="certificate chain, PEM")
-    parser.add_argument("--tls-key", type=Path, help="private key, PEM")
-    parser.add_argument("--tls-client-ca", type=Path, help="certificates that clients' ones must lead to, PEM")
-    parser.add_argument("--allow-insecure", action="store_true", help="serve in plaintext beyond loopback")
-    parser.add_argument("--drain-timeout", type=float, default=10.0, help="seconds for running streams at the end")
-    parser.add_argument("--log-level", choices=LEVELS, default="info")
+    parser.add_argument(
+        "--cores", type=positive_integer, default=os.cpu_count() or 1, help="logical cores, one for each rank"
+    )
+    parser.add_argument(
+        "--threads-per-core", type=positive_integer, default=1, help="threads that a rank computes with"
+    )
+    parser.add_argument(
+        "--queue-capacity", type=positive_integer, default=256, help="requests that may wait for a slot"
+    )
+    parser.add_argument(
+        "--stream-capacity", type=positive_integer, default=64, help="events that may wait for a slow client"
+    )
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number

@@ -1,0 +1,49 @@
+"""The command-line options that every server of ours has."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edge.config import EdgeConfig, TlsConfig
+from edge.logs import LEVELS
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the address, TLS, drain and log options."""
+    parser.add_argument("--address", required=True, help="host:port to listen on; port 0 takes a free one")
+    parser.add_argument("--tls-certificate", type=Path, help="certificate chain, PEM")
+    parser.add_argument("--tls-key", type=Path, help="private key, PEM")
+    parser.add_argument("--tls-client-ca", type=Path, help="certificates that clients' ones must lead to, PEM")
+    parser.add_argument("--allow-insecure", action="store_true", help="serve in plaintext beyond loopback")
+    parser.add_argument("--drain-timeout", type=float, default=10.0, help="seconds for running calls at the end")
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="least severe level that is logged")
+
+
+def read_edge_config(parser: argparse.ArgumentParser, options: argparse.Namespace) -> EdgeConfig:
+    """Makes the server's configuration of what `add_server_options` added; exits where options contradict.
+
+    Raises:
+        AddressInvalid, PlaintextRefused: See `EdgeConfig`.
+    """
+    tls = None
+    if options.tls_certificate is not None and options.tls_key is not None:
+        tls = TlsConfig(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    elif options.tls_certificate or options.tls_key or options.tls_client_ca:
+        parser.error("--tls-certificate and --tls-key belong together; --tls-client-ca needs both")
+    return EdgeConfig(
+        options.address, tls=tls, allow_insecure=options.allow_insecure, drain_timeout_s=options.drain_timeout
+    )
+
+
+def positive_integer(text: str) -> int:
+    """An option's value that has to be at least 1, for `type=`.
+
+    Raises:
+        ArgumentTypeError: It is less.
+        ValueError: It is no integer.
+    """
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
