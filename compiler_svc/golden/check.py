@@ -36,7 +36,7 @@ class GoldenResult:
 def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint) -> GoldenResult:
     """Compares every executable of a bundle with the reference.
 
-    Each context_encoding executable gets the shortest prompt that needs its bucket. A few more tokens follow through
+    Each context_encoding executable gets the shortest prompt that needs its bucket, within the bundle's limits. A few more tokens follow through
     token_generation: through every bucket after the first prompt, through the smallest that fits after the others.
 
     Args:
@@ -76,9 +76,9 @@ class _Check:
     def run_sequence(self, context: Executable) -> None:
         """Encodes a prompt and feeds a few tokens."""
         generators = self._manifest.executables_of("token_generation")
-        longest = generators[-1].bucket[0] if generators else context.bucket[0]
         num_prompt_tokens = self._choose_prompt_length(context)
-        num_tokens = min(num_prompt_tokens + NUM_STEPS, longest)
+        longest = min(generators[-1].bucket[0], self._manifest.limits.max_length) if generators else 0
+        num_tokens = max(num_prompt_tokens, min(num_prompt_tokens + NUM_STEPS, longest))
         tokens = [self._random.randrange(self._manifest.tokens.vocab_size) for _ in range(num_tokens)]
         num_slots = min(self._manifest.state.num_slots, self._manifest.limits.tkg_batch_size)
         slot = self._num_sequences % num_slots
@@ -100,7 +100,7 @@ class _Check:
             if other.bucket[0] < context.bucket[0]
         ]
         if smaller:
-            return max(smaller) + 1
+            return min(max(smaller) + 1, self._manifest.limits.max_context_length, self._manifest.limits.max_length)
         smallest = min(executable.bucket[0] for executable in self._manifest.executables)
         return max(1, min(SHORT_PROMPT_TOKENS, smallest - NUM_STEPS))
 

@@ -79,6 +79,13 @@ def test_batched_prompts(tiny: TinyLlama, tmp_path: Path) -> None:
     assert check(tiny, bundle_of(tiny, tmp_path, ctx_batch_size=2)).executables
 
 
+def test_prompts_longer_than_any_generation(tiny: TinyLlama, tmp_path: Path) -> None:
+    bundle = make_bundle(
+        tmp_path, tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(16, 32), token_buckets=(12,)
+    )
+    assert [one.num_steps for one in check(tiny, bundle).executables] == [1, 1, 4]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision(tiny: TinyLlama, tmp_path: Path, dtype: str) -> None:
     """The tolerance is wide enough for rounding, and not much wider."""
