@@ -36,8 +36,9 @@ class GoldenResult:
 def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint) -> GoldenResult:
     """Compares every executable of a bundle with the reference.
 
-    Each context_encoding executable gets the shortest prompt that needs its bucket, within the bundle's limits. A few more tokens follow through
-    token_generation: through every bucket after the first prompt, through the smallest that fits after the others.
+    Each context_encoding executable gets the shortest prompt that needs its bucket, within the bundle's limits. A few
+    more tokens follow through token_generation: through every bucket after the first prompt, through the smallest that
+    fits after the others.
 
     Args:
         manifest: A bundle of one rank; it need not be published.
@@ -100,9 +101,12 @@ class _Check:
             if other.bucket[0] < context.bucket[0]
         ]
         if smaller:
-            return min(max(smaller) + 1, self._manifest.limits.max_context_length, self._manifest.limits.max_length)
-        smallest = min(executable.bucket[0] for executable in self._manifest.executables)
-        return max(1, min(SHORT_PROMPT_TOKENS, smallest - NUM_STEPS))
+            wanted = max(smaller) + 1
+        else:
+            smallest = min(executable.bucket[0] for executable in self._manifest.executables)
+            wanted = max(1, min(SHORT_PROMPT_TOKENS, smallest - NUM_STEPS))
+        limits = self._manifest.limits
+        return min(wanted, limits.max_context_length, limits.max_length)
 
     def _run(
         self, executable: Executable, inputs: dict[str, Tensor], *, row: int, expected: Tensor, position: int
