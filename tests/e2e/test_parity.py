@@ -31,9 +31,9 @@ CONFIG = {
     }
 }
 CASES = [
-    pytest.param(geometry, level, marks=[pytest.mark.toolchain] if level else [], id=f"{geometry}-O{level}")
-    for geometry in GEOMETRIES
-    for level in (0, 1)
+    *(pytest.param(geometry, 0, id=f"{geometry}-O0") for geometry in GEOMETRIES),
+    *(pytest.param(geometry, 1, marks=pytest.mark.toolchain, id=f"{geometry}-O1") for geometry in GEOMETRIES),
+    pytest.param("mha-bias-untied", 2, marks=[pytest.mark.toolchain, pytest.mark.slow], id="mha-bias-untied-O2"),
 ]
 
 
