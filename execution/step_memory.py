@@ -136,8 +136,7 @@ class StepMemory:
         return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s)
 
     def close(self) -> None:
-        """Gives the memory back."""
-        self._memory.release()
+        """Lets no more ranks in. The memory itself goes with this object, whom late callers may still ask."""
         os.close(self.fd)
 
     def _regions(self, tag: str) -> StepRegions:

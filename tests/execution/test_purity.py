@@ -1,5 +1,6 @@
 """The parent's side of execution stays light."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "numpy", "safetensors"}
 CODE = """
-import sys
+import json, sys
 import execution.errors, execution.failure, execution.isa, execution.parent_death, execution.rank_group, execution.step
-print(sorted({name.partition(".")[0] for name in sys.modules}))
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
@@ -17,4 +18,4 @@ def test_the_parents_side_loads_no_tensors() -> None:
     result = subprocess.run(
         [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
-    assert not HEAVY & set(eval(result.stdout))
+    assert not HEAVY & set(json.loads(result.stdout))

@@ -87,6 +87,16 @@ def eager(toy: MakeToy) -> ToyBundle:
     return toy("logits", 0)
 
 
+@pytest.fixture(params=LEVELS, ids=["O0", "O1"])
+def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
+    return toy("logits", request.param)
+
+
+@pytest.fixture
+def on_device(toy: MakeToy) -> ToyBundle:
+    return toy("tokens", 1)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(eager: ToyBundle) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
     async with loaded(eager.manifest, eager.blobs) as shared:
@@ -108,9 +118,7 @@ def process(shared: tuple[RankGroup, psutil.Process]) -> psutil.Process:
 # Steps
 
 
-@pytest.mark.parametrize("level", LEVELS)
-async def test_steps_pick_what_the_model_picks(toy: MakeToy, level: int) -> None:
-    bundle = toy("logits", level)
+async def test_steps_pick_what_the_model_picks(bundle: ToyBundle) -> None:
     reference = Reference(0)
     params = (7.0, 0.95, 0.8)
     steps = [
@@ -136,11 +144,10 @@ async def test_steps_pick_what_the_model_picks(toy: MakeToy, level: int) -> None
 
 
 @pytest.mark.toolchain
-async def test_tokens_picked_on_the_device(toy: MakeToy) -> None:
-    bundle = toy("tokens", 1)
+async def test_tokens_picked_on_the_device(on_device: ToyBundle) -> None:
     params = torch.tensor([[7.0, 0.95, 0.8]])
     logits = Reference(0).run(prompt_inputs([5, 6, 7], 0))
-    async with loaded(bundle.manifest, bundle.blobs) as (group, _):
+    async with loaded(on_device.manifest, on_device.blobs) as (group, _):
         for rand in (0.0, 0.3, 0.6, 0.9):
             one = step(CTE, prompt_inputs([5, 6, 7], 0), 1, params=(7.0, 0.95, 0.8), rand=rand)
             result = await group.run(one)
@@ -204,9 +211,7 @@ async def test_a_step_that_raises(eager: ToyBundle) -> None:
 # Weights and state
 
 
-@pytest.mark.parametrize("level", LEVELS)
-async def test_weights_are_swapped_between_steps(toy: MakeToy, level: int, tmp_path: Path) -> None:
-    bundle = toy("logits", level)
+async def test_weights_are_swapped_between_steps(bundle: ToyBundle, tmp_path: Path) -> None:
     async with loaded(bundle.manifest, bundle.blobs) as (group, _):
         before = await group.run(PREFILL)
         with pytest.raises(WeightsNotStaged):
@@ -335,8 +340,9 @@ async def test_closing_is_no_death(eager: ToyBundle) -> None:
     async with loaded(eager.manifest, eager.blobs) as (group, _):
         await group.close()
         assert group.died.cancelled()
-        with pytest.raises(RankDied, match="exit code 0"):
-            await group.warm_up()
+        for late in (group.warm_up(), group.run(PREFILL), group.stage_weights({0: eager.weights[1]})):
+            with pytest.raises(RankDied, match="exit code 0"):
+                await late
 
 
 async def test_closing_ends_a_rank_that_does_not_listen(eager: ToyBundle, monkeypatch: pytest.MonkeyPatch) -> None:
