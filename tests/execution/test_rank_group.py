@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LEVELS = [0, pytest.param(1, marks=pytest.mark.toolchain)]
 GREEDY = (1.0, 1.0, 1.0)
+ROOT = Path(__file__).parents[2]
 
 
 def step(
@@ -354,3 +356,32 @@ async def test_closing_ends_a_rank_that_does_not_listen(eager: ToyBundle, monkey
         await group.close()
         with pytest.raises(RankDied, match="SIGKILL"):
             await waiting
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from bundle.manifest import parse_manifest
+from execution.rank_group import RankGroup
+
+async def main():
+    manifest = parse_manifest(Path(sys.argv[1]).read_bytes())
+    group = await RankGroup.start(manifest, Path, num_threads=1)
+    print("started", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_rank_ends_with_its_killed_parent(eager: ToyBundle, tmp_path: Path) -> None:
+    (tmp_path / "manifest").write_bytes(eager.manifest.to_json())
+    parent = psutil.Popen(
+        [sys.executable, "-c", PARENT, tmp_path / "manifest"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert await asyncio.to_thread(parent.stdout.readline) == "started\n"
+    (rank,) = parent.children()
+    parent.kill()
+    parent.wait()
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, [rank], timeout=5)
+    assert gone == [rank]
