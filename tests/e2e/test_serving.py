@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.e2e.conftest import CONFIG, TINY
-from tests.e2e.stack import ROOT, Stack, token_request, tokens_of
+from tests.e2e.stack import KILN, ROOT, Stack, token_request, tokens_of
 
 PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
 
@@ -38,6 +39,11 @@ def reason_of(error: grpc.RpcError) -> str:
 def used_slots(stack: Stack, deployment: str) -> int:
     request = runtime.GetDeploymentRequest(deployment_id=deployment)
     return int(stack.runtime_service().GetDeployment(request).deployment.load.used_slots)
+
+
+def steps_of(stack: Stack, deployment: str) -> int:
+    request = runtime.GetDeploymentRequest(deployment_id=deployment)
+    return int(stack.runtime_service().GetDeployment(request).deployment.load.steps)
 
 
 def wait_until(condition: Any, timeout_s: float) -> float:
@@ -100,12 +106,28 @@ def test_stop_string_is_cut_out(stack: Stack, tiny: str) -> None:
     assert events[-1].finished.stop_string == stop
 
 
-def test_vanished_client_frees_its_slot(stack: Stack, tiny: str) -> None:
+def test_cancelled_call_frees_its_slot(stack: Stack, tiny: str) -> None:
     call = stack.generation().Generate(token_request(tiny, [5, 6, 7], 200, temperature=0.0))
     next(iter(call))
     wait_until(lambda: used_slots(stack, tiny) == 1, 2)
     call.cancel()
     assert wait_until(lambda: used_slots(stack, tiny) == 0, 2) < 1
+
+
+def test_vanished_client_frees_its_slot(stack: Stack, tiny: str) -> None:
+    steps_before = steps_of(stack, tiny)
+    command = [KILN, "generate", "--deployment", tiny, "--prompt", "Once", "--ignore-eos", "--json"]
+    command += ["--max-new-tokens", "240", "--temperature", "0", "--runtime", stack.runtime]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert "accepted" in client.stdout.readline()
+        wait_until(lambda: used_slots(stack, tiny) == 1, 2)
+        client.kill()
+    wait_until(lambda: used_slots(stack, tiny) == 0, 1)
+    steps = steps_of(stack, tiny)
+    assert steps - steps_before < 240, "the stream was over before its client vanished: the check proves nothing"
+    time.sleep(0.2)
+    assert steps_of(stack, tiny) == steps, "nobody is left to compute for"
 
 
 def test_deadline_ends_the_sequence(stack: Stack, tiny: str) -> None:
