@@ -7,6 +7,7 @@ whole generation is a frozen `Completion`. Failures are `KilnError`.
 Knows the generated stubs. Must not know the bundle format, the services' code, or torch.
 """
 
+import kiln_client.grpc_logging  # noqa: F401 - before grpc
 from kiln_client.blocking import Stream
 from kiln_client.bundles import AsyncBundles
 from kiln_client.compiler import AsyncCompiler, CompileOptions, compile_request

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -61,7 +60,6 @@ for _command in (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and gives its exit code."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it remarks on every connection that ends
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Errors of the command line itself come before its options are known.
     output = Output(as_json="--json" in words)
