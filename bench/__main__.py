@@ -76,7 +76,7 @@ def render(rows: list[tuple[str, str, str]]) -> str:
     return f"""\
 # Results
 
-Written by `make bench`. A random Llama of 120 M parameters (10 layers, hidden 1024, 16 heads on 4 KV heads), float32,
+Written by `make bench`. A random Llama of 115 M parameters (10 layers, hidden 1024, 16 heads on 4 KV heads), float32,
 `-O1`, one thread. Ratios are of figures of this run.
 
 Machine: {machine}; Python {platform.python_version()}, torch {torch.__version__}.

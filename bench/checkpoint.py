@@ -11,7 +11,7 @@ TOKENIZER = Path(__file__).parents[1] / "examples/models/kiln-tiny"
 
 
 def write_checkpoint(path: Path) -> LlamaForCausalLM:
-    """Writes 120 M random f32 parameters, with the tokenizer of the examples."""
+    """Writes 115 M random f32 parameters, with the tokenizer of the examples."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=2048,
