@@ -40,7 +40,7 @@ def running_services(home: Path, models: Path) -> Iterator[Services]:
 
 
 def measure_streams(runtime: Runtime, deployment: str, num_streams: int) -> float:
-    """Tokens per second over all streams, from the first token of the last stream to start to the end."""
+    """Tokens per second over all streams, from the first token of any stream to the last."""
 
     def generate(_: int) -> tuple[float, float, int]:
         stamps = []
