@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from bundle.digest import Digest, canonical_json, sha256_bytes
+from bundle.digest import Digest, canonical_json
 
 INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 IMAGE_MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
@@ -103,13 +103,6 @@ class LayoutMarker(_OciRecord, frozen=True):
     """The `oci-layout` file."""
 
     image_layout_version: Literal["1.0.0"]
-
-
-def describe_json(data: bytes, media_type: str, *, artifact_type: str | None = None) -> BlobDescriptor:
-    """Descriptor of a JSON blob in memory."""
-    return BlobDescriptor(
-        media_type=media_type, digest=sha256_bytes(data), size_bytes=len(data), artifact_type=artifact_type
-    )
 
 
 RecordT = TypeVar("RecordT", bound=_OciRecord)

@@ -14,12 +14,15 @@ from typing import Final
 
 from compiler_svc.lower.errors import LoweringFailed, LoweringTimedOut
 from compiler_svc.lower.exported_program import ExportedProgramBackend
-from compiler_svc.lower.job import LoweredExecutable, LoweringJob, read_outcome
+from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.toolchain import find_compiler
 from execution.failure import Failure
 from execution.parent_death import parent_environment
 
 _LOG_TAIL_LINES: Final = 40
+
+#: Needs no child process.
+IN_PROCESS_BACKEND: Final[LoweringBackend] = ExportedProgramBackend()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class LoweringPool:
     async def _lower(self, job: LoweringJob) -> LoweredExecutable:
         if job.options.optimization_level == 0:
             # Calls no compiler and runs no graph: there is nothing to contain in a process.
-            return ExportedProgramBackend().lower(job)
+            return IN_PROCESS_BACKEND.lower(job)
         find_compiler()
         return_code = await self._run_child(job)
         outcome = read_outcome(job)

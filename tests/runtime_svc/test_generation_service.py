@@ -334,9 +334,15 @@ async def test_cancelled_call_frees_its_slot_within_a_step(served: Runtime) -> N
     call = served.generation.Generate(token_request([5], 60))
     await anext(aiter(call))
     await anext(aiter(call))
+    served.ranks.gate.clear()
     call.cancel()
+    # The step that is under way cannot end, and no other can begin.
     await served.wait_for_slots(0)
-    assert len(served.ranks.steps) < 55
+    num_steps = len(served.ranks.steps)
+    assert num_steps < 60, "the sequence was over before its call was cancelled"
+    served.ranks.gate.set()
+    await asyncio.sleep(0.05)
+    assert len(served.ranks.steps) == num_steps
 
 
 async def test_lost_connection_frees_its_slot(served: Runtime) -> None:
