@@ -93,10 +93,11 @@ class WeightTensor(_Record, frozen=True):
 
 
 class WeightShard(_Record, frozen=True):
-    """The weights of one rank: a safetensors blob."""
+    """The weights of one rank: a safetensors blob; or, without one, what a blob that comes later must hold."""
 
     rank: int
-    blob: Digest
+    blob: Digest | None
+    #: Bytes of the blob; 0 without one.
     size_bytes: int
     tensors: tuple[WeightTensor, ...]
 
@@ -124,7 +125,7 @@ class StateLayout(_Record, frozen=True):
 
     tensors: tuple[StateTensor, ...]
     num_slots: int
-    #: For each rank, the checkpoint's KV heads that it holds, in order.
+    #: For each rank, the checkpoint's KV heads that it holds, in order; -1 is a head of zeros that only pads.
     kv_heads_by_rank: tuple[tuple[int, ...], ...]
 
 
@@ -208,13 +209,23 @@ class Manifest(_Record, frozen=True):
     #: See `bundle.abi.compute_graph_abi_digest`.
     graph_abi_digest: Digest
 
+    @property
+    def has_executables(self) -> bool:
+        """Whether the bundle can be loaded; without executables, it holds weights for those of another."""
+        return bool(self.executables)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether every shard has its blob; without, the weights come from another bundle."""
+        return all(shard.blob is not None for weight_set in self.weight_sets for shard in weight_set.shards)
+
     def executables_of(self, submodel: Submodel) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""
         return tuple(sorted((e for e in self.executables if e.submodel == submodel), key=lambda e: e.bucket))
 
     def blobs(self) -> frozenset[str]:
         """Digests of all blobs that the manifest names."""
-        shards = (shard.blob for weight_set in self.weight_sets for shard in weight_set.shards)
+        shards = (shard.blob for weight_set in self.weight_sets for shard in weight_set.shards if shard.blob)
         files = (file.blob for file in self.tokenizer.files) if self.tokenizer else ()
         return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
 

@@ -5,9 +5,11 @@ Bundles: immutable, content-addressed artifacts, their versions and aliases."""
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +20,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _BundleContents:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BundleContentsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BundleContents.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BUNDLE_CONTENTS_UNSPECIFIED: _BundleContents.ValueType  # 0
+    """Unknown."""
+    BUNDLE_CONTENTS_FULL: _BundleContents.ValueType  # 1
+    """Executables and weights: LoadBundle and LoadWeights."""
+    BUNDLE_CONTENTS_EXECUTABLES: _BundleContents.ValueType  # 2
+    """Executables only: LoadBundle, which then waits for LoadWeights."""
+    BUNDLE_CONTENTS_WEIGHTS: _BundleContents.ValueType  # 3
+    """Weights only: LoadWeights."""
+
+class BundleContents(_BundleContents, metaclass=_BundleContentsEnumTypeWrapper):
+    """BundleContents is what a bundle can be used for."""
+
+BUNDLE_CONTENTS_UNSPECIFIED: BundleContents.ValueType  # 0
+"""Unknown."""
+BUNDLE_CONTENTS_FULL: BundleContents.ValueType  # 1
+"""Executables and weights: LoadBundle and LoadWeights."""
+BUNDLE_CONTENTS_EXECUTABLES: BundleContents.ValueType  # 2
+"""Executables only: LoadBundle, which then waits for LoadWeights."""
+BUNDLE_CONTENTS_WEIGHTS: BundleContents.ValueType  # 3
+"""Weights only: LoadWeights."""
+Global___BundleContents: _TypeAlias = BundleContents  # noqa: Y015
 
 @_typing.final
 class Bundle(_message.Message):
@@ -34,6 +64,7 @@ class Bundle(_message.Message):
     GRAPH_ABI_DIGEST_FIELD_NUMBER: _builtins.int
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
     BLOBS_FIELD_NUMBER: _builtins.int
+    CONTENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that versions share: lower-case letters, digits, '.', '_', '-'."""
     version: _builtins.int
@@ -46,6 +77,8 @@ class Bundle(_message.Message):
     """Graph ABI digest: weight sets of bundles with equal ABI digests are interchangeable."""
     manifest_json: _builtins.bytes
     """The config blob, canonical JSON: what the runtime reads. Only in GetBundle."""
+    contents: Global___BundleContents.ValueType
+    """What it can be used for."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the version was created."""
@@ -70,10 +103,11 @@ class Bundle(_message.Message):
         graph_abi_digest: _builtins.str = ...,
         manifest_json: _builtins.bytes = ...,
         blobs: _abc.Iterable[Global___Blob] | None = ...,
+        contents: Global___BundleContents.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "blobs", b"blobs", "create_time", b"create_time", "digest", b"digest", "graph_abi_digest", b"graph_abi_digest", "manifest_json", b"manifest_json", "name", b"name", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "blobs", b"blobs", "contents", b"contents", "create_time", b"create_time", "digest", b"digest", "graph_abi_digest", b"graph_abi_digest", "manifest_json", b"manifest_json", "name", b"name", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,3 +531,387 @@ class ListAliasesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListAliasesResponse: _TypeAlias = ListAliasesResponse  # noqa: Y015
+
+@_typing.final
+class Lease(_message.Message):
+    """Lease keeps a bundle's blobs from being collected."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """Who uses the bundle, such as "runtime/host-1"."""
+    digest: _builtins.str
+    """Digest of the bundle."""
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When the lease ends unless it is renewed."""
+
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "expire_time", b"expire_time", "holder", b"holder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lease: _TypeAlias = Lease  # noqa: Y015
+
+@_typing.final
+class LeaseBundleRequest(_message.Message):
+    """LeaseBundleRequest asks for a lease. A holder has one lease on a bundle: asking again renews it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REF_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    ref: _builtins.str
+    """Bundle reference. Required."""
+    holder: _builtins.str
+    """Who uses the bundle: 1 to 128 characters. Required."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """How long, from now: 1 second to 30 days. Default 1 day."""
+
+    def __init__(
+        self,
+        *,
+        ref: _builtins.str = ...,
+        holder: _builtins.str = ...,
+        duration: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "holder", b"holder", "ref", b"ref"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseBundleRequest: _TypeAlias = LeaseBundleRequest  # noqa: Y015
+
+@_typing.final
+class LeaseBundleResponse(_message.Message):
+    """LeaseBundleResponse holds the lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___Lease:
+        """The lease."""
+
+    def __init__(
+        self,
+        *,
+        lease: Global___Lease | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseBundleResponse: _TypeAlias = LeaseBundleResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseLeaseRequest(_message.Message):
+    """ReleaseLeaseRequest names a lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """Its holder. Required."""
+    digest: _builtins.str
+    """Digest of the bundle. Empty releases every lease of the holder."""
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "holder", b"holder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseLeaseRequest: _TypeAlias = ReleaseLeaseRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseLeaseResponse(_message.Message):
+    """ReleaseLeaseResponse tells what ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_COUNT_FIELD_NUMBER: _builtins.int
+    released_count: _builtins.int
+    """Leases released."""
+    def __init__(
+        self,
+        *,
+        released_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released_count", b"released_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseLeaseResponse: _TypeAlias = ReleaseLeaseResponse  # noqa: Y015
+
+@_typing.final
+class ListLeasesRequest(_message.Message):
+    """ListLeasesRequest asks for leases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Only on this bundle digest; empty lists all."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLeasesRequest: _TypeAlias = ListLeasesRequest  # noqa: Y015
+
+@_typing.final
+class ListLeasesResponse(_message.Message):
+    """ListLeasesResponse holds leases by digest and holder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]:
+        """The leases."""
+
+    def __init__(
+        self,
+        *,
+        leases: _abc.Iterable[Global___Lease] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLeasesResponse: _TypeAlias = ListLeasesResponse  # noqa: Y015
+
+@_typing.final
+class CollectGarbageRequest(_message.Message):
+    """CollectGarbageRequest says what to collect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    MAX_CACHE_AGE_FIELD_NUMBER: _builtins.int
+    dry_run: _builtins.bool
+    """Only tell what would be removed."""
+    @_builtins.property
+    def max_cache_age(self) -> _duration_pb2.Duration:
+        """Forget executables of the cache that no bundle uses and that were last used longer ago than this. Unset keeps them all."""
+
+    def __init__(
+        self,
+        *,
+        dry_run: _builtins.bool = ...,
+        max_cache_age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_cache_age", b"max_cache_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "max_cache_age", b"max_cache_age"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectGarbageRequest: _TypeAlias = CollectGarbageRequest  # noqa: Y015
+
+@_typing.final
+class CollectGarbageResponse(_message.Message):
+    """CollectGarbageResponse tells what was removed, or would be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_BUNDLE_COUNT_FIELD_NUMBER: _builtins.int
+    DELETED_BLOB_COUNT_FIELD_NUMBER: _builtins.int
+    DELETED_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    KEPT_BLOB_COUNT_FIELD_NUMBER: _builtins.int
+    KEPT_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    deleted_bundle_count: _builtins.int
+    """Bundles that nothing named."""
+    deleted_blob_count: _builtins.int
+    """Blobs."""
+    deleted_size_bytes: _builtins.int
+    """Their bytes."""
+    kept_blob_count: _builtins.int
+    """Blobs that stay."""
+    kept_size_bytes: _builtins.int
+    """Their bytes."""
+    def __init__(
+        self,
+        *,
+        deleted_bundle_count: _builtins.int = ...,
+        deleted_blob_count: _builtins.int = ...,
+        deleted_size_bytes: _builtins.int = ...,
+        kept_blob_count: _builtins.int = ...,
+        kept_size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_blob_count", b"deleted_blob_count", "deleted_bundle_count", b"deleted_bundle_count", "deleted_size_bytes", b"deleted_size_bytes", "kept_blob_count", b"kept_blob_count", "kept_size_bytes", b"kept_size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectGarbageResponse: _TypeAlias = CollectGarbageResponse  # noqa: Y015
+
+@_typing.final
+class ImportBundleRequest(_message.Message):
+    """ImportBundleRequest names a bundle of another layout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    SOURCE_REF_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ALIAS_FIELD_NUMBER: _builtins.int
+    ALIAS_ETAG_FIELD_NUMBER: _builtins.int
+    layout: _builtins.str
+    """Directory of the other OCI image layout on the service's host, under one of its import roots. Required."""
+    source_ref: _builtins.str
+    """Bundle in that layout: its digest, or the tag of an index entry (`org.opencontainers.image.ref.name`). Empty where the
+    layout holds one bundle.
+    """
+    name: _builtins.str
+    """Bundle name of the new version. Required."""
+    alias: _builtins.str
+    """Alias that shall name the new version, set after everything else. Empty sets none."""
+    alias_etag: _builtins.str
+    """Etag that the alias must still have; empty where it must not exist. Unset skips the check."""
+    def __init__(
+        self,
+        *,
+        layout: _builtins.str = ...,
+        source_ref: _builtins.str = ...,
+        name: _builtins.str = ...,
+        alias: _builtins.str = ...,
+        alias_etag: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alias_etag", b"_alias_etag", "alias_etag", b"alias_etag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alias_etag", b"_alias_etag", "alias", b"alias", "alias_etag", b"alias_etag", "layout", b"layout", "name", b"name", "source_ref", b"source_ref"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alias_etag: _TypeAlias = _typing.Literal["alias_etag"]  # noqa: Y015
+    _WhichOneofArgType__alias_etag: _TypeAlias = _typing.Literal["_alias_etag", b"_alias_etag"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alias_etag) -> _WhichOneofReturnType__alias_etag | None: ...
+
+Global___ImportBundleRequest: _TypeAlias = ImportBundleRequest  # noqa: Y015
+
+@_typing.final
+class ImportBundleResponse(_message.Message):
+    """ImportBundleResponse is one event of an import."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def progress(self) -> Global___ImportProgress:
+        """Progress."""
+
+    @_builtins.property
+    def result(self) -> Global___ImportResult:
+        """The end, well: nothing follows."""
+
+    def __init__(
+        self,
+        *,
+        progress: Global___ImportProgress | None = ...,
+        result: Global___ImportResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "result"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___ImportBundleResponse: _TypeAlias = ImportBundleResponse  # noqa: Y015
+
+@_typing.final
+class ImportProgress(_message.Message):
+    """ImportProgress tells where an import stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    done_bytes: _builtins.int
+    """Bytes copied."""
+    total_bytes: _builtins.int
+    """Bytes to copy."""
+    def __init__(
+        self,
+        *,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportProgress: _TypeAlias = ImportProgress  # noqa: Y015
+
+@_typing.final
+class ImportResult(_message.Message):
+    """ImportResult tells what was imported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUNDLE_FIELD_NUMBER: _builtins.int
+    COPIED_BLOB_COUNT_FIELD_NUMBER: _builtins.int
+    COPIED_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PRESENT_BLOB_COUNT_FIELD_NUMBER: _builtins.int
+    copied_blob_count: _builtins.int
+    """Blobs copied."""
+    copied_size_bytes: _builtins.int
+    """Their bytes."""
+    present_blob_count: _builtins.int
+    """Blobs that were here already."""
+    @_builtins.property
+    def bundle(self) -> Global___Bundle:
+        """The version."""
+
+    def __init__(
+        self,
+        *,
+        bundle: Global___Bundle | None = ...,
+        copied_blob_count: _builtins.int = ...,
+        copied_size_bytes: _builtins.int = ...,
+        present_blob_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "copied_blob_count", b"copied_blob_count", "copied_size_bytes", b"copied_size_bytes", "present_blob_count", b"present_blob_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportResult: _TypeAlias = ImportResult  # noqa: Y015

@@ -76,6 +76,31 @@ class BundleServiceStub:
                 request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListAliasesRequest.SerializeToString,
                 response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListAliasesResponse.FromString,
                 _registered_method=True)
+        self.LeaseBundle = channel.unary_unary(
+                '/kiln.bundle.v1.BundleService/LeaseBundle',
+                request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.LeaseBundleRequest.SerializeToString,
+                response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.LeaseBundleResponse.FromString,
+                _registered_method=True)
+        self.ReleaseLease = channel.unary_unary(
+                '/kiln.bundle.v1.BundleService/ReleaseLease',
+                request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ReleaseLeaseRequest.SerializeToString,
+                response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ReleaseLeaseResponse.FromString,
+                _registered_method=True)
+        self.ListLeases = channel.unary_unary(
+                '/kiln.bundle.v1.BundleService/ListLeases',
+                request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListLeasesRequest.SerializeToString,
+                response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListLeasesResponse.FromString,
+                _registered_method=True)
+        self.CollectGarbage = channel.unary_unary(
+                '/kiln.bundle.v1.BundleService/CollectGarbage',
+                request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.CollectGarbageRequest.SerializeToString,
+                response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.CollectGarbageResponse.FromString,
+                _registered_method=True)
+        self.ImportBundle = channel.unary_stream(
+                '/kiln.bundle.v1.BundleService/ImportBundle',
+                request_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ImportBundleRequest.SerializeToString,
+                response_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ImportBundleResponse.FromString,
+                _registered_method=True)
 
 
 class BundleServiceServicer:
@@ -105,7 +130,7 @@ class BundleServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteBundle(self, request, context):
-        """Removes one version. Blobs that no other version needs are removed with it.
+        """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
         Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -138,6 +163,47 @@ class BundleServiceServicer:
 
     def ListAliases(self, request, context):
         """Lists the aliases of one name, or of all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaseBundle(self, request, context):
+        """Keeps a bundle's blobs from being collected while somebody uses them, or renews a lease that the holder has on it.
+        Errors: INVALID_ARGUMENT/REF_INVALID, INVALID_ARGUMENT/LEASE_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseLease(self, request, context):
+        """Gives a lease back. One that has expired or never was is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLeases(self, request, context):
+        """Lists leases that have not expired.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectGarbage(self, request, context):
+        """Removes what no version, lease, running build or executable cache entry in use needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportBundle(self, request, context):
+        """Copies a bundle from another OCI image layout on this host, names it, and points an alias at it last. Only blobs that
+        are missing here are copied, and every copied byte is verified. The last event holds the result; a client that leaves
+        ends it, and the next import goes on with what was copied.
+        Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/ALIAS_INVALID, INVALID_ARGUMENT/LAYOUT_INVALID,
+        PERMISSION_DENIED/PATH_OUTSIDE_IMPORT_ROOTS, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED,
+        DATA_LOSS/BLOB_CORRUPT, FAILED_PRECONDITION/ABI_UNSUPPORTED, FAILED_PRECONDITION/MANIFEST_INVALID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +246,31 @@ def add_BundleServiceServicer_to_server(servicer, server):
                     servicer.ListAliases,
                     request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListAliasesRequest.FromString,
                     response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListAliasesResponse.SerializeToString,
+            ),
+            'LeaseBundle': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseBundle,
+                    request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.LeaseBundleRequest.FromString,
+                    response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.LeaseBundleResponse.SerializeToString,
+            ),
+            'ReleaseLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseLease,
+                    request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ReleaseLeaseRequest.FromString,
+                    response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ReleaseLeaseResponse.SerializeToString,
+            ),
+            'ListLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLeases,
+                    request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListLeasesRequest.FromString,
+                    response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListLeasesResponse.SerializeToString,
+            ),
+            'CollectGarbage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectGarbage,
+                    request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.CollectGarbageRequest.FromString,
+                    response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.CollectGarbageResponse.SerializeToString,
+            ),
+            'ImportBundle': grpc.unary_stream_rpc_method_handler(
+                    servicer.ImportBundle,
+                    request_deserializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ImportBundleRequest.FromString,
+                    response_serializer=kiln_dot_bundle_dot_v1_dot_bundle__pb2.ImportBundleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -378,6 +469,141 @@ class BundleService:
             '/kiln.bundle.v1.BundleService/ListAliases',
             kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListAliasesRequest.SerializeToString,
             kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListAliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseBundle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.bundle.v1.BundleService/LeaseBundle',
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.LeaseBundleRequest.SerializeToString,
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.LeaseBundleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.bundle.v1.BundleService/ReleaseLease',
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.ReleaseLeaseRequest.SerializeToString,
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.ReleaseLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.bundle.v1.BundleService/ListLeases',
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListLeasesRequest.SerializeToString,
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.ListLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectGarbage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.bundle.v1.BundleService/CollectGarbage',
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.CollectGarbageRequest.SerializeToString,
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.CollectGarbageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportBundle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kiln.bundle.v1.BundleService/ImportBundle',
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.ImportBundleRequest.SerializeToString,
+            kiln_dot_bundle_dot_v1_dot_bundle__pb2.ImportBundleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,7 +49,7 @@ class BundleServiceStub:
     Errors: INVALID_ARGUMENT/PAGE_TOKEN_INVALID.
     """
     DeleteBundle: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]
-    """Removes one version. Blobs that no other version needs are removed with it.
+    """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
     Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
     """
     ReadBlob: _grpc.UnaryStreamMultiCallable[_bundle_pb2.ReadBlobRequest, _bundle_pb2.ReadBlobResponse]
@@ -66,6 +66,24 @@ class BundleServiceStub:
     """
     ListAliases: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.ListAliasesRequest, _bundle_pb2.ListAliasesResponse]
     """Lists the aliases of one name, or of all."""
+    LeaseBundle: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.LeaseBundleRequest, _bundle_pb2.LeaseBundleResponse]
+    """Keeps a bundle's blobs from being collected while somebody uses them, or renews a lease that the holder has on it.
+    Errors: INVALID_ARGUMENT/REF_INVALID, INVALID_ARGUMENT/LEASE_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND.
+    """
+    ReleaseLease: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.ReleaseLeaseRequest, _bundle_pb2.ReleaseLeaseResponse]
+    """Gives a lease back. One that has expired or never was is no error."""
+    ListLeases: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.ListLeasesRequest, _bundle_pb2.ListLeasesResponse]
+    """Lists leases that have not expired."""
+    CollectGarbage: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.CollectGarbageRequest, _bundle_pb2.CollectGarbageResponse]
+    """Removes what no version, lease, running build or executable cache entry in use needs."""
+    ImportBundle: _grpc.UnaryStreamMultiCallable[_bundle_pb2.ImportBundleRequest, _bundle_pb2.ImportBundleResponse]
+    """Copies a bundle from another OCI image layout on this host, names it, and points an alias at it last. Only blobs that
+    are missing here are copied, and every copied byte is verified. The last event holds the result; a client that leaves
+    ends it, and the next import goes on with what was copied.
+    Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/ALIAS_INVALID, INVALID_ARGUMENT/LAYOUT_INVALID,
+    PERMISSION_DENIED/PATH_OUTSIDE_IMPORT_ROOTS, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED,
+    DATA_LOSS/BLOB_CORRUPT, FAILED_PRECONDITION/ABI_UNSUPPORTED, FAILED_PRECONDITION/MANIFEST_INVALID.
+    """
 
 @_typing.type_check_only
 class BundleServiceAsyncStub(BundleServiceStub):
@@ -88,7 +106,7 @@ class BundleServiceAsyncStub(BundleServiceStub):
     Errors: INVALID_ARGUMENT/PAGE_TOKEN_INVALID.
     """
     DeleteBundle: _aio.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]  # type: ignore[assignment]
-    """Removes one version. Blobs that no other version needs are removed with it.
+    """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
     Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
     """
     ReadBlob: _aio.UnaryStreamMultiCallable[_bundle_pb2.ReadBlobRequest, _bundle_pb2.ReadBlobResponse]  # type: ignore[assignment]
@@ -105,6 +123,24 @@ class BundleServiceAsyncStub(BundleServiceStub):
     """
     ListAliases: _aio.UnaryUnaryMultiCallable[_bundle_pb2.ListAliasesRequest, _bundle_pb2.ListAliasesResponse]  # type: ignore[assignment]
     """Lists the aliases of one name, or of all."""
+    LeaseBundle: _aio.UnaryUnaryMultiCallable[_bundle_pb2.LeaseBundleRequest, _bundle_pb2.LeaseBundleResponse]  # type: ignore[assignment]
+    """Keeps a bundle's blobs from being collected while somebody uses them, or renews a lease that the holder has on it.
+    Errors: INVALID_ARGUMENT/REF_INVALID, INVALID_ARGUMENT/LEASE_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND.
+    """
+    ReleaseLease: _aio.UnaryUnaryMultiCallable[_bundle_pb2.ReleaseLeaseRequest, _bundle_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
+    """Gives a lease back. One that has expired or never was is no error."""
+    ListLeases: _aio.UnaryUnaryMultiCallable[_bundle_pb2.ListLeasesRequest, _bundle_pb2.ListLeasesResponse]  # type: ignore[assignment]
+    """Lists leases that have not expired."""
+    CollectGarbage: _aio.UnaryUnaryMultiCallable[_bundle_pb2.CollectGarbageRequest, _bundle_pb2.CollectGarbageResponse]  # type: ignore[assignment]
+    """Removes what no version, lease, running build or executable cache entry in use needs."""
+    ImportBundle: _aio.UnaryStreamMultiCallable[_bundle_pb2.ImportBundleRequest, _bundle_pb2.ImportBundleResponse]  # type: ignore[assignment]
+    """Copies a bundle from another OCI image layout on this host, names it, and points an alias at it last. Only blobs that
+    are missing here are copied, and every copied byte is verified. The last event holds the result; a client that leaves
+    ends it, and the next import goes on with what was copied.
+    Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/ALIAS_INVALID, INVALID_ARGUMENT/LAYOUT_INVALID,
+    PERMISSION_DENIED/PATH_OUTSIDE_IMPORT_ROOTS, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED,
+    DATA_LOSS/BLOB_CORRUPT, FAILED_PRECONDITION/ABI_UNSUPPORTED, FAILED_PRECONDITION/MANIFEST_INVALID.
+    """
 
 class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
     """BundleService holds the truth about which version names which bundle, and hands out blobs.
@@ -142,7 +178,7 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _bundle_pb2.DeleteBundleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_bundle_pb2.DeleteBundleResponse, _abc.Awaitable[_bundle_pb2.DeleteBundleResponse]]:
-        """Removes one version. Blobs that no other version needs are removed with it.
+        """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
         Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
         """
 
@@ -183,5 +219,53 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_bundle_pb2.ListAliasesResponse, _abc.Awaitable[_bundle_pb2.ListAliasesResponse]]:
         """Lists the aliases of one name, or of all."""
+
+    @_abc_1.abstractmethod
+    def LeaseBundle(
+        self,
+        request: _bundle_pb2.LeaseBundleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_bundle_pb2.LeaseBundleResponse, _abc.Awaitable[_bundle_pb2.LeaseBundleResponse]]:
+        """Keeps a bundle's blobs from being collected while somebody uses them, or renews a lease that the holder has on it.
+        Errors: INVALID_ARGUMENT/REF_INVALID, INVALID_ARGUMENT/LEASE_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleaseLease(
+        self,
+        request: _bundle_pb2.ReleaseLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_bundle_pb2.ReleaseLeaseResponse, _abc.Awaitable[_bundle_pb2.ReleaseLeaseResponse]]:
+        """Gives a lease back. One that has expired or never was is no error."""
+
+    @_abc_1.abstractmethod
+    def ListLeases(
+        self,
+        request: _bundle_pb2.ListLeasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_bundle_pb2.ListLeasesResponse, _abc.Awaitable[_bundle_pb2.ListLeasesResponse]]:
+        """Lists leases that have not expired."""
+
+    @_abc_1.abstractmethod
+    def CollectGarbage(
+        self,
+        request: _bundle_pb2.CollectGarbageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_bundle_pb2.CollectGarbageResponse, _abc.Awaitable[_bundle_pb2.CollectGarbageResponse]]:
+        """Removes what no version, lease, running build or executable cache entry in use needs."""
+
+    @_abc_1.abstractmethod
+    def ImportBundle(
+        self,
+        request: _bundle_pb2.ImportBundleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_bundle_pb2.ImportBundleResponse], _abc.AsyncIterator[_bundle_pb2.ImportBundleResponse]]:
+        """Copies a bundle from another OCI image layout on this host, names it, and points an alias at it last. Only blobs that
+        are missing here are copied, and every copied byte is verified. The last event holds the result; a client that leaves
+        ends it, and the next import goes on with what was copied.
+        Errors: INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/ALIAS_INVALID, INVALID_ARGUMENT/LAYOUT_INVALID,
+        PERMISSION_DENIED/PATH_OUTSIDE_IMPORT_ROOTS, NOT_FOUND/BUNDLE_NOT_FOUND, ABORTED/ALIAS_CHANGED,
+        DATA_LOSS/BLOB_CORRUPT, FAILED_PRECONDITION/ABI_UNSUPPORTED, FAILED_PRECONDITION/MANIFEST_INVALID.
+        """
 
 def add_BundleServiceServicer_to_server(servicer: BundleServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

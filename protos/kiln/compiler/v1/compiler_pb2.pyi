@@ -249,6 +249,44 @@ class CompileRequest(_message.Message):
 Global___CompileRequest: _TypeAlias = CompileRequest  # noqa: Y015
 
 @_typing.final
+class ShardWeightsRequest(_message.Message):
+    """ShardWeightsRequest describes one bundle with weights only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    EXECUTABLES_REF_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SKIP_CACHE_LOOKUP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Bundle name of the new version; other versions of the name may have executables. Required."""
+    model: _builtins.str
+    """Directory of a Hugging Face checkpoint, as in CompileRequest. Required."""
+    executables_ref: _builtins.str
+    """Bundle whose executables the weights are for, as in BundleService. Required."""
+    request_id: _builtins.str
+    """Makes the call idempotent, as in CompileRequest."""
+    skip_cache_lookup: _builtins.bool
+    """Build even where the cache has the result."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        model: _builtins.str = ...,
+        executables_ref: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        skip_cache_lookup: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executables_ref", b"executables_ref", "model", b"model", "name", b"name", "request_id", b"request_id", "skip_cache_lookup", b"skip_cache_lookup"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardWeightsRequest: _TypeAlias = ShardWeightsRequest  # noqa: Y015
+
+@_typing.final
 class CompileMetadata(_message.Message):
     """CompileMetadata is the metadata of a compile operation."""
 
@@ -339,7 +377,7 @@ class CompileResponse(_message.Message):
     """Whether anything had to be compiled."""
     @_builtins.property
     def executables(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutableResult]:
-        """The executables, in manifest order."""
+        """The executables, in manifest order. Empty after ShardWeights."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -42,6 +42,11 @@ class CompilerServiceStub:
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.CompileRequest.SerializeToString,
                 response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
                 _registered_method=True)
+        self.ShardWeights = channel.unary_unary(
+                '/kiln.compiler.v1.CompilerService/ShardWeights',
+                request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
         self.WatchCompile = channel.unary_stream(
                 '/kiln.compiler.v1.CompilerService/WatchCompile',
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.WatchCompileRequest.SerializeToString,
@@ -61,7 +66,20 @@ class CompilerServiceServicer:
         INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
         FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
         RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with CANCELLED/COMPILE_CANCELLED,
-        UNAVAILABLE/COMPILER_RESTARTED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED and INTERNAL/GOLDEN_MISMATCH.
+        INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
+        DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
+        UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShardWeights(self, request, context):
+        """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
+        The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
+        Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
+        NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
+        the checkpoint's model or this compiler's graphs differ from the bundle's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,6 +99,11 @@ def add_CompilerServiceServicer_to_server(servicer, server):
             'Compile': grpc.unary_unary_rpc_method_handler(
                     servicer.Compile,
                     request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.CompileRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'ShardWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShardWeights,
+                    request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.FromString,
                     response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
             ),
             'WatchCompile': grpc.unary_stream_rpc_method_handler(
@@ -117,6 +140,33 @@ class CompilerService:
             target,
             '/kiln.compiler.v1.CompilerService/Compile',
             kiln_dot_compiler_dot_v1_dot_compiler__pb2.CompileRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShardWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.compiler.v1.CompilerService/ShardWeights',
+            kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.SerializeToString,
             google_dot_longrunning_dot_operations__pb2.Operation.FromString,
             options,
             channel_credentials,

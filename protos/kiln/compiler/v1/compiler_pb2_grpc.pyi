@@ -43,7 +43,16 @@ class CompilerServiceStub:
     INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
     FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
     RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with CANCELLED/COMPILE_CANCELLED,
-    UNAVAILABLE/COMPILER_RESTARTED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED and INTERNAL/GOLDEN_MISMATCH.
+    INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
+    DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
+    UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
+    """
+    ShardWeights: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.ShardWeightsRequest, _operations_pb2.Operation]
+    """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
+    The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
+    Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
+    NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
+    the checkpoint's model or this compiler's graphs differ from the bundle's.
     """
     WatchCompile: _grpc.UnaryStreamMultiCallable[_compiler_pb2.WatchCompileRequest, _compiler_pb2.WatchCompileResponse]
     """Streams the progress of one compile from now on: first its present state, then every change, the result last.
@@ -64,7 +73,16 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
     FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
     RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with CANCELLED/COMPILE_CANCELLED,
-    UNAVAILABLE/COMPILER_RESTARTED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED and INTERNAL/GOLDEN_MISMATCH.
+    INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
+    DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
+    UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
+    """
+    ShardWeights: _aio.UnaryUnaryMultiCallable[_compiler_pb2.ShardWeightsRequest, _operations_pb2.Operation]  # type: ignore[assignment]
+    """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
+    The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
+    Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
+    NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
+    the checkpoint's model or this compiler's graphs differ from the bundle's.
     """
     WatchCompile: _aio.UnaryStreamMultiCallable[_compiler_pb2.WatchCompileRequest, _compiler_pb2.WatchCompileResponse]  # type: ignore[assignment]
     """Streams the progress of one compile from now on: first its present state, then every change, the result last.
@@ -88,7 +106,22 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
         FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
         RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with CANCELLED/COMPILE_CANCELLED,
-        UNAVAILABLE/COMPILER_RESTARTED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED and INTERNAL/GOLDEN_MISMATCH.
+        INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
+        DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
+        UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
+        """
+
+    @_abc_1.abstractmethod
+    def ShardWeights(
+        self,
+        request: _compiler_pb2.ShardWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
+        """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
+        The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
+        Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
+        NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
+        the checkpoint's model or this compiler's graphs differ from the bundle's.
         """
 
     @_abc_1.abstractmethod

@@ -125,6 +125,8 @@ class Deployment(_message.Message):
         """Being unloaded."""
         STATE_FAILED: Deployment._State.ValueType  # 5
         """Could not be loaded; `message` says why."""
+        STATE_AWAITING_WEIGHTS: Deployment._State.ValueType  # 6
+        """Loaded from a bundle without weights: serves after LoadWeights."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
         """Life of a deployment."""
@@ -141,6 +143,8 @@ class Deployment(_message.Message):
     """Being unloaded."""
     STATE_FAILED: Deployment.State.ValueType  # 5
     """Could not be loaded; `message` says why."""
+    STATE_AWAITING_WEIGHTS: Deployment.State.ValueType  # 6
+    """Loaded from a bundle without weights: serves after LoadWeights."""
 
     ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -152,6 +156,9 @@ class Deployment(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
+    THREADS_PER_CORE_FIELD_NUMBER: _builtins.int
+    FOLLOWED_ALIAS_FIELD_NUMBER: _builtins.int
+    FOLLOW_MESSAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Client-chosen id."""
     state: Global___Deployment.State.ValueType
@@ -162,6 +169,12 @@ class Deployment(_message.Message):
     """Memory mapped for weights, over all ranks, in bytes."""
     kv_bytes: _builtins.int
     """Memory of the KV cache, over all ranks, in bytes."""
+    threads_per_core: _builtins.int
+    """Threads that each rank computes with."""
+    followed_alias: _builtins.str
+    """The alias that the weights follow, `NAME@ALIAS`; empty where none is followed."""
+    follow_message: _builtins.str
+    """Why the followed alias's newest version is not serving; empty where it is."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoleStatus]:
         """Bundles by role."""
@@ -195,10 +208,13 @@ class Deployment(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         weights_bytes: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
+        threads_per_core: _builtins.int = ...,
+        followed_alias: _builtins.str = ...,
+        follow_message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "id", b"id", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "id", b"id", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -228,7 +244,7 @@ class RoleStatus(_message.Message):
     weights_digest: _builtins.str
     """Its digest."""
     weight_epoch: _builtins.int
-    """1 after the load, one more with each LoadWeights."""
+    """1 after the load, one more with each LoadWeights; 0 while weights are awaited."""
     graph_abi_digest: _builtins.str
     """Graph ABI that weights must fit."""
     def __init__(
@@ -389,10 +405,16 @@ class LoadBundleRequest(_message.Message):
     REF_FIELD_NUMBER: _builtins.int
     DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
+    THREADS_PER_CORE_FIELD_NUMBER: _builtins.int
+    FOLLOW_ALIAS_FIELD_NUMBER: _builtins.int
     ref: _builtins.str
     """Bundle reference, as in BundleService. Required."""
     deployment_id: _builtins.str
     """Id of the new deployment: 1 to 64 lower-case letters, digits, '.', '_', '-'. Required."""
+    threads_per_core: _builtins.int
+    """Threads that each rank computes with. Default: the server's."""
+    follow_alias: _builtins.bool
+    """Load the weights of the version that the alias names whenever it moves; `ref` must be NAME@ALIAS."""
     @_builtins.property
     def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Cores to use; as many as the bundle has ranks. Unset lets the server place it."""
@@ -403,12 +425,16 @@ class LoadBundleRequest(_message.Message):
         ref: _builtins.str = ...,
         deployment_id: _builtins.str = ...,
         cores: _abc.Iterable[_builtins.int] | None = ...,
+        threads_per_core: _builtins.int | None = ...,
+        follow_alias: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core", "threads_per_core", b"threads_per_core"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "deployment_id", b"deployment_id", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core", "cores", b"cores", "deployment_id", b"deployment_id", "follow_alias", b"follow_alias", "ref", b"ref", "threads_per_core", b"threads_per_core"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__threads_per_core: _TypeAlias = _typing.Literal["threads_per_core"]  # noqa: Y015
+    _WhichOneofArgType__threads_per_core: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threads_per_core) -> _WhichOneofReturnType__threads_per_core | None: ...
 
 Global___LoadBundleRequest: _TypeAlias = LoadBundleRequest  # noqa: Y015
 
@@ -882,6 +908,8 @@ class GetServerInfoResponse(_message.Message):
     TOTAL_CORES_FIELD_NUMBER: _builtins.int
     FREE_CORES_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
+    TOTAL_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the runtime."""
     schema_revision: _builtins.int
@@ -894,6 +922,10 @@ class GetServerInfoResponse(_message.Message):
     """Logical cores in all."""
     free_cores: _builtins.int
     """Logical cores that no deployment holds."""
+    total_memory_bytes: _builtins.int
+    """Memory that deployments may use in all, in bytes."""
+    free_memory_bytes: _builtins.int
+    """Memory that deployments do not use, in bytes."""
     @_builtins.property
     def isas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Instruction sets that bundles may need, such as "x86-64-v3"."""
@@ -913,10 +945,12 @@ class GetServerInfoResponse(_message.Message):
         total_cores: _builtins.int = ...,
         free_cores: _builtins.int = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
+        total_memory_bytes: _builtins.int = ...,
+        free_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_cores", b"free_cores", "isas", b"isas", "minimum_client_revision", b"minimum_client_revision", "schema_revision", b"schema_revision", "start_time", b"start_time", "target", b"target", "total_cores", b"total_cores", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_cores", b"free_cores", "free_memory_bytes", b"free_memory_bytes", "isas", b"isas", "minimum_client_revision", b"minimum_client_revision", "schema_revision", b"schema_revision", "start_time", b"start_time", "target", b"target", "total_cores", b"total_cores", "total_memory_bytes", b"total_memory_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

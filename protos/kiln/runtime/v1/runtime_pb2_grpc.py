@@ -82,6 +82,7 @@ class RuntimeServiceServicer:
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ALREADY_EXISTS/DEPLOYMENT_EXISTS,
         RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
         FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
+        FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
         DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -122,11 +123,12 @@ class RuntimeServiceServicer:
 
     def LoadWeights(self, request, context):
         """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
-        bumps the weight epoch. A failed stage leaves the old weights serving. The last event holds the result.
+        bumps the weight epoch. A failed stage leaves the old weights serving. A deployment in STATE_AWAITING_WEIGHTS starts to
+        serve, with epoch 1. The last event holds the result.
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
         NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
-        FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT,
-        ABORTED/LOAD_IN_PROGRESS.
+        FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
+        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,6 +39,7 @@ class RuntimeServiceStub:
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ALREADY_EXISTS/DEPLOYMENT_EXISTS,
     RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
     FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
+    FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
     DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
     """
     UnloadBundle: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.UnloadBundleRequest, _runtime_pb2.UnloadBundleResponse]
@@ -58,11 +59,12 @@ class RuntimeServiceStub:
     """
     LoadWeights: _grpc.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
-    bumps the weight epoch. A failed stage leaves the old weights serving. The last event holds the result.
+    bumps the weight epoch. A failed stage leaves the old weights serving. A deployment in STATE_AWAITING_WEIGHTS starts to
+    serve, with epoch 1. The last event holds the result.
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
     NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
-    FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT,
-    ABORTED/LOAD_IN_PROGRESS.
+    FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
+    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
     """
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.GetServerInfoRequest, _runtime_pb2.GetServerInfoResponse]
     """Tells what this server is and has."""
@@ -78,6 +80,7 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ALREADY_EXISTS/DEPLOYMENT_EXISTS,
     RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
     FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
+    FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
     DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
     """
     UnloadBundle: _aio.UnaryUnaryMultiCallable[_runtime_pb2.UnloadBundleRequest, _runtime_pb2.UnloadBundleResponse]  # type: ignore[assignment]
@@ -97,11 +100,12 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     """
     LoadWeights: _aio.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]  # type: ignore[assignment]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
-    bumps the weight epoch. A failed stage leaves the old weights serving. The last event holds the result.
+    bumps the weight epoch. A failed stage leaves the old weights serving. A deployment in STATE_AWAITING_WEIGHTS starts to
+    serve, with epoch 1. The last event holds the result.
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
     NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
-    FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT,
-    ABORTED/LOAD_IN_PROGRESS.
+    FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
+    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
     """
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_runtime_pb2.GetServerInfoRequest, _runtime_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Tells what this server is and has."""
@@ -120,6 +124,7 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/BUNDLE_NOT_FOUND, ALREADY_EXISTS/DEPLOYMENT_EXISTS,
         RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
         FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
+        FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
         DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
         """
 
@@ -169,11 +174,12 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_runtime_pb2.LoadWeightsResponse], _abc.AsyncIterator[_runtime_pb2.LoadWeightsResponse]]:
         """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
-        bumps the weight epoch. A failed stage leaves the old weights serving. The last event holds the result.
+        bumps the weight epoch. A failed stage leaves the old weights serving. A deployment in STATE_AWAITING_WEIGHTS starts to
+        serve, with epoch 1. The last event holds the result.
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
         NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
-        FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT,
-        ABORTED/LOAD_IN_PROGRESS.
+        FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
+        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
         """
 
     @_abc_1.abstractmethod
