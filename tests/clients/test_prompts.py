@@ -56,14 +56,31 @@ def test_conversation() -> None:
     prompt = chat([{"role": "user", "content": "hi"}], tools=[{"name": "f", "parameters": {"type": "object"}}])
     request = generate_request("demo", prompt)
     assert [(message.role, message.content) for message in request.chat.messages] == [("user", "hi")]
-    assert request.chat.tools[0]["parameters"]["type"] == "object"
+    assert [*request.chat.tools_json] == ['{"name": "f", "parameters": {"type": "object"}}']
     assert chat_from_document([{"role": "user", "content": "hi"}]) == chat([{"role": "user", "content": "hi"}])
     assert not chat_from_document({"messages": [], "add_generation_prompt": False}).add_generation_prompt
+
+
+def test_tools_that_are_not_json() -> None:
+    for value in (float("nan"), object()):
+        with pytest.raises(errors.InvalidArgument, match="JSON") as caught:
+            chat([], tools=[{"limit": value}])
+        assert caught.value.reason == "REQUEST_INVALID"
+
+
+def test_tools_are_written_as_they_were_given() -> None:
+    tool = {"zeta": 1, "alpha": 1.0, "name": "größe", "big": 2**63}
+    text = '{"zeta": 1, "alpha": 1.0, "name": "größe", "big": 9223372036854775808}'
+    assert [*chat([], tools=[tool]).tools_json] == [text]
+    assert [*chat_from_document({"messages": [], "tools": [tool]}).tools_json] == [text]
 
 
 @pytest.mark.parametrize(
     ("document", "named"),
     [
+        ({"messages": [], "tools": {"name": "f"}}, "tools is no list of mappings"),
+        ({"messages": [], "tools": ["f"]}, "tools is no list of mappings"),
+        ({"messages": [], "tools": [{"name": "\ud800"}]}, "surrogate"),
         ([{"rôle": "user"}], "rôle"),
         ({"mesages": []}, "mesages"),
         ([{"role": 1}], "role"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -51,12 +52,14 @@ def chat(messages: Sequence[Mapping[str, str]], *, tools: Sequence[Mapping[str, 
 
     Args:
         messages: Turns, oldest first, each `{"role": …, "content": …}`.
-        tools: Tools offered to the model, usually JSON schemas of functions.
+        tools: Tools offered to the model, usually JSON schemas of functions. The chat template sees their keys in this
+            order.
 
     Raises:
-        InvalidArgument: Reason REQUEST_INVALID, a message has an unknown key or a value of the wrong type.
+        InvalidArgument: Reason REQUEST_INVALID, a message has an unknown key or a value of the wrong type, or a tool is
+            not JSON.
     """
-    return chat_from_document({"messages": list(messages), "tools": list(tools)})
+    return chat_from_document({"messages": list(messages), "tools": [dict(tool) for tool in tools]})
 
 
 def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
@@ -65,13 +68,21 @@ def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
     Raises:
         InvalidArgument: Reason REQUEST_INVALID, an unknown key or a value of the wrong type.
     """
-    conversation = {"messages": document} if isinstance(document, list) else document
+    conversation = {"messages": document} if isinstance(document, list) else dict(document)
     try:
-        return json_format.ParseDict(conversation, Chat())
+        tools = _tools_json(conversation.pop("tools", []))
+        return json_format.ParseDict(conversation | {"tools_json": tools}, Chat())
     except (json_format.ParseError, AttributeError, TypeError, ValueError) as error:
         accepted = "a list of {role, content}, or a mapping with messages and tools"
         violation = FieldViolation("chat", f"{error}; accepted: {accepted}", "REQUEST_INVALID")
         raise InvalidArgument("the chat is invalid", reason="REQUEST_INVALID", fields=(violation,)) from None
+
+
+def _tools_json(tools: Any) -> list[str]:
+    """Writes each tool as JSON text, keys in the order given."""
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise TypeError("tools is no list of mappings")
+    return [json.dumps(tool, ensure_ascii=False, allow_nan=False) for tool in tools]
 
 
 def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerateRequest:

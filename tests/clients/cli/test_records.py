@@ -65,13 +65,6 @@ def test_operation_shows_what_it_packs() -> None:
     assert record_from_message(unknown)["metadata"] == {"type_url": "type.googleapis.com/elsewhere.Message"}
 
 
-def test_struct_is_json() -> None:
-    tool = {"name": "f", "nested": {"list": [1.0, None, True]}}
-    chat = generation_pb2.Chat()
-    chat.tools.add().update(tool)
-    assert record_from_message(chat)["tools"] == [tool]
-
-
 @pytest.mark.parametrize(("value", "shown"), [(math.inf, "Infinity"), (-math.inf, "-Infinity"), (math.nan, "NaN")])
 def test_what_json_has_no_number_for_is_text(value: float, shown: str) -> None:
     assert record_from_message(generation_pb2.TokenLogprob(logprob=value))["logprob"] == shown

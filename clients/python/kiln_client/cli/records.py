@@ -14,12 +14,11 @@ import struct
 from collections.abc import Iterable
 from typing import Any, TypeAlias, cast
 
-from google.protobuf import descriptor_pool, json_format, message_factory
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.protobuf.struct_pb2 import Struct
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.status_pb2 import Status
 
@@ -105,8 +104,6 @@ def _message_value(message: Message) -> Any:
             return message.seconds + message.nanos / 1e9
         case Timestamp():
             return message.ToJsonString()
-        case Struct():
-            return json_format.MessageToDict(message)
         case Status():
             return record_from_error(error_from_status(message))
         case AnyMessage():
