@@ -13,11 +13,16 @@ from runtime_svc.capabilities import Capabilities, DefaultSampling
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from runtime_svc.text.tools import ACCEPTED_TOOL, parse_tool
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARS: Final = 256
 MAX_LOGPROBS: Final = 20
 MAX_REQUEST_ID_CHARS: Final = 128
+MAX_TOOLS: Final = 128
+MAX_TOOL_CHARS: Final = 64 << 10
+# A mistake is quoted, but not all of a long one.
+MAX_QUOTED_CHARS: Final = 60
 # One mistake repeated a thousand times is not more helpful than ten times.
 MAX_VIOLATIONS_PER_LIST: Final = 10
 
@@ -162,18 +167,34 @@ def _prompt_violations(prompt: Prompt | None, capabilities: Capabilities) -> Ite
             yield FieldViolation("prompt", "none", "one of text, chat, token_ids")
         case TextPrompt(text=""):
             yield FieldViolation("text", "''", "at least one character")
-        case ChatPrompt(messages=()):
-            yield FieldViolation("chat.messages", "none", "at least one message")
-        case ChatPrompt(messages=messages):
-            for index, message in enumerate(messages):
-                if not message["role"]:
-                    yield FieldViolation(f"chat.messages[{index}].role", "''", "a role that the chat template knows")
+        case ChatPrompt():
+            yield from _chat_violations(prompt)
         case TokenPrompt(token_ids=()):
             yield FieldViolation("token_ids.ids", "none", "at least one token id")
         case TokenPrompt(token_ids=token_ids):
             yield from _token_id_violations("token_ids.ids", token_ids, capabilities)
         case TextPrompt():
             pass
+
+
+def _chat_violations(prompt: ChatPrompt) -> Iterator[FieldViolation]:
+    if not prompt.messages:
+        yield FieldViolation("chat.messages", "none", "at least one message")
+    nobodies = [index for index, message in enumerate(prompt.messages) if not message["role"]]
+    for index in nobodies[:MAX_VIOLATIONS_PER_LIST]:
+        yield FieldViolation(f"chat.messages[{index}].role", "''", "a role that the chat template knows")
+    if len(prompt.tools_json) > MAX_TOOLS:
+        yield FieldViolation("chat.tools_json", f"{len(prompt.tools_json)} tools", f"at most {MAX_TOOLS}")
+        return
+    for index, text in enumerate(prompt.tools_json):
+        field = f"chat.tools_json[{index}]"
+        if len(text) > MAX_TOOL_CHARS:
+            yield FieldViolation(field, f"{len(text)} characters", f"at most {MAX_TOOL_CHARS} characters")
+            continue
+        try:
+            parse_tool(text)
+        except ValueError as error:
+            yield FieldViolation(field, f"{text[:MAX_QUOTED_CHARS]!r} ({error})", ACCEPTED_TOOL)
 
 
 def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +19,12 @@ class ChatPrompt:
 
     Attributes:
         messages: Turns with `role` and `content`, oldest first.
-        tools: What the model may call, as the template expects it.
+        tools_json: What the model may call, one JSON object each; see `runtime_svc.text.tools`.
         add_generation_prompt: Open the assistant's turn.
     """
 
     messages: tuple[Mapping[str, str], ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools_json: tuple[str, ...] = ()
     add_generation_prompt: bool = True
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.struct_pb2 import Struct
 from kiln.runtime.v1 import generation_pb2 as pb
 
 from bundle.errors import KilnError
@@ -17,9 +15,6 @@ from runtime_svc.engine.request import FinishReason, SamplingParams
 from runtime_svc.engine.usage import Usage
 from runtime_svc.status import STATUS_TABLE
 from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-
-#: Keys of a function's JSON schema, in the order that tool-calling models were trained on; others follow by name.
-SCHEMA_KEYS: Final = ("type", "function", "name", "description", "parameters", "properties", "required", "return")
 
 _FINISH_REASONS = {
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
@@ -85,30 +80,9 @@ def duration_to_pb(seconds: float) -> Duration:
 def _chat_from_pb(chat: pb.Chat) -> ChatPrompt:
     return ChatPrompt(
         messages=tuple({"role": message.role, "content": message.content} for message in chat.messages),
-        tools=tuple(_struct_to_dict(tool) for tool in chat.tools),
+        tools_json=tuple(chat.tools_json),
         add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
     )
-
-
-def _struct_to_dict(struct: Struct) -> dict[str, Any]:
-    whole: dict[str, Any] = _tidy(json_format.MessageToDict(struct))
-    return whole
-
-
-def _tidy(value: Any) -> Any:
-    """Makes up for what a Struct loses: integers, and the order of keys, which templates render."""
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case dict():
-            return {key: _tidy(value[key]) for key in sorted(value, key=_schema_order)}
-        case list():
-            return [_tidy(item) for item in value]
-    return value
-
-
-def _schema_order(key: str) -> tuple[int, str]:
-    return (SCHEMA_KEYS.index(key) if key in SCHEMA_KEYS else len(SCHEMA_KEYS), key)
 
 
 def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:
