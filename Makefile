@@ -26,8 +26,10 @@ demo: setup
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
+# Everything. The parity matrix goes on where an interrupted run stopped, and writes docs/models.md.
 test-full: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/parity
+	$(BIN)/python -m tests.parity
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not slow and not toolchain" --ignore=tests/e2e

@@ -1,0 +1,46 @@
+"""`python -m tests.parity`: the whole matrix, going on where an interrupted run stopped, and a page of its results."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.parity.conftest import RECORD_VARIABLE
+from tests.parity.record import ParityRecord, render_page
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/models.md"
+#: What results depend on: a change of any of it begins a new run.
+SOURCES = ("bundle", "compiler_svc", "execution", "runtime_svc", "tests/parity")
+NO_TESTS_LEFT = 5
+
+
+def main() -> int:
+    """Runs what has not passed yet, writes the page; gives the exit code."""
+    path = ROOT / ".kiln/parity" / f"{digest_sources()}.jsonl"
+    command = [sys.executable, "-m", "pytest", "tests/parity", *sys.argv[1:]]
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | {RECORD_VARIABLE: str(path)}, check=False).returncode
+    PAGE.write_text(render_page(ParityRecord(path).results().values(), read_commit()))
+    return 0 if code == NO_TESTS_LEFT else code
+
+
+def digest_sources() -> str:
+    """Sixteen hexadecimal digits that change with the sources."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        for file in sorted((ROOT / source).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def read_commit() -> str:
+    """The commit, with a plus sign where the tree has changes."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The services, and every selected bundle on its way before the first test needs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stack import Stack
+from tests.parity.bundles import Bundles
+from tests.parity.cases import Case
+from tests.parity.record import ParityRecord
+
+RECORD_VARIABLE = "KILN_PARITY_RECORD"
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack.start(tmp_path_factory.mktemp("parity"))
+    yield stack
+    assert stack.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def bundles(request: pytest.FixtureRequest, services: Stack) -> Bundles:
+    return Bundles(services, _selected_cases(request.session.items))
+
+
+@pytest.fixture(scope="session")
+def record() -> ParityRecord | None:
+    """Where results go, in a full run."""
+    path = os.environ.get(RECORD_VARIABLE)
+    return ParityRecord(Path(path)) if path else None
+
+
+def _selected_cases(items: list[pytest.Item]) -> list[Case]:
+    parameters = (getattr(item, "callspec", None) for item in items)
+    cases = (spec.params.get("case") for spec in parameters if spec is not None)
+    return list(dict.fromkeys(case for case in cases if isinstance(case, Case)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A full run that was interrupted goes on where it stopped."""
+    path = os.environ.get(RECORD_VARIABLE)
+    if not path:
+        return
+    passed = ParityRecord(Path(path)).passed()
+    done = [item for item in items if getattr(getattr(item, "callspec", None), "id", None) in passed]
+    if done:
+        config.hook.pytest_deselected(items=done)
+        items[:] = [item for item in items if item not in done]

@@ -1,0 +1,121 @@
+"""The models that parity is shown for: ratios of query to KV heads, heads that need padding, every kind of rope."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+#: Sizes that no degree divides, so that vocabulary, feed-forward and hidden axes are padded somewhere.
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 211,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+_SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "mha-bias-default": {
+        "hidden_size": 48,
+        "intermediate_size": 100,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "gqa2-tied-linear": {
+        "hidden_size": 64,
+        "intermediate_size": 90,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 2.0},
+    },
+    "gqa4-tied-llama3": {
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "gqa8-untied-dynamic": {
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+        # Shorter than the sequences, so that the frequencies do change.
+        "max_position_embeddings": 48,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0},
+    },
+    # Six query heads on three KV heads: no degree but 1 and 3 divides the KV heads.
+    "padded-gqa2-yarn": {
+        "hidden_size": 72,
+        "intermediate_size": 90,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 16.0,
+            "beta_slow": 1.0,
+        },
+    },
+    "padded-mha-longrope": {
+        "hidden_size": 40,
+        "intermediate_size": 66,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.4],
+            "long_factor": [1.5, 2.0, 3.0, 4.0],
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    # Seven query heads to a KV head: each group is padded by one at tp 4.
+    "padded-groups-bias": {
+        "hidden_size": 56,
+        "intermediate_size": 66,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    },
+    # 50 hidden dimensions: the embedding is padded at tp 4.
+    "mqa-odd-hidden": {
+        "hidden_size": 50,
+        "intermediate_size": 77,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "tie_word_embeddings": True,
+        "mlp_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+
+#: Arguments of `transformers.LlamaConfig`, by the geometry's name.
+GEOMETRIES: Final[dict[str, dict[str, Any]]] = {name: _COMMON | shape for name, shape in _SHAPES.items()}

@@ -1,0 +1,91 @@
+"""Results of a full run: one JSON line a case, and the page `docs/models.md` made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.parity.cases import DEGREES, LEVELS, all_cases
+from tests.parity.geometries import GEOMETRIES
+
+_INTRODUCTION = """\
+# Models
+
+Kiln compiles `LlamaForCausalLM`: Llama 2, 3 and 3.x. `make test-full` compiles every geometry below for 1, 2 and 4
+ranks at every optimization level and compares it with transformers on the same float32 weights: logits at every edge of
+a bucket and at every later position, greedy tokens alone and in changing company. It writes this page.
+
+Commit {commit}: {passed} of {total} cases passed. A figure is the largest deviation of a logit, as a share of the
+largest reference logit; the limit is 1e-4.
+"""
+
+
+@dataclass(frozen=True)
+class ParityResult:
+    """What one passed case measured.
+
+    Attributes:
+        max_deviation: Largest deviation of a logit, as a share of the largest reference logit.
+        num_tokens: Greedy tokens that were compared.
+        num_ties: Comparisons that ended in a tie of the reference.
+    """
+
+    case: str
+    max_deviation: float
+    num_tokens: int
+    num_ties: int
+
+
+class ParityRecord:
+    """An append-only file of results, of one state of the sources."""
+
+    def __init__(self, path: Path) -> None:
+        """Takes the file, which need not exist."""
+        self._path = path
+
+    def add(self, result: ParityResult) -> None:
+        """Appends a result."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+
+    def results(self) -> dict[str, ParityResult]:
+        """Results by case. A line that a kill cut short is none."""
+        results = {}
+        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+            try:
+                result = ParityResult(**json.loads(line))
+            except (ValueError, TypeError):
+                continue
+            results[result.case] = result
+        return results
+
+    def passed(self) -> frozenset[str]:
+        """Names of the cases that have passed."""
+        return frozenset(self.results())
+
+
+def render_page(results: Iterable[ParityResult], commit: str) -> str:
+    """The page: one row a geometry and degree, one column a level."""
+    by_case = {result.case: result for result in results}
+    total = len(list(all_cases()))
+    lines = [
+        _INTRODUCTION.format(commit=commit, passed=len(by_case), total=total),
+        "| geometry | heads | KV heads | rope | tied | ranks | " + " | ".join(f"-O{level}" for level in LEVELS) + " |",
+        "|---|---|---|---|---|---|" + "---|" * len(LEVELS),
+    ]
+    for geometry, config in GEOMETRIES.items():
+        for degree in DEGREES:
+            figures = [by_case.get(f"{geometry}-tp{degree}-o{level}") for level in LEVELS]
+            cells = ["–" if result is None else f"{result.max_deviation:.1e}" for result in figures]
+            lines.append(
+                f"| {geometry} | {config['num_attention_heads']} | {config['num_key_value_heads']} "
+                f"| {config['rope_parameters']['rope_type']} | {'yes' if config['tie_word_embeddings'] else 'no'} "
+                f"| {degree} | " + " | ".join(cells) + " |"
+            )
+    num_tokens = sum(result.num_tokens for result in by_case.values())
+    num_ties = sum(result.num_ties for result in by_case.values())
+    lines += ["", f"Greedy tokens compared: {num_tokens}. Comparisons that ended in a tie: {num_ties}.", ""]
+    return "\n".join(lines)

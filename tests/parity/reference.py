@@ -1,0 +1,92 @@
+"""transformers as the numeric oracle: random checkpoints, logits and greedy tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.parity.geometries import GEOMETRIES
+
+#: Largest deviation of a float32 logit, as a share of the largest reference logit.
+TOLERANCE = 1e-4
+#: A different token counts as a tie where the reference's two best logits are closer than this share of the largest.
+TIE = 2e-4
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model of transformers and where its checkpoint lies."""
+
+    path: Path
+    model: LlamaForCausalLM
+    _greedy: dict[tuple[int, ...], tuple[list[int], list[bool]]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def prompt_logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits f32 [V] after a prompt."""
+        return self.model(torch.tensor([ids])).logits[0, -1].float()
+
+    @torch.no_grad()
+    def step_logits(self, ids: list[int], num_prompt_tokens: int) -> torch.Tensor:
+        """Logits f32 [1 + later tokens, V]: after the prompt, then after each token fed one by one."""
+        output = self.model(torch.tensor([ids[:num_prompt_tokens]]), use_cache=True)
+        logits = [output.logits[0, -1]]
+        for token in ids[num_prompt_tokens:]:
+            output = self.model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+            logits.append(output.logits[0, -1])
+        return torch.stack(logits).float()
+
+    def greedy(self, ids: list[int], count: int) -> tuple[list[int], list[bool]]:
+        """Greedy continuation, and for each token whether it was a tie; computed once a prompt."""
+        known = self._greedy.get(tuple(ids))
+        if known is None or len(known[0]) < count:
+            known = self._greedy[tuple(ids)] = self._generate(ids, count)
+        return known[0][:count], known[1][:count]
+
+    @torch.no_grad()
+    def _generate(self, ids: list[int], count: int) -> tuple[list[int], list[bool]]:
+        tokens, ties, cache, step = [], [], None, torch.tensor([ids])
+        for _ in range(count):
+            output = self.model(step, past_key_values=cache, use_cache=True)
+            cache, logits = output.past_key_values, output.logits[0, -1].float()
+            best = logits.topk(2).values
+            tokens.append(int(logits.argmax()))
+            ties.append(bool(best[0] - best[1] < TIE * logits.abs().max()))
+            step = torch.tensor([[tokens[-1]]])
+        return tokens, ties
+
+
+def write_checkpoint(path: Path, geometry: str) -> Reference:
+    """Writes a random checkpoint whose logits are spread enough for greedy decoding to be decisive."""
+    torch.manual_seed(len(geometry))
+    model = LlamaForCausalLM(LlamaConfig(**GEOMETRIES[geometry])).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+        elif "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    model.save_pretrained(path)
+    return Reference(path, model)
+
+
+def draw_prompt(length: int, *, seed: int = 0) -> list[int]:
+    """Random tokens, none of them special; another prompt for every length and seed."""
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, 211, (length,), generator=generator).tolist()
+
+
+def assert_same_tokens(actual: list[int], expected: list[int], ties: list[bool]) -> int:
+    """Equal up to the first tie; returns 1 where a tie ended the comparison, otherwise 0."""
+    for position, (got, want) in enumerate(zip(actual, expected, strict=True)):
+        if got != want:
+            assert ties[position], f"token {position}: {got} instead of {want}, and it is no tie"
+            return 1
+    return 0
+
+
+def deviation(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference, as a share of the largest reference logit."""
+    return float((actual - expected).abs().max() / expected.abs().max())

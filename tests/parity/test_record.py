@@ -1,0 +1,24 @@
+"""An interrupted full run goes on, and its page says what passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.parity.record import ParityRecord, ParityResult, render_page
+
+RESULT = ParityResult("gqa4-tied-llama3-tp2-o1", 3.2e-7, 640, 1)
+
+
+def test_results_survive_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    assert ParityRecord(path).passed() == frozenset()
+    ParityRecord(path).add(RESULT)
+    path.write_text(path.read_text() + '{"case": "cut sho')
+    assert ParityRecord(path).results() == {RESULT.case: RESULT}
+
+
+def test_page_shows_what_passed() -> None:
+    page = render_page([RESULT], "abc1234")
+    assert "Commit abc1234: 1 of 72 cases passed" in page
+    assert "| gqa4-tied-llama3 | 8 | 2 | llama3 | yes | 2 | – | 3.2e-07 | – |" in page
+    assert "Greedy tokens compared: 640. Comparisons that ended in a tie: 1." in page
