@@ -23,15 +23,28 @@ def _find_problems(manifest: Manifest) -> Iterator[str]:
     yield from _find_duplicates("executables", [executable.tag for executable in manifest.executables])
     yield from _find_duplicates("weight_sets", [weight_set.name for weight_set in manifest.weight_sets])
     yield from _find_duplicates("state.tensors", [tensor.name for tensor in manifest.state.tensors])
-    if len(manifest.state.kv_heads_by_rank) != manifest.tp_degree:
-        yield f"state.kv_heads_by_rank has {len(manifest.state.kv_heads_by_rank)} entries at tp {manifest.tp_degree}"
-    for tensor in manifest.state.tensors:
-        if len(tensor.axes) != len(tensor.shape):
-            yield f"state.tensors[{tensor.name}] has {len(tensor.axes)} axes and {len(tensor.shape)} dimensions"
+    if not manifest.executables and not any(shard.blob is not None for shard in manifest.shards()):
+        yield "the bundle has neither executables nor weights"
+    yield from _find_state_problems(manifest)
     for weight_set in manifest.weight_sets:
         yield from _find_weight_set_problems(weight_set, manifest.tp_degree)
     for executable in manifest.executables:
         yield from _find_executable_problems(executable, manifest)
+
+
+def _find_state_problems(manifest: Manifest) -> Iterator[str]:
+    heads = manifest.state.kv_heads_by_rank
+    if len(heads) != manifest.tp_degree:
+        yield f"state.kv_heads_by_rank has {len(heads)} entries at tp {manifest.tp_degree}"
+    for rank, of_rank in enumerate(heads):
+        if any(head < -1 for head in of_rank):
+            yield f"state.kv_heads_by_rank[{rank}] is {list(of_rank)}; accepted: heads from 0, and -1 for padding"
+        # One executable serves all ranks.
+        if len(of_rank) != len(heads[0]):
+            yield f"state.kv_heads_by_rank has {len(heads[0])} heads on rank 0 and {len(of_rank)} on rank {rank}"
+    for tensor in manifest.state.tensors:
+        if len(tensor.axes) != len(tensor.shape):
+            yield f"state.tensors[{tensor.name}] has {len(tensor.axes)} axes and {len(tensor.shape)} dimensions"
 
 
 def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator[str]:
@@ -39,7 +52,12 @@ def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator
     ranks = sorted(shard.rank for shard in weight_set.shards)
     if ranks != list(range(tp_degree)):
         yield f"{path} has shards of ranks {ranks} at tp {tp_degree}"
+    if len({shard.blob is None for shard in weight_set.shards}) > 1:
+        yield f"{path} has shards with blob and shards without"
     for shard in weight_set.shards:
+        if (shard.blob is None) != (shard.size_bytes == 0):
+            blob = "no blob" if shard.blob is None else "a blob"
+            yield f"{path}.shards[{shard.rank}] has {blob} and {shard.size_bytes} bytes"
         yield from _find_duplicates(f"{path}.shards[{shard.rank}].tensors", [tensor.name for tensor in shard.tensors])
 
 

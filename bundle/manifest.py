@@ -6,6 +6,7 @@ The manifest holds reproducible fields only, so that equal inputs give equal dig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -217,7 +218,11 @@ class Manifest(_Record, frozen=True):
     @property
     def has_weights(self) -> bool:
         """Whether every shard has its blob; without, the weights come from another bundle."""
-        return all(shard.blob is not None for weight_set in self.weight_sets for shard in weight_set.shards)
+        return all(shard.blob is not None for shard in self.shards())
+
+    def shards(self) -> Iterator[WeightShard]:
+        """The shards of every weight set and rank."""
+        return (shard for weight_set in self.weight_sets for shard in weight_set.shards)
 
     def executables_of(self, submodel: Submodel) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""
@@ -225,7 +230,7 @@ class Manifest(_Record, frozen=True):
 
     def blobs(self) -> frozenset[str]:
         """Digests of all blobs that the manifest names."""
-        shards = (shard.blob for weight_set in self.weight_sets for shard in weight_set.shards if shard.blob)
+        shards = (shard.blob for shard in self.shards() if shard.blob is not None)
         files = (file.blob for file in self.tokenizer.files) if self.tokenizer else ()
         return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
 

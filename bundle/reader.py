@@ -115,8 +115,8 @@ def _check_layers(image: ImageManifest, manifest: Manifest, digest: str) -> None
     missing = manifest.blobs() - sizes.keys()
     if missing:
         raise ManifestInvalid(f"blob {min(missing)} is named, but is no layer of the image", digest)
-    for shard in (shard for weight_set in manifest.weight_sets for shard in weight_set.shards):
-        if shard.size_bytes != sizes[shard.blob]:
+    for shard in manifest.shards():
+        if shard.blob is not None and shard.size_bytes != sizes[shard.blob]:
             raise ManifestInvalid(
                 f"weights of rank {shard.rank} are said to have {shard.size_bytes} bytes; "
                 f"the layer has {sizes[shard.blob]}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_bytes
 from bundle.layout import Layout
@@ -37,15 +39,17 @@ FILES = (
 )
 DIGESTS = {title: sha256_bytes(data) for title, _, data in FILES}
 
+Contents = Literal["full", "executables", "weights"]
 
-def sample_manifest(*, version: str = "1") -> Manifest:
+
+def sample_manifest(*, version: str = "1", contents: Contents = "full") -> Manifest:
     """The sample bundle's manifest; `version` makes others of the same blobs."""
     weights = (WeightTensor(name="lm_head.weight", dtype="float32", shape=(32, 8)),)
     shards = tuple(
         WeightShard(
             rank=rank,
-            blob=DIGESTS[f"weights/tp{rank}_sharded_checkpoint.safetensors"],
-            size_bytes=256 * 64,
+            blob=None if contents == "executables" else DIGESTS[f"weights/tp{rank}_sharded_checkpoint.safetensors"],
+            size_bytes=0 if contents == "executables" else 256 * 64,
             tensors=weights,
         )
         for rank in range(2)
@@ -59,7 +63,9 @@ def sample_manifest(*, version: str = "1") -> Manifest:
         optimization_level=1,
         toolchain={"torch": version},
         tp_degree=2,
-        executables=(_executable("context_encoding", 8), _executable("token_generation", 16)),
+        executables=()
+        if contents == "weights"
+        else (_executable("context_encoding", 8), _executable("token_generation", 16)),
         weight_sets=(WeightSet(name="model", shards=shards),),
         state=StateLayout(
             tensors=tuple(
@@ -114,17 +120,21 @@ def _executable(submodel: Submodel, bucket: int) -> Executable:
     )
 
 
-def add_sample_files(writer: BundleWriter) -> None:
+def add_sample_files(writer: BundleWriter, contents: Contents = "full") -> None:
     """Adds every file of the sample bundle."""
+    absent = {"full": "-", "executables": "weights/", "weights": "executables/"}[contents]
     for title, media_type, data in FILES:
-        writer.add_blob(data, media_type, title)
+        if not title.startswith(absent):
+            writer.add_blob(data, media_type, title)
 
 
-def publish_sample(layout: Layout, *, version: str = "1", ref_name: str | None = None) -> str:
+def publish_sample(
+    layout: Layout, *, version: str = "1", ref_name: str | None = None, contents: Contents = "full"
+) -> str:
     """Publishes the sample bundle; returns its digest."""
     writer = BundleWriter(layout)
-    add_sample_files(writer)
-    return writer.publish(sample_manifest(version=version), ref_name=ref_name)
+    add_sample_files(writer, contents)
+    return writer.publish(sample_manifest(version=version, contents=contents), ref_name=ref_name)
 
 
 def put_chunks(layout: Layout, data: bytes, chunk_size_bytes: int) -> StoredBlob:

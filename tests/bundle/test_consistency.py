@@ -43,6 +43,19 @@ def drop_heads(manifest: Manifest) -> Manifest:
     return replace(manifest, state=replace(manifest.state, kv_heads_by_rank=((0,),)))
 
 
+def drop_weights(manifest: Manifest) -> Manifest:
+    """What `save_sharded_checkpoint: false` makes."""
+    sets = tuple(
+        replace(one, shards=tuple(replace(shard, blob=None, size_bytes=0) for shard in one.shards))
+        for one in manifest.weight_sets
+    )
+    return replace(manifest, weight_sets=sets)
+
+
+def with_heads(manifest: Manifest, *heads: tuple[int, ...]) -> Manifest:
+    return replace(manifest, state=replace(manifest.state, kv_heads_by_rank=heads))
+
+
 SPEC = TensorSpec(name="x", dtype="int32", shape=())
 BINDING = ConstantBinding(name="p", weight_set="model", tensor="lm_head.weight")
 OTHER_TENSOR = (WeightTensor(name="other", dtype="float32", shape=()),)
@@ -53,6 +66,24 @@ def test_sample_is_consistent() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "has_executables", "has_weights"),
+    [
+        (lambda m: m, True, True),
+        (drop_weights, True, False),
+        (lambda m: replace(m, executables=()), False, True),
+        (lambda m: with_heads(m, (0, 1), (2, -1)), True, True),
+    ],
+    ids=["full", "executables", "weights", "padded heads"],
+)
+def test_contents_may_be_executables_or_weights_or_both(
+    change: Callable[[Manifest], Manifest], has_executables: bool, has_weights: bool
+) -> None:
+    manifest = change(sample_manifest())
+    check_consistency(manifest)
+    assert (manifest.has_executables, manifest.has_weights) == (has_executables, has_weights)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda m: change_executable(m, tag="token_generation_16"), "executables has 2 entries named"),
@@ -60,6 +91,13 @@ def test_sample_is_consistent() -> None:
         (double_state, r"state\.tensors has 2 entries named 'k_cache\.0'"),
         (double_tensor, r"weight_sets\[model\]\.shards\[0\]\.tensors has 2 entries"),
         (drop_axis, r"state\.tensors\[k_cache\.0\] has 1 axes and 4 dimensions"),
+        (lambda m: replace(drop_weights(m), executables=()), "neither executables nor weights"),
+        (lambda m: replace(m, executables=(), weight_sets=()), "neither executables nor weights"),
+        (lambda m: change_shard(m, blob=None, size_bytes=0), r"weight_sets\[model\] has shards with blob and shards"),
+        (lambda m: change_shard(drop_weights(m), size_bytes=7), r"\[model\]\.shards\[0\] has no blob and 7 bytes"),
+        (lambda m: change_shard(m, size_bytes=0), r"\[model\]\.shards\[0\] has a blob and 0 bytes"),
+        (lambda m: with_heads(m, (0,), (-2,)), r"state\.kv_heads_by_rank\[1\] is \[-2\]; accepted: heads from 0"),
+        (lambda m: with_heads(m, (0,), (1, -1)), "has 1 heads on rank 0 and 2 on rank 1"),
         (drop_heads, r"state\.kv_heads_by_rank has 1 entries at tp 2"),
         (lambda m: change_shard(m, rank=1), r"weight_sets\[model\] has shards of ranks \[1, 1\] at tp 2"),
         (lambda m: change_shard(m, tensors=OTHER_TENSOR), r"takes 'lm_head\.weight' of weight set 'model'"),

@@ -37,6 +37,11 @@ def test_json_is_canonical_and_comes_back() -> None:
 
 def test_names_every_blob() -> None:
     assert sample_manifest().blobs() == set(DIGESTS.values())
+    without_weights = parse_manifest(sample_manifest(contents="executables").to_json())
+    assert without_weights.blobs() == {digest for title, digest in DIGESTS.items() if "weights" not in title}
+    assert len(list(without_weights.shards())) == 2
+    only_weights = parse_manifest(sample_manifest(contents="weights").to_json())
+    assert only_weights.blobs() == {digest for title, digest in DIGESTS.items() if "executables" not in title}
 
 
 def test_executables_of_a_submodel_come_smallest_first() -> None:

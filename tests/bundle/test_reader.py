@@ -24,7 +24,7 @@ from bundle.oci import BUNDLE_TYPE, IMAGE_MANIFEST_TYPE, INDEX_TYPE, MANIFEST_TY
 from bundle.reader import MAX_IMAGE_MANIFEST_BYTES, open_bundle
 from bundle.verification import BlobVerifier
 from tests.bundle.opened_files import record_opened_files
-from tests.bundle.samples import DIGESTS, FILES, publish_sample, sample_manifest
+from tests.bundle.samples import DIGESTS, FILES, Contents, publish_sample, sample_manifest
 
 Json = dict[str, object]
 
@@ -84,6 +84,14 @@ def test_bundle_comes_back(layout: Layout) -> None:
     assert bundle.blob_path(DIGESTS["tokenizer.json"]).read_bytes() == FILES[-1][2]
     assert {blob.title for blob in bundle.blobs} == {title for title, _, _ in FILES} | {""}
     assert bundle.size_bytes == sum(layout.stored(digest).size_bytes for digest in layout.list_blobs())
+
+
+@pytest.mark.parametrize("contents", ["executables", "weights"])
+def test_bundle_of_one_kind_of_contents_comes_back(layout: Layout, contents: Contents) -> None:
+    bundle = open_bundle(layout, publish_sample(layout, contents=contents))
+    assert bundle.manifest == sample_manifest(contents=contents)
+    assert {blob.title.partition("/")[0] for blob in bundle.blobs} == {contents, "tokenizer.json", ""}
+    bundle.verify(BlobVerifier(None))
 
 
 def test_blob_that_two_layers_share_counts_once(layout: Layout) -> None:
