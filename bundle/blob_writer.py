@@ -6,7 +6,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -22,26 +25,42 @@ class StoredBlob(NamedTuple):
     size_bytes: int
 
 
+#: Entered with a digest while its blob gets its name, or is found to have it.
+Placing = Callable[[str], AbstractContextManager[None]]
+
+
 class BlobWriter:
     """A blob that is being written: a context manager that discards what was not committed.
 
     The file is locked as long as it is open, which tells a sweep that its writer is alive.
     """
 
-    def __init__(self, staging: Path, blobs: Path, *, expected_digest: str | None = None) -> None:
+    def __init__(
+        self,
+        staging: Path,
+        blobs: Path,
+        *,
+        placing: Placing,
+        expected_digest: str | None = None,
+        replace: bool = False,
+    ) -> None:
         """Opens a new file.
 
         Args:
             staging: Directory of unfinished blobs, on the file system of `blobs`.
             blobs: Directory of blobs, named by their hexadecimal digits.
+            placing: Excludes collections while the blob gets its name.
             expected_digest: What the bytes must hash to, None where any are welcome.
+            replace: Take the place of a blob of that name, whose bytes are known to be others.
         """
         fd, path = tempfile.mkstemp(dir=staging)
         fcntl.flock(fd, fcntl.LOCK_EX)
         self._file = os.fdopen(fd, "wb")
         self._path = Path(path)
         self._blobs = blobs
+        self._placing = placing
         self._expected_digest = expected_digest
+        self._replace = replace
         self._sha256 = hashlib.sha256()
         self._size_bytes = 0
 
@@ -62,7 +81,7 @@ class BlobWriter:
         if self._expected_digest not in {None, digest}:
             raise BlobCorrupt(str(self._expected_digest), digest)
         self._file.flush()
-        publish_file(self._file.fileno(), self._path, self._blobs / digest.removeprefix(PREFIX))
+        publish_file(self._file.fileno(), self._path, self._blobs, digest, placing=self._placing, replace=self._replace)
         self._file.close()
         return StoredBlob(digest, self._size_bytes)
 
@@ -77,17 +96,40 @@ class BlobWriter:
             self._file.close()
 
 
-def publish_file(fd: int, staged: Path, target: Path) -> None:
-    """Gives a complete file its name among the blobs, durably. A blob of that name and size is kept instead."""
-    if target.is_file() and not target.is_symlink() and target.stat().st_size == os.fstat(fd).st_size:
-        staged.unlink()
-    else:
-        # Blobs are immutable, and readable for other users: a runtime may run under another one.
-        os.fchmod(fd, 0o444)
-        os.fsync(fd)
-        staged.replace(target)
+def publish_file(fd: int, staged: Path, blobs: Path, digest: str, *, placing: Placing, replace: bool = False) -> None:
+    """Gives a complete file its name among the blobs, durably.
+
+    A blob of that name and size is kept instead, unless it is to be replaced.
+    """
+    target = blobs / digest.removeprefix(PREFIX)
+    size_bytes = os.fstat(fd).st_size
+    is_durable = replace or not _is_blob(target, size_bytes)
+    if is_durable:
+        _make_durable(fd)
+    with placing(digest):
+        if not replace and _is_blob(target, size_bytes):
+            staged.unlink()
+        else:
+            # The blob that made this one superfluous can have gone meanwhile.
+            if not is_durable:
+                _make_durable(fd)
+            staged.replace(target)
     # Also where the blob was there: its writer may not have come this far.
-    fsync_directory(target.parent)
+    fsync_directory(blobs)
+
+
+def _is_blob(path: Path, size_bytes: int) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
+
+
+def _make_durable(fd: int) -> None:
+    # Blobs are immutable, and readable for other users: a runtime may run under another one.
+    os.fchmod(fd, 0o444)
+    os.fsync(fd)
 
 
 def fsync_directory(path: Path) -> None:

@@ -5,6 +5,7 @@
     blobs/sha256/HEX        one read-only file per blob
     .kiln/lock              held while the index changes
     .kiln/staging/          blobs that are being written
+    .kiln/pins/             what writers at work rely on; see `bundle.pins`
 
 Several processes may use one layout. Readers take no lock: what the index names was there before the index named it.
 """
@@ -23,7 +24,8 @@ from typing import BinaryIO, Final
 from bundle.blob_writer import BlobWriter, StoredBlob, fsync_directory, publish_file
 from bundle.digest import CHUNK_SIZE_BYTES, PREFIX, digest_hex, is_digest, sha256_stream
 from bundle.errors import BlobNotFound, LayoutInvalid
-from bundle.oci import INDEX_TYPE, BlobDescriptor, Index, LayoutMarker, RecordT, parse_record
+from bundle.oci import INDEX_TYPE, Index, LayoutMarker, RecordT, parse_record
+from bundle.pins import PinFile, read_pins
 
 EMPTY_INDEX: Final = Index(schema_version=2, media_type=INDEX_TYPE, manifests=())
 
@@ -40,7 +42,9 @@ class Layout:
         self.root = root
         self._blobs = root / "blobs" / "sha256"
         self._staging = root / ".kiln" / "staging"
+        self._pin_directory = root / ".kiln" / "pins"
         self._index = root / "index.json"
+        self._pins: PinFile | None = None
         self._read_record(root / "oci-layout", LayoutMarker)
 
     @classmethod
@@ -51,7 +55,8 @@ class Layout:
             LayoutInvalid: `root` holds something else.
         """
         (root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
-        (root / ".kiln" / "staging").mkdir(parents=True, exist_ok=True)
+        for directory in ("staging", "pins"):
+            (root / ".kiln" / directory).mkdir(parents=True, exist_ok=True)
         with _locked(root / ".kiln" / "lock"):
             if not (root / "index.json").exists():
                 _replace_file(root / "index.json", EMPTY_INDEX.to_json())
@@ -109,7 +114,7 @@ class Layout:
             if is_digest(PREFIX + entry.name) and entry.is_file(follow_symlinks=False):
                 yield PREFIX + entry.name
 
-    def new_blob(self, *, expected_digest: str | None = None) -> BlobWriter:
+    def new_blob(self, *, expected_digest: str | None = None, replace: bool = False) -> BlobWriter:
         """Starts a blob of unknown or expected digest; see `BlobWriter`.
 
         Raises:
@@ -117,8 +122,10 @@ class Layout:
         """
         if expected_digest is not None:
             digest_hex(expected_digest)
-        with self.lock():
-            return BlobWriter(self._staging, self._blobs, expected_digest=expected_digest)
+        with self._lock_staging():
+            return BlobWriter(
+                self._staging, self._blobs, placing=self._pinned, expected_digest=expected_digest, replace=replace
+            )
 
     def put_blob(self, data: bytes) -> StoredBlob:
         """Stores bytes."""
@@ -159,8 +166,37 @@ class Layout:
         return stored.size_bytes
 
     @contextmanager
+    def pinning(self) -> Iterator[Layout]:
+        """A handle on the same store for writing a bundle: what it writes, or pins, stays until the context ends.
+
+        Without it, a blob can be collected before a manifest refers to it.
+        """
+        # Made by `create`, and missing in layouts of other tools and of earlier versions.
+        self._pin_directory.mkdir(parents=True, exist_ok=True)
+        handle = Layout(self.root)
+        with self.lock():
+            handle._pins = pins = PinFile(self._pin_directory)
+        try:
+            yield handle
+        finally:
+            pins.close()
+
+    def pin(self, digest: str) -> bool:
+        """Whether the blob is held; from a `pinning` handle, it then stays until the context ends.
+
+        Raises:
+            DigestInvalid: `digest` is none.
+        """
+        with self._pinned(digest):
+            return self.has(digest)
+
+    def read_pins(self) -> frozenset[str]:
+        """Digests that writers at work rely on; the caller holds the lock as long as that shall be true."""
+        return read_pins(self._pin_directory) if self._pin_directory.exists() else frozenset()
+
+    @contextmanager
     def lock(self) -> Iterator[None]:
-        """Excludes every other thread and process that changes the index. Not reentrant."""
+        """Excludes every other thread and process that changes the index, and every pin. Not reentrant."""
         with _locked(self.root / ".kiln" / "lock"):
             yield
 
@@ -176,29 +212,22 @@ class Layout:
         """Replaces the index, durably; the caller holds the lock since before it read the old one."""
         _replace_file(self._index, index.to_json())
 
-    def add_manifest(self, descriptor: BlobDescriptor) -> None:
-        """Lists a manifest in the index; see `Index.with_manifest`.
+    @contextmanager
+    def _pinned(self, digest: str) -> Iterator[None]:
+        """Pins a digest, and lets nobody collect while the context looks whether its blob is there."""
+        if self._pins is None:
+            yield
+            return
+        with _locked(self.root / ".kiln" / "lock", fcntl.LOCK_SH):
+            self._pins.add(digest)
+            yield
 
-        Raises:
-            BlobNotFound: The manifest's blob is not held.
-            LayoutInvalid: The index is broken.
-        """
-        with self.lock():
-            self.stored(descriptor.digest)
-            self.replace_index(self.read_index().with_manifest(descriptor))
-
-    def remove_manifest(self, digest: str) -> bool:
-        """Takes a manifest from the index, under all its tags; tells whether it was there. Blobs stay.
-
-        Raises:
-            LayoutInvalid: The index is broken.
-        """
-        with self.lock():
-            index = self.read_index()
-            found = index.find(digest) is not None
-            if found:
-                self.replace_index(index.without_manifest(digest))
-            return found
+    @contextmanager
+    def _lock_staging(self) -> Iterator[None]:
+        """Between a file's appearance and its own lock, nobody may sweep it up."""
+        self._staging.mkdir(parents=True, exist_ok=True)
+        with _locked(self._staging, flags=os.O_RDONLY | os.O_DIRECTORY):
+            yield
 
     def _stat(self, digest: str) -> os.stat_result | None:
         try:
@@ -211,7 +240,7 @@ class Layout:
         """Stores a file by renaming it; None where that would leave the file system."""
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as source:
             staged = self._staging / f"taken-{os.urandom(8).hex()}"
-            with self.lock():
+            with self._lock_staging():
                 fcntl.flock(source, fcntl.LOCK_EX)
                 try:
                     path.rename(staged)
@@ -221,14 +250,15 @@ class Layout:
                     raise
             digest = sha256_stream(source)
             size_bytes = os.fstat(source.fileno()).st_size
-            publish_file(source.fileno(), staged, self._blobs / digest_hex(digest))
+            publish_file(source.fileno(), staged, self._blobs, digest, placing=self._pinned)
         return StoredBlob(digest, size_bytes)
 
     def _sweep_staging(self) -> None:
-        for path in self._staging.iterdir():
-            with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+        with self._lock_staging():
+            for path in self._staging.iterdir():
+                with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
 
     @staticmethod
     def _read_record(path: Path, record: type[RecordT]) -> RecordT:
@@ -239,11 +269,11 @@ class Layout:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, kind: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[None]:
     # Opened anew each time, because flock belongs to the open file: threads exclude each other too.
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, kind)
         yield
     finally:
         os.close(fd)

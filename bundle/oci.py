@@ -23,6 +23,10 @@ WEIGHTS_TYPE: Final = "application/vnd.kiln.weights.v1.safetensors"
 TOKENIZER_TYPE: Final = "application/vnd.kiln.tokenizer.v1+json"
 NEURON_CONFIG_TYPE: Final = "application/vnd.kiln.neuron-config.v1+json"
 
+#: The config of an artifact that has none.
+EMPTY_TYPE: Final = "application/vnd.oci.empty.v1+json"
+EMPTY_JSON: Final = b"{}"
+
 TITLE: Final = "org.opencontainers.image.title"
 REF_NAME: Final = "org.opencontainers.image.ref.name"
 
@@ -93,6 +97,10 @@ class Index(_OciRecord, frozen=True):
     def without_manifest(self, digest: str) -> Index:
         """The index without the entries, tagged or not, of one manifest."""
         return msgspec.structs.replace(self, manifests=tuple(m for m in self.manifests if m.digest != digest))
+
+    def without_tag(self, ref_name: str) -> Index:
+        """The index without the entry of one tag."""
+        return msgspec.structs.replace(self, manifests=tuple(m for m in self.manifests if m.ref_name != ref_name))
 
     def find(self, digest: str) -> BlobDescriptor | None:
         """An entry of the manifest, None where the index does not list it."""

@@ -1,16 +1,35 @@
-"""Removing bundles, and the blobs that nothing in the store needs."""
+"""Removing bundles, and collecting the blobs that nobody needs. Both may run beside writers in other processes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bundle.digest import parse_digest
-from bundle.errors import BundleError, BundleNotFound, LayoutInvalid
+from bundle.errors import BundleNotFound, LayoutInvalid
 from bundle.layout import Layout
-from bundle.oci import INDEX_TYPE, BlobDescriptor, ImageManifest, Index, parse_record
-from bundle.reader import MAX_IMAGE_MANIFEST_BYTES, read_small_blob
+from bundle.oci import BUNDLE_TYPE, BlobDescriptor, Index
+from bundle.referrers import read_manifest, without_referrers
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What is needed for reasons that the layout does not know.
+
+    Attributes:
+        bundles: Digests of bundles that something names.
+        blobs: Digests of further blobs.
+    """
+
+    bundles: frozenset[str] = frozenset()
+    blobs: frozenset[str] = frozenset()
+
+
+#: Tells what is needed. Called with the layout locked and its pins read: what a writer records somewhere before it lets
+#: its pins go is seen in one place or the other.
+FindNeeds = Callable[[], Needs]
 
 
 class FreedSpace(NamedTuple):
@@ -20,10 +39,20 @@ class FreedSpace(NamedTuple):
     size_bytes: int
 
 
-def remove_bundle(layout: Layout, digest: str) -> FreedSpace:
-    """Takes a bundle from the index, then deletes its blobs that no other manifest of the index refers to.
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection took and left."""
 
-    Where the bundle's own image manifest is corrupt, only that is deleted, and its other blobs stay.
+    bundle_count: int
+    freed: FreedSpace
+    kept: FreedSpace
+
+
+def remove_bundle(layout: Layout, digest: str, find_needs: FindNeeds = Needs) -> FreedSpace:
+    """Takes a bundle and its referrers from the index, then deletes their blobs that nothing else needs.
+
+    A bundle that a living writer has pinned, or that is needed otherwise, stays. Where the bundle's own image manifest
+    is corrupt, only that is deleted, and its other blobs stay for the next collection.
 
     Raises:
         BundleNotFound: The index does not list it.
@@ -33,55 +62,96 @@ def remove_bundle(layout: Layout, digest: str) -> FreedSpace:
     # Under the lock, so that no bundle that shares blobs is published between looking and deleting.
     with layout.lock():
         index = layout.read_index()
-        entry = index.find(parse_digest(digest))
-        if entry is None:
+        if index.find(parse_digest(digest)) is None:
             raise BundleNotFound(digest)
-        remaining = index.without_manifest(digest)
+        pins, needs = layout.read_pins(), find_needs()
+        if digest in pins | needs.bundles:
+            return FreedSpace(0, 0)
+        remaining = without_referrers(layout, index, digest)
         kept = {blob for other in remaining.manifests for blob in _reachable_blobs(layout, other)}
-        try:
-            unneeded = set(_reachable_blobs(layout, entry)) - kept
-        except LayoutInvalid:
-            unneeded = {digest} - kept
+        unneeded = set(_blobs_of_removed(layout, index, remaining, digest)) - kept - pins - needs.blobs
         layout.replace_index(remaining)
-        sizes = [layout.delete_blob(blob) for blob in sorted(unneeded) if layout.has(blob)]
-    return FreedSpace(len(sizes), sum(sizes))
+        return _delete_blobs(layout, unneeded)
 
 
-def remove_unneeded_blobs(layout: Layout, *, min_age_s: float) -> FreedSpace:
-    """Deletes blobs that no manifest of the index refers to: those of bundles that were never finished.
+def collect_garbage(layout: Layout, find_needs: FindNeeds, *, dry_run: bool = False) -> Collected:
+    """Removes bundles that nothing names, with their referrers, then deletes every blob that nothing needs.
+
+    An index entry with a tag is named by it, and what is no bundle is not ours to judge: both stay.
 
     Args:
-        min_age_s: Younger blobs stay, because their bundle may be on its way.
+        find_needs: Tells which bundles and blobs are needed, beside those that living writers have pinned.
+        dry_run: Only tell.
 
     Raises:
         LayoutInvalid: The index, or a manifest that it lists, cannot be read; nothing is removed.
     """
     with layout.lock():
-        needed = {blob for entry in layout.read_index().manifests for blob in _reachable_blobs(layout, entry)}
-        youngest_s = time.time() - min_age_s
-        unneeded = [
-            blob
-            for blob in layout.list_blobs()
-            if blob not in needed and layout.blob_path(blob).stat().st_mtime <= youngest_s
-        ]
-        sizes = [layout.delete_blob(blob) for blob in unneeded]
-    return FreedSpace(len(sizes), sum(sizes))
+        index = layout.read_index()
+        pins, needs = layout.read_pins(), find_needs()
+        remaining, bundles = index, _unnamed_bundles(index) - pins - needs.bundles
+        for digest in bundles:
+            remaining = without_referrers(layout, remaining, digest)
+        kept = {blob for entry in remaining.manifests for blob in _reachable_blobs(layout, entry)}
+        kept |= pins | needs.blobs
+        sizes = {blob: layout.stored(blob).size_bytes for blob in layout.list_blobs()}
+        unneeded = sizes.keys() - kept
+        if not dry_run:
+            if remaining != index:
+                layout.replace_index(remaining)
+            _delete_blobs(layout, unneeded)
+        freed = FreedSpace(len(unneeded), sum(sizes[blob] for blob in unneeded))
+    return Collected(
+        bundle_count=len(bundles),
+        freed=freed,
+        kept=FreedSpace(len(sizes) - freed.blob_count, sum(sizes.values()) - freed.size_bytes),
+    )
+
+
+def _unnamed_bundles(index: Index) -> set[str]:
+    tagged = {entry.digest for entry in index.manifests if entry.ref_name}
+    return {entry.digest for entry in index.manifests if entry.artifact_type == BUNDLE_TYPE} - tagged
+
+
+def _blobs_of_removed(layout: Layout, index: Index, remaining: Index, digest: str) -> Iterator[str]:
+    for entry in index.manifests:
+        if entry in remaining.manifests:
+            continue
+        try:
+            yield from list(_reachable_blobs(layout, entry))
+        except LayoutInvalid:
+            if entry.digest != digest:
+                raise
+            yield digest
 
 
 def _reachable_blobs(layout: Layout, entry: BlobDescriptor) -> Iterator[str]:
     yield entry.digest
-    record = _read_manifest(layout, entry)
-    if isinstance(record, Index):
-        for child in record.manifests:
+    manifest = read_manifest(layout, entry)
+    if isinstance(manifest, Index):
+        for child in manifest.manifests:
             yield from _reachable_blobs(layout, child)
     else:
-        yield record.config.digest
-        yield from (layer.digest for layer in record.layers)
+        yield manifest.config.digest
+        yield from (layer.digest for layer in manifest.layers)
 
 
-def _read_manifest(layout: Layout, entry: BlobDescriptor) -> ImageManifest | Index:
-    try:
-        data = read_small_blob(layout, entry.digest, MAX_IMAGE_MANIFEST_BYTES)
-        return parse_record(data, Index) if entry.media_type == INDEX_TYPE else parse_record(data, ImageManifest)
-    except (BundleError, ValueError) as error:
-        raise LayoutInvalid(str(layout.root), f"manifest {entry.digest}: {error}") from error
+def _delete_blobs(layout: Layout, digests: Set[str]) -> FreedSpace:
+    sizes = [layout.delete_blob(digest) for digest in sorted(digests) if layout.has(digest)]
+    return FreedSpace(len(sizes), sum(sizes))
+
+
+def remove_unneeded_blobs(layout: Layout, *, min_age_s: float) -> FreedSpace:
+    """Deletes blobs that nobody needs and that are older than `min_age_s`."""
+    with layout.lock():
+        needed = {blob for entry in layout.read_index().manifests for blob in _reachable_blobs(layout, entry)}
+        needed |= layout.read_pins()
+        youngest_s = time.time() - min_age_s
+        return _delete_blobs(
+            layout,
+            {
+                blob
+                for blob in layout.list_blobs()
+                if blob not in needed and layout.blob_path(blob).stat().st_mtime <= youngest_s
+            },
+        )

@@ -26,7 +26,7 @@ from bundle.manifest import (
     WeightShard,
     WeightTensor,
 )
-from bundle.oci import AOTI_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE
+from bundle.oci import AOTI_TYPE, IMAGE_MANIFEST_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE, BlobDescriptor
 from bundle.writer import BundleWriter
 
 #: Every file of the sample bundle: title, media type, bytes.
@@ -143,3 +143,17 @@ def put_chunks(layout: Layout, data: bytes, chunk_size_bytes: int) -> StoredBlob
         for start in range(0, len(data), chunk_size_bytes):
             blob.write(data[start : start + chunk_size_bytes])
         return blob.commit()
+
+
+def list_manifest(layout: Layout, stored: StoredBlob, media_type: str = IMAGE_MANIFEST_TYPE) -> BlobDescriptor:
+    """Lists a manifest of any kind in the index, as other tools do."""
+    entry = BlobDescriptor(media_type=media_type, digest=stored.digest, size_bytes=stored.size_bytes)
+    with layout.lock():
+        layout.replace_index(layout.read_index().with_manifest(entry))
+    return entry
+
+
+def unlist_manifest(layout: Layout, digest: str) -> None:
+    """Takes a manifest from the index and leaves its blobs, as other tools do."""
+    with layout.lock():
+        layout.replace_index(layout.read_index().without_manifest(digest))

@@ -11,9 +11,8 @@ import pytest
 from bundle.digest import sha256_bytes
 from bundle.errors import BlobNotFound, LayoutInvalid
 from bundle.layout import Layout
-from bundle.oci import IMAGE_MANIFEST_TYPE, BlobDescriptor
 from tests.bundle.opened_files import record_opened_files
-from tests.bundle.samples import put_chunks
+from tests.bundle.samples import list_manifest, put_chunks
 from tests.contract.store_suite import StoreSuite
 
 ROOT = Path(__file__).parents[2]
@@ -22,11 +21,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     return Layout.create(tmp_path / "layout")
-
-
-def manifest_entry(layout: Layout, data: bytes) -> BlobDescriptor:
-    stored = layout.put_blob(data)
-    return BlobDescriptor(media_type=IMAGE_MANIFEST_TYPE, digest=stored.digest, size_bytes=stored.size_bytes)
 
 
 class TestLayoutAsStore(StoreSuite):
@@ -44,7 +38,7 @@ def test_directory_is_an_oci_image_layout(layout: Layout) -> None:
 
 
 def test_creating_twice_keeps_what_is_there(layout: Layout) -> None:
-    layout.add_manifest(manifest_entry(layout, b"{}"))
+    list_manifest(layout, layout.put_blob(b"{}"))
     again = Layout.create(layout.root)
     assert again.read_index() == layout.read_index()
     assert len(again.read_index().manifests) == 1
@@ -150,7 +144,7 @@ def test_opening_what_is_not_there_writes_nothing(tmp_path: Path) -> None:
 
 def test_reading_opens_nothing_for_writing(layout: Layout) -> None:
     digest = layout.put_blob(b"abc").digest
-    layout.add_manifest(manifest_entry(layout, b"{}"))
+    list_manifest(layout, layout.put_blob(b"{}"))
     with record_opened_files() as opened:
         reader = Layout(layout.root)
         assert reader.has(digest)
@@ -158,23 +152,6 @@ def test_reading_opens_nothing_for_writing(layout: Layout) -> None:
         assert reader.open_blob(digest).read() == b"abc"
     assert [file.path.name for file in opened] == ["oci-layout", "index.json", digest.removeprefix("sha256:")]
     assert not any(file.flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) for file in opened)
-
-
-def test_manifests_come_and_go(layout: Layout) -> None:
-    entry = manifest_entry(layout, b"{}")
-    layout.add_manifest(entry)
-    assert layout.read_index().manifests == (entry,)
-    assert layout.remove_manifest(entry.digest)
-    assert not layout.remove_manifest(entry.digest)
-    assert layout.read_index().manifests == ()
-    assert layout.has(entry.digest)
-
-
-def test_manifest_without_blob_is_not_listed(layout: Layout) -> None:
-    entry = BlobDescriptor(media_type=IMAGE_MANIFEST_TYPE, digest=sha256_bytes(b"absent"), size_bytes=6)
-    with pytest.raises(BlobNotFound):
-        layout.add_manifest(entry)
-    assert layout.read_index().manifests == ()
 
 
 def test_creating_sweeps_what_dead_writers_left_and_spares_the_living(layout: Layout) -> None:
@@ -213,7 +190,7 @@ def test_names_appear_after_their_bytes_are_on_the_disk(layout: Layout, monkeypa
     staged = steps[0].removeprefix("sync ")
     assert steps == [f"sync {staged}", f"rename {staged} {digest.removeprefix('sha256:')}", "sync sha256"]
     steps.clear()
-    layout.add_manifest(BlobDescriptor(media_type=IMAGE_MANIFEST_TYPE, digest=digest, size_bytes=2))
+    list_manifest(layout, layout.stored(digest))
     assert steps == ["sync .index.json.new", "rename .index.json.new index.json", "sync layout"]
 
 

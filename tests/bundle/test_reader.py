@@ -24,7 +24,7 @@ from bundle.oci import BUNDLE_TYPE, IMAGE_MANIFEST_TYPE, INDEX_TYPE, MANIFEST_TY
 from bundle.reader import MAX_IMAGE_MANIFEST_BYTES, open_bundle
 from bundle.verification import BlobVerifier
 from tests.bundle.opened_files import record_opened_files
-from tests.bundle.samples import DIGESTS, FILES, Contents, publish_sample, sample_manifest
+from tests.bundle.samples import DIGESTS, FILES, Contents, publish_sample, sample_manifest, unlist_manifest
 
 Json = dict[str, object]
 
@@ -157,7 +157,7 @@ def test_missing_blob_is_found_on_opening_and_on_verifying(layout: Layout) -> No
 
 def test_unlisted_bundle_is_not_found(layout: Layout) -> None:
     digest = publish_sample(layout)
-    layout.remove_manifest(digest)
+    unlist_manifest(layout, digest)
     with pytest.raises(BundleNotFound, match=digest):
         open_bundle(layout, digest)
     with pytest.raises(DigestInvalid):

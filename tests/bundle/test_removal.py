@@ -8,11 +8,11 @@ import pytest
 from bundle.digest import sha256_bytes
 from bundle.errors import BundleNotFound, DigestInvalid, LayoutInvalid
 from bundle.layout import Layout
-from bundle.oci import IMAGE_MANIFEST_TYPE, INDEX_TYPE, BlobDescriptor, Index
+from bundle.oci import IMAGE_MANIFEST_TYPE, INDEX_TYPE, Index
 from bundle.reader import open_bundle
 from bundle.removal import FreedSpace, remove_bundle, remove_unneeded_blobs
 from bundle.verification import BlobVerifier
-from tests.bundle.samples import DIGESTS, publish_sample, sample_manifest
+from tests.bundle.samples import DIGESTS, list_manifest, publish_sample, sample_manifest, unlist_manifest
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_blobs_behind_a_nested_index_stay(layout: Layout) -> None:
     first, second = (publish_sample(layout, version=version) for version in "12")
     inner = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(open_bundle(layout, second).descriptor,))
     stored = layout.put_blob(inner.to_json())
-    layout.add_manifest(BlobDescriptor(media_type=INDEX_TYPE, digest=stored.digest, size_bytes=stored.size_bytes))
-    layout.remove_manifest(second)
+    list_manifest(layout, stored, INDEX_TYPE)
+    unlist_manifest(layout, second)
     assert remove_bundle(layout, first).blob_count == 2
     assert set(DIGESTS.values()) <= set(layout.list_blobs())
     assert layout.has(second)
@@ -100,9 +100,7 @@ def test_manifest_of_another_kind_protects_its_blobs(layout: Layout) -> None:
         "layers": [],
     }
     stored = layout.put_blob(json.dumps(document).encode())
-    layout.add_manifest(
-        BlobDescriptor(media_type=IMAGE_MANIFEST_TYPE, digest=stored.digest, size_bytes=stored.size_bytes)
-    )
+    list_manifest(layout, stored)
     assert remove_bundle(layout, digest).blob_count == 6
     assert set(layout.list_blobs()) == {stored.digest, DIGESTS["tokenizer.json"]}
 

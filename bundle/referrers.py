@@ -1,0 +1,207 @@
+"""Referrers: artifacts about a bundle that are no part of it, such as timings, results and signatures.
+
+A referrer is an image manifest whose `subject` is the bundle (OCI image specification 1.1). It is listed without a tag
+in the layout's index, where OCI 1.1 tools look; and in an image index under the tag `sha256-HEX`, the fallback of
+registries without the referrers API, so that tools that know only tags can carry a bundle's referrers there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from bundle.digest import PREFIX, parse_digest
+from bundle.errors import BundleError, BundleNotFound, LayoutInvalid, ManifestInvalid
+from bundle.layout import Layout
+from bundle.oci import (
+    BUNDLE_TYPE,
+    EMPTY_JSON,
+    EMPTY_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    INDEX_TYPE,
+    REF_NAME,
+    TITLE,
+    BlobDescriptor,
+    ImageManifest,
+    Index,
+    parse_record,
+)
+from bundle.reader import MAX_IMAGE_MANIFEST_BYTES, is_title, read_small_blob
+
+MAX_REFERRER_BYTES: Final = 64 << 20
+
+
+def add_referrer(
+    layout: Layout, subject_digest: str, artifact_type: str, media_type: str, data: bytes, *, title: str
+) -> str:
+    """Attaches a small file to a bundle. Attaching equal bytes again changes nothing.
+
+    Args:
+        subject_digest: The bundle, or another manifest that the index lists.
+        artifact_type: What it is, such as `application/vnd.kiln.timings.v1`.
+        media_type: Of `data`, such as `application/json`.
+        title: File name.
+
+    Returns:
+        Digest of the referrer's image manifest.
+
+    Raises:
+        BundleNotFound: The index does not list the subject (any more).
+        ManifestInvalid: The title is no relative path.
+        LayoutInvalid: The store's index, or a manifest that it lists, is broken.
+        DigestInvalid: `subject_digest` is none.
+    """
+    if not is_title(title):
+        raise ManifestInvalid(f"title {title!r}; accepted: a relative path without '.' and '..'", subject_digest)
+    with layout.pinning() as writer:
+        subject = _describe_subject(layout, subject_digest)
+        config, layer = writer.put_blob(EMPTY_JSON), writer.put_blob(data)
+        image = ImageManifest(
+            schema_version=2,
+            media_type=IMAGE_MANIFEST_TYPE,
+            artifact_type=artifact_type,
+            config=BlobDescriptor(media_type=EMPTY_TYPE, digest=config.digest, size_bytes=config.size_bytes),
+            layers=(
+                BlobDescriptor(
+                    media_type=media_type,
+                    digest=layer.digest,
+                    size_bytes=layer.size_bytes,
+                    annotations={TITLE: title},
+                ),
+            ),
+            subject=subject,
+        )
+        stored = writer.put_blob(image.to_json())
+        descriptor = BlobDescriptor(
+            media_type=IMAGE_MANIFEST_TYPE,
+            digest=stored.digest,
+            size_bytes=stored.size_bytes,
+            artifact_type=artifact_type,
+        )
+        with layout.lock():
+            index = layout.read_index()
+            if index.find(subject_digest) is None:
+                raise BundleNotFound(subject_digest)
+            layout.replace_index(with_referrers(layout, index, subject_digest, (descriptor,)))
+    return stored.digest
+
+
+def list_referrers(layout: Layout, digest: str, artifact_type: str | None = None) -> tuple[BlobDescriptor, ...]:
+    """Image manifests, by digest, whose subject is `digest`; of one artifact type, or of all.
+
+    Raises:
+        LayoutInvalid: The store's index, or a manifest that it lists, is broken.
+        DigestInvalid: `digest` is none.
+    """
+    found = find_referrers(layout, layout.read_index(), parse_digest(digest))
+    return tuple(one for one in found if artifact_type in {None, one.artifact_type})
+
+
+def read_referrer(layout: Layout, digest: str) -> bytes:
+    """The file that a referrer consists of.
+
+    Raises:
+        BlobNotFound, BlobCorrupt: A part of it is not held, or has other bytes.
+        ManifestInvalid: `digest` names no manifest with one file, or the file is larger than 64 MiB.
+        DigestInvalid: `digest` is none.
+    """
+    try:
+        image = parse_record(read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES), ImageManifest)
+    except ValueError as error:
+        raise ManifestInvalid(str(error), digest) from error
+    if len(image.layers) != 1:
+        raise ManifestInvalid(f"{len(image.layers)} layers; accepted: one", digest)
+    return read_small_blob(layout, image.layers[0].digest, MAX_REFERRER_BYTES)
+
+
+def find_referrers(layout: Layout, index: Index, digest: str) -> tuple[BlobDescriptor, ...]:
+    """As `list_referrers`, in an index that was read before."""
+    found: dict[str, BlobDescriptor] = {}
+    for entry in _walk_manifests(layout, index):
+        # Bundles refer to nothing, and there are many of them.
+        if entry.media_type != IMAGE_MANIFEST_TYPE or entry.artifact_type == BUNDLE_TYPE or entry.digest in found:
+            continue
+        image = read_manifest(layout, entry)
+        if isinstance(image, ImageManifest) and image.subject is not None and image.subject.digest == digest:
+            found[entry.digest] = BlobDescriptor(
+                media_type=entry.media_type,
+                digest=entry.digest,
+                size_bytes=entry.size_bytes,
+                artifact_type=image.artifact_type or image.config.media_type,
+                annotations=image.annotations,
+            )
+    return tuple(found[digest] for digest in sorted(found))
+
+
+def find_all_referrers(layout: Layout, index: Index, digest: str) -> tuple[BlobDescriptor, ...]:
+    """Referrers of a manifest, their own referrers included."""
+    found: dict[str, BlobDescriptor] = {}
+    waiting = [digest]
+    while waiting:
+        for one in find_referrers(layout, index, waiting.pop()):
+            if one.digest not in found:
+                found[one.digest] = one
+                waiting.append(one.digest)
+    return tuple(found.values())
+
+
+def with_referrers(layout: Layout, index: Index, subject_digest: str, added: tuple[BlobDescriptor, ...]) -> Index:
+    """The index with more referrers of a manifest. The caller holds the layout's lock and replaces the index."""
+    for one in added:
+        if index.find(one.digest) is None:
+            index = index.with_manifest(one)
+    tag = fallback_tag(subject_digest)
+    listing = Index(schema_version=2, media_type=INDEX_TYPE, manifests=find_referrers(layout, index, subject_digest))
+    # The former listing is left to the next collection: somebody may be reading it.
+    stored = Layout(layout.root).put_blob(listing.to_json())
+    return index.with_manifest(
+        BlobDescriptor(
+            media_type=INDEX_TYPE,
+            digest=stored.digest,
+            size_bytes=stored.size_bytes,
+            annotations={REF_NAME: tag},
+        )
+    )
+
+
+def without_referrers(layout: Layout, index: Index, digest: str) -> Index:
+    """The index without a manifest, its referrers, theirs, and the listings of all of them."""
+    gone = {digest, *(one.digest for one in find_all_referrers(layout, index, digest))}
+    for one in gone:
+        index = index.without_manifest(one).without_tag(fallback_tag(one))
+    return index
+
+
+def fallback_tag(digest: str) -> str:
+    """Tag that a manifest's referrers are listed under where there is no referrers API."""
+    return f"sha256-{parse_digest(digest).removeprefix(PREFIX)}"
+
+
+def read_manifest(layout: Layout, entry: BlobDescriptor) -> ImageManifest | Index:
+    """The manifest that an index entry leads to.
+
+    Raises:
+        LayoutInvalid: It is missing, corrupt, or no manifest.
+    """
+    try:
+        data = read_small_blob(layout, entry.digest, MAX_IMAGE_MANIFEST_BYTES)
+        return parse_record(data, Index) if entry.media_type == INDEX_TYPE else parse_record(data, ImageManifest)
+    except (BundleError, ValueError) as error:
+        raise LayoutInvalid(str(layout.root), f"manifest {entry.digest}: {error}") from error
+
+
+def _walk_manifests(layout: Layout, index: Index) -> Iterator[BlobDescriptor]:
+    for entry in index.manifests:
+        if entry.media_type == INDEX_TYPE:
+            nested = read_manifest(layout, entry)
+            assert isinstance(nested, Index)
+            yield from _walk_manifests(layout, nested)
+        else:
+            yield entry
+
+
+def _describe_subject(layout: Layout, digest: str) -> BlobDescriptor:
+    entry = layout.read_index().find(parse_digest(digest))
+    if entry is None:
+        raise BundleNotFound(digest)
+    return BlobDescriptor(media_type=entry.media_type, digest=digest, size_bytes=entry.size_bytes)
