@@ -1,0 +1,79 @@
+/** A whole generation, put together from the events of its stream. */
+
+import { enumName } from "./enums.js";
+import { streamIncomplete } from "./errors.js";
+import {
+  type Accepted,
+  type Finished,
+  FinishReasonSchema,
+  type GenerateResponse,
+  type Token,
+  type Usage,
+} from "./gen/kiln/runtime/v1/generation_pb.js";
+
+/** What a generation produced. */
+export interface Completion {
+  /** The generated text, without the stop string or stop token that ended it. */
+  readonly text: string;
+  /** The generated tokens, a stop token included; with log probabilities where they were asked for. */
+  readonly tokens: readonly Token[];
+  /** Ids of the generated tokens. */
+  readonly tokenIds: readonly number[];
+  /** `stop_token`, `stop_string` or `length`. */
+  readonly finishReason: string;
+  /** The stop string or the id of the stop token that ended it, undefined for other reasons. */
+  readonly stop: string | number | undefined;
+  /** What it cost. */
+  readonly usage: Usage | undefined;
+  /** Weight epoch of the last event. */
+  readonly weightEpoch: bigint;
+  /** How the server understood the request: its id, the prompt's length, every sampling value. */
+  readonly accepted: Accepted;
+}
+
+/**
+ * Reads a stream to its end.
+ *
+ * @throws KilnError - What the stream throws; reason STREAM_INCOMPLETE where it ends early or has a gap.
+ */
+export async function collect(events: AsyncIterable<GenerateResponse>): Promise<Completion> {
+  let accepted: Accepted | undefined;
+  let finished: Finished | undefined;
+  let weightEpoch = 0n;
+  let eventCount = 0n;
+  const texts: string[] = [];
+  const tokens: Token[] = [];
+  for await (const { event, ...response } of events) {
+    if (response.sequenceNumber !== eventCount) {
+      throw streamIncomplete(`event ${eventCount} is missing, event ${response.sequenceNumber} came`);
+    }
+    eventCount += 1n;
+    weightEpoch = response.weightEpoch;
+    if (event.case === "accepted") {
+      accepted = event.value;
+    } else if (event.case === "delta") {
+      texts.push(event.value.text);
+      tokens.push(...event.value.tokens);
+    } else if (event.case === "finished") {
+      finished = event.value;
+    }
+  }
+  if (accepted === undefined || finished === undefined) {
+    throw streamIncomplete(`no ${accepted === undefined ? "accepted" : "finished"} event`);
+  }
+  return {
+    text: texts.join(""),
+    tokens,
+    tokenIds: tokens.map((token) => token.id),
+    finishReason: enumName(FinishReasonSchema, finished.reason),
+    stop: finished.matchedStop.value,
+    usage: finished.usage,
+    weightEpoch,
+    accepted,
+  };
+}
+
+/** Reads a stream to its end and gives its text, as `collect` does. */
+export async function text(events: AsyncIterable<GenerateResponse>): Promise<string> {
+  return (await collect(events)).text;
+}

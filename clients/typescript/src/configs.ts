@@ -1,0 +1,97 @@
+/** From JavaScript values to compile requests. */
+
+import { create, isMessage, type MessageInitShape } from "@bufbuild/protobuf";
+import { enumNumber } from "./enums.js";
+import { fieldInvalid } from "./errors.js";
+import {
+  type CompileRequest,
+  CompileRequestSchema,
+  OptimizationLevelSchema,
+  Target_KindSchema,
+} from "./gen/kiln/compiler/v1/compiler_pb.js";
+import { type InferenceConfig, InferenceConfigSchema } from "./gen/kiln/config/v1/config_pb.js";
+
+/**
+ * What to compile: an object with NxD Inference's names such as `{ neuron_config: { seq_len: 256 } }`, the same as JSON
+ * text, or a message made by `inferenceConfig`. The server judges objects and text: it knows names that this client does
+ * not.
+ */
+export type Config = InferenceConfig | string | { readonly neuron_config?: Readonly<Record<string, unknown>> };
+
+/** Describes one bundle. What is left out takes the server's default. */
+export interface CompileOptions {
+  /** Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. */
+  readonly name: string;
+  /** Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root. */
+  readonly model: string;
+  /** What to compile. */
+  readonly config: Config;
+  /** Hardware to compile for. Default `cpu`. */
+  readonly target?: "cpu" | "inf2" | "trn1" | "trn2" | "trn3";
+  /** CPU instruction set: `x86-64-v3` (default), `x86-64-v4` or `native`. */
+  readonly isa?: string;
+  /** 0 ships the exported graph, 1 (default) and 2 compile ahead of time. */
+  readonly optimizationLevel?: 0 | 1 | 2;
+  /** Makes the call idempotent. */
+  readonly requestId?: string;
+  /** Build even where the cache has the result. */
+  readonly skipCacheLookup?: boolean;
+  /** Enters every cache key. */
+  readonly salt?: string;
+}
+
+/** Makes a configuration whose names and types the compiler checks: `{ neuronConfig: { seqLen: 256 } }`. */
+export function inferenceConfig(config: MessageInitShape<typeof InferenceConfigSchema>): InferenceConfig {
+  return create(InferenceConfigSchema, config);
+}
+
+/**
+ * Makes the request of one compile.
+ *
+ * @throws KilnError - Reason CONFIG_INVALID, the object is not JSON.
+ * @throws TypeError - An option has a value that its enum lacks.
+ */
+export function compileRequest(options: CompileOptions): CompileRequest {
+  const level = options.optimizationLevel;
+  return create(CompileRequestSchema, {
+    name: options.name,
+    model: options.model,
+    configSource: configSourceOf(options.config),
+    target: { kind: enumNumber(Target_KindSchema, options.target), isa: options.isa },
+    optimizationLevel: enumNumber(OptimizationLevelSchema, level === undefined ? undefined : `o${level}`),
+    requestId: options.requestId,
+    skipCacheLookup: options.skipCacheLookup,
+    salt: options.salt,
+  });
+}
+
+function configSourceOf(config: Config): CompileRequest["configSource"] {
+  if (typeof config === "string") {
+    return { case: "configJson", value: config };
+  }
+  if (isMessage(config, InferenceConfigSchema)) {
+    return { case: "config", value: config };
+  }
+  return { case: "configJson", value: JSON.stringify(plainJson(config, "")) };
+}
+
+/** A copy that JSON text can hold. JSON.stringify alone turns NaN into null and Dates and Maps into something else. */
+function plainJson(value: unknown, path: string): unknown {
+  if (Array.isArray(value)) {
+    return value.map((item, index) => plainJson(item, `${path}[${index}]`));
+  }
+  if (typeof value === "object" && value !== null && isPlain(value)) {
+    const entries = Object.entries(value).filter(([, item]) => item !== undefined);
+    return Object.fromEntries(entries.map(([name, item]) => [name, plainJson(item, path ? `${path}.${name}` : name)]));
+  }
+  if (value === null || ["string", "boolean"].includes(typeof value) || Number.isFinite(value)) {
+    return value;
+  }
+  const description = `got ${String(value)}; accepted: text, finite numbers, true, false, null, arrays, plain objects`;
+  throw fieldInvalid("CONFIG_INVALID", "the configuration is not JSON", path || "config", description);
+}
+
+function isPlain(value: object): boolean {
+  const prototype: unknown = Object.getPrototypeOf(value);
+  return prototype === null || prototype === Object.prototype;
+}

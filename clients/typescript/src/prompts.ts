@@ -1,0 +1,108 @@
+/** From JavaScript values to generation requests. */
+
+import { create, isMessage } from "@bufbuild/protobuf";
+import type { CallOptions } from "./calls.js";
+import { fieldInvalid } from "./errors.js";
+import {
+  type Chat,
+  ChatSchema,
+  type GenerateRequest,
+  GenerateRequestSchema,
+  TokenIdsSchema,
+} from "./gen/kiln/runtime/v1/generation_pb.js";
+
+/** Text, token ids, or a conversation made by `chat`. */
+export type Prompt = string | readonly number[] | Chat;
+
+/** One turn of a conversation. */
+export interface ChatTurn {
+  /** `system`, `user`, `assistant`, `tool` or another role that the chat template knows. */
+  readonly role: string;
+  /** Text of the turn. */
+  readonly content: string;
+}
+
+/** How a conversation is rendered. */
+export interface ChatOptions {
+  /** Tools offered to the model, usually JSON schemas of functions: objects, or JSON text that is sent as it is. */
+  readonly tools?: readonly (object | string)[];
+  /** Ask the template to open the assistant's turn. Default true. */
+  readonly addGenerationPrompt?: boolean;
+}
+
+/** Options of a generation; what is left out takes the server's default, which its Accepted event reports. */
+export interface GenerateOptions extends CallOptions {
+  /** Id for `abort` and logs. Default: chosen by the server. */
+  readonly requestId?: string;
+  /** Most tokens to generate. Default: what the sequence length leaves. */
+  readonly maxNewTokens?: number;
+  /** Divides the logits; 0 is greedy. */
+  readonly temperature?: number;
+  /** Keeps the k most likely tokens; 0 keeps all that the bundle considers. */
+  readonly topK?: number;
+  /** Keeps the smallest set of tokens whose probability reaches p, in (0, 1]. */
+  readonly topP?: number;
+  /** Reproduces the same tokens whatever shares the batch, in [0, 2^64). A `number` must be a safe integer. */
+  readonly seed?: number | bigint;
+  /** Texts that end generation. */
+  readonly stopStrings?: readonly string[];
+  /** Tokens that end generation, besides the bundle's own. */
+  readonly stopTokenIds?: readonly number[];
+  /** Go on past the bundle's end-of-sequence tokens. */
+  readonly ignoreEos?: boolean;
+  /** Log probability of each token, and of this many alternatives; 0 for the chosen token only. */
+  readonly logprobs?: number;
+}
+
+/** Makes a conversation prompt of turns, oldest first. */
+export function chat(turns: readonly ChatTurn[], options: ChatOptions = {}): Chat {
+  return create(ChatSchema, {
+    messages: turns.map(({ role, content }) => ({ role, content })),
+    toolsJson: (options.tools ?? []).map((tool) => (typeof tool === "string" ? tool : JSON.stringify(tool))),
+    addGenerationPrompt: options.addGenerationPrompt,
+  });
+}
+
+/**
+ * Makes the request of one generation. An option left out stays unset: unset is not zero.
+ *
+ * @throws KilnError - Reason REQUEST_INVALID, `seed` is no whole number that JavaScript holds exactly.
+ */
+export function generateRequest(deploymentId: string, prompt: Prompt, options: GenerateOptions = {}): GenerateRequest {
+  return create(GenerateRequestSchema, {
+    deploymentId,
+    requestId: options.requestId,
+    prompt: promptOf(prompt),
+    sampling: {
+      temperature: options.temperature,
+      topK: options.topK,
+      topP: options.topP,
+      seed: seedOf(options.seed),
+    },
+    stop: {
+      maxNewTokens: options.maxNewTokens,
+      stopStrings: [...(options.stopStrings ?? [])],
+      stopTokenIds: [...(options.stopTokenIds ?? [])],
+      ignoreEos: options.ignoreEos,
+    },
+    output: { logprobs: options.logprobs },
+  });
+}
+
+function promptOf(prompt: Prompt): GenerateRequest["prompt"] {
+  if (typeof prompt === "string") {
+    return { case: "text", value: prompt };
+  }
+  if (isMessage(prompt, ChatSchema)) {
+    return { case: "chat", value: prompt };
+  }
+  return { case: "tokenIds", value: create(TokenIdsSchema, { ids: [...prompt] }) };
+}
+
+function seedOf(seed: number | bigint | undefined): bigint | undefined {
+  if (typeof seed === "number" && !Number.isSafeInteger(seed)) {
+    const description = `got ${seed}; accepted: a whole number below 2^53, or a bigint in [0, 2^64)`;
+    throw fieldInvalid("REQUEST_INVALID", "the seed is no whole number", "sampling.seed", description);
+  }
+  return seed === undefined ? undefined : BigInt(seed);
+}
