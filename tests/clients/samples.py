@@ -65,8 +65,33 @@ def bundle(version: int = 3, **fields: object) -> bundle_pb2.Bundle:
         create_time=CREATED,
         aliases=["prod"],
         graph_abi_digest=DIGEST,
+        contents=bundle_pb2.BUNDLE_CONTENTS_FULL,
         **fields,  # type: ignore[arg-type]
     )
+
+
+LEASE = bundle_pb2.Lease(holder="runtime/host-1", digest=DIGEST, expire_time=CREATED)
+COLLECTED = bundle_pb2.CollectGarbageResponse(
+    deleted_bundle_count=1,
+    deleted_blob_count=4,
+    deleted_size_bytes=3_000_000,
+    kept_blob_count=9,
+    kept_size_bytes=8_000_000,
+)
+
+
+def importing() -> list[bundle_pb2.ImportBundleResponse]:
+    result = bundle_pb2.ImportResult(
+        bundle=bundle(), copied_blob_count=3, copied_size_bytes=2_000_000, present_blob_count=5
+    )
+    progress = [(0, 2_000_000), (2_000_000, 2_000_000)]
+    return [
+        *(
+            bundle_pb2.ImportBundleResponse(progress=bundle_pb2.ImportProgress(done_bytes=done, total_bytes=total))
+            for done, total in progress
+        ),
+        bundle_pb2.ImportBundleResponse(result=result),
+    ]
 
 
 def deployment(**fields: object) -> runtime_pb2.Deployment:
@@ -84,6 +109,7 @@ def deployment(**fields: object) -> runtime_pb2.Deployment:
         state=runtime_pb2.Deployment.STATE_READY,
         roles=[role],
         cores=[0],
+        threads_per_core=2,
         capabilities=runtime_pb2.Capabilities(
             max_context_length=128, max_length=256, max_batch_size=2, default_sampling={"top_p": 1.0}
         ),

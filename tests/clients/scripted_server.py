@@ -63,7 +63,8 @@ class ScriptedServer(grpc.GenericRpcHandler):
         cancelled: Set once a call of the method was cancelled by its client, by method name.
     """
 
-    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None, address: str = "127.0.0.1:0") -> None:
+        self._bind_address = address
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.time_limits_s: dict[str, list[float | None]] = defaultdict(list)
         self.cancelled: dict[str, threading.Event] = defaultdict(threading.Event)
@@ -79,6 +80,9 @@ class ScriptedServer(grpc.GenericRpcHandler):
         self._answers[method] = list(answers)
 
     def stop(self) -> None:
+        """Ends the server; calling it again does nothing."""
+        if self._loop.is_closed():
+            return
         self._run(self._server.stop(None))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -91,9 +95,9 @@ class ScriptedServer(grpc.GenericRpcHandler):
         server = grpc.aio.server()
         server.add_generic_rpc_handlers([self])
         if self._credentials is None:
-            port = server.add_insecure_port("127.0.0.1:0")
+            port = server.add_insecure_port(self._bind_address)
         else:
-            port = server.add_secure_port("127.0.0.1:0", self._credentials)
+            port = server.add_secure_port(self._bind_address, self._credentials)
         await server.start()
         return server, f"127.0.0.1:{port}"
 

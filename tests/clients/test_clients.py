@@ -24,6 +24,7 @@ from kiln_client import (
     Stream,
     chat,
     compile_request,
+    errors,
 )
 
 from tests.clients import samples
@@ -31,6 +32,11 @@ from tests.clients.scripted_server import ScriptedServer
 
 CHAT = chat([{"role": "user", "content": "hi"}])
 COMPILE = compile_request("tiny", "models/tiny", {"neuron_config": {"seq_len": 8}}, optimization_level=0)
+SHARD = compiler_pb2.ShardWeightsRequest(
+    name="pirate", model="models/pirate", executables_ref="tiny:v1", request_id="r", skip_cache_lookup=True
+)
+WATCH = compiler_pb2.WatchCompileRequest(operation="operations/7")
+WATCHING = [samples.watch_progress("TRACE"), samples.watch_result()]
 BLOBS = [bundle_pb2.ReadBlobResponse(data=b"ab"), bundle_pb2.ReadBlobResponse(data=b"c")]
 LOADING = [
     runtime_pb2.LoadBundleResponse(progress=samples.load_progress("VERIFY", 1, 2)),
@@ -63,21 +69,26 @@ class Case:
 
 COMPILER_CASES = [
     Case("Compile", samples.OPERATION, "start_compile", (COMPILE,), COMPILE, samples.OPERATION),
+    Case("WatchCompile", WATCHING, "watch_compile", ("operations/7",), WATCH, WATCHING),
+    Case("WatchCompile", WATCHING, "compile", (COMPILE,), WATCH, samples.watch_result().result),
+    Case("WatchCompile", WATCHING, "wait_compile", ("operations/7",), WATCH, samples.watch_result().result),
     Case(
-        "WatchCompile",
-        [samples.watch_progress("TRACE"), samples.watch_result()],
-        "watch_compile",
-        ("operations/7",),
-        compiler_pb2.WatchCompileRequest(operation="operations/7"),
-        [samples.watch_progress("TRACE"), samples.watch_result()],
+        "ShardWeights",
+        samples.OPERATION,
+        "start_shard_weights",
+        ("pirate", "models/pirate", "tiny:v1"),
+        SHARD,
+        samples.OPERATION,
+        {"request_id": "r", "skip_cache_lookup": True},
     ),
     Case(
-        "WatchCompile",
-        [samples.watch_progress("TRACE"), samples.watch_result()],
-        "compile",
-        (COMPILE,),
-        compiler_pb2.WatchCompileRequest(operation="operations/7"),
+        "ShardWeights",
+        samples.OPERATION,
+        "shard_weights",
+        ("pirate", "models/pirate", "tiny:v1"),
+        SHARD,
         samples.watch_result().result,
+        {"request_id": "r", "skip_cache_lookup": True},
     ),
     Case(
         "GetOperation",
@@ -163,6 +174,51 @@ BUNDLE_CASES = [
         bundle_pb2.ListAliasesRequest(),
         [bundle_pb2.Alias(alias="prod")],
     ),
+    Case(
+        "LeaseBundle",
+        bundle_pb2.LeaseBundleResponse(lease=samples.LEASE),
+        "lease_bundle",
+        ("tiny@prod", "runtime/host-1"),
+        bundle_pb2.LeaseBundleRequest(ref="tiny@prod", holder="runtime/host-1", duration=samples.seconds(90.5)),
+        samples.LEASE,
+        {"duration_s": 90.5},
+    ),
+    Case(
+        "ReleaseLease",
+        bundle_pb2.ReleaseLeaseResponse(released_count=2),
+        "release_lease",
+        ("runtime/host-1", samples.DIGEST),
+        bundle_pb2.ReleaseLeaseRequest(holder="runtime/host-1", digest=samples.DIGEST),
+        2,
+    ),
+    Case(
+        "ListLeases",
+        bundle_pb2.ListLeasesResponse(leases=[samples.LEASE]),
+        "list_leases",
+        (),
+        bundle_pb2.ListLeasesRequest(),
+        [samples.LEASE],
+    ),
+    Case(
+        "CollectGarbage",
+        samples.COLLECTED,
+        "collect_garbage",
+        (),
+        bundle_pb2.CollectGarbageRequest(dry_run=True, max_cache_age=samples.seconds(60)),
+        samples.COLLECTED,
+        {"dry_run": True, "max_cache_age_s": 60},
+    ),
+    Case(
+        "ImportBundle",
+        samples.importing(),
+        "import_bundle",
+        ("/import/store", "tiny"),
+        bundle_pb2.ImportBundleRequest(
+            layout="/import/store", source_ref="stable", name="tiny", alias="prod", alias_etag=""
+        ),
+        samples.importing()[-1].result,
+        {"source_ref": "stable", "alias": "prod", "alias_etag": ""},
+    ),
 ]
 RUNTIME_CASES = [
     Case(
@@ -213,10 +269,12 @@ RUNTIME_CASES = [
         "LoadBundle",
         LOADING,
         "load_bundle",
-        ("tiny", "demo"),
-        runtime_pb2.LoadBundleRequest(ref="tiny", deployment_id="demo", cores=[1]),
+        ("tiny@prod", "demo"),
+        runtime_pb2.LoadBundleRequest(
+            ref="tiny@prod", deployment_id="demo", cores=[1], threads_per_core=4, follow_alias=True
+        ),
         samples.deployment(),
-        {"cores": [1]},
+        {"cores": [1], "threads_per_core": 4, "follow_alias": True},
     ),
     Case(
         "UnloadBundle",
@@ -285,6 +343,7 @@ CLIENTS = [
 @pytest.mark.parametrize(("asynchronous", "_blocking", "case"), CLIENTS, ids=str)
 async def test_asynchronous_call(server: ScriptedServer, asynchronous: Any, _blocking: Any, case: Case) -> None:
     server.script("Compile", samples.OPERATION)
+    server.script("WatchCompile", WATCHING)
     server.script(case.rpc, case.answer)
     async with asynchronous(server.address) as client:
         returned = getattr(client, case.method)(*case.arguments, **case.options)
@@ -299,6 +358,7 @@ async def test_asynchronous_call(server: ScriptedServer, asynchronous: Any, _blo
 @pytest.mark.parametrize(("_asynchronous", "blocking", "case"), CLIENTS, ids=str)
 def test_blocking_call(server: ScriptedServer, _asynchronous: Any, blocking: Any, case: Case) -> None:
     server.script("Compile", samples.OPERATION)
+    server.script("WatchCompile", WATCHING)
     server.script(case.rpc, case.answer)
     with blocking(server.address) as client:
         returned = getattr(client, case.method)(*case.arguments, **case.options)
@@ -318,6 +378,29 @@ def test_both_variants_have_the_same_methods(asynchronous: type, blocking: type)
         }
 
     assert methods(asynchronous) == methods(blocking)
+
+
+async def test_what_is_left_out_is_unset(server: ScriptedServer) -> None:
+    server.script("LeaseBundle", bundle_pb2.LeaseBundleResponse(lease=samples.LEASE))
+    server.script("CollectGarbage", samples.COLLECTED)
+    server.script("ImportBundle", samples.importing())
+    server.script("LoadBundle", LOADING)
+    async with AsyncBundles(server.address) as bundles, AsyncRuntime(server.address) as runtime:
+        await bundles.lease_bundle("tiny", "me")
+        await bundles.collect_garbage()
+        await bundles.import_bundle("/import/store", "tiny")
+        await runtime.load_bundle("tiny", "demo")
+    assert not server.requests["LeaseBundle"][0].HasField("duration")
+    assert not server.requests["CollectGarbage"][0].HasField("max_cache_age")
+    assert not server.requests["ImportBundle"][0].HasField("alias_etag")
+    assert not server.requests["LoadBundle"][0].HasField("threads_per_core")
+
+
+async def test_import_that_ends_silently(server: ScriptedServer) -> None:
+    server.script("ImportBundle", samples.importing()[:1])
+    async with AsyncBundles(server.address) as bundles:
+        with pytest.raises(errors.StreamIncomplete, match="no result"):
+            await bundles.import_bundle("/import/store", "tiny")
 
 
 async def test_every_page_is_read(server: ScriptedServer) -> None:

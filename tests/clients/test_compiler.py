@@ -81,16 +81,6 @@ async def test_failed_compile_raises_its_status(server: ScriptedServer) -> None:
     assert caught.value.metadata == {"tag": "token_generation_256", "operation": "operations/7"}
 
 
-async def test_lost_connection_names_the_operation_that_goes_on(server: ScriptedServer) -> None:
-    server.script("Compile", samples.OPERATION)
-    server.script("WatchCompile", [samples.watch_progress("TRACE"), refusal("UNAVAILABLE", "SHUTTING_DOWN")])
-    async with AsyncCompiler(server.address) as compiler:
-        with pytest.raises(errors.Unavailable) as caught:
-            await compiler.compile(REQUEST)
-    assert caught.value.metadata["operation"] == "operations/7"
-    assert server.requests["CancelOperation"] == []
-
-
 async def test_watch_without_an_end_is_an_error(server: ScriptedServer) -> None:
     server.script("Compile", samples.OPERATION)
     server.script("WatchCompile", [samples.watch_progress("TRACE")])

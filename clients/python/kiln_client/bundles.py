@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from google.protobuf.duration_pb2 import Duration
 from kiln.bundle.v1 import bundle_pb2 as pb
 from kiln.bundle.v1.bundle_pb2_grpc import BundleServiceStub
 
+from kiln_client.errors import StreamIncomplete
 from kiln_client.service_client import ServiceClient
 from kiln_client.streams import AsyncStream
 
@@ -67,3 +70,79 @@ class AsyncBundles(ServiceClient):
         request = pb.ListAliasesRequest(name=name)
         response = await self._ask(self._stub.ListAliases, request, self.timeouts.read_s)
         return [*response.aliases]
+
+    async def lease_bundle(self, ref: str, holder: str, *, duration_s: float | None = None) -> pb.Lease:
+        """Keeps a bundle's blobs from being collected, or renews the lease that the holder has.
+
+        Args:
+            ref: Bundle reference.
+            holder: Who uses the bundle, 1 to 128 characters.
+            duration_s: How long, from now, in seconds: 1 second to 30 days. Default: 1 day.
+        """
+        request = pb.LeaseBundleRequest(ref=ref, holder=holder, duration=_duration(duration_s))
+        return (await self._ask(self._stub.LeaseBundle, request, self.timeouts.read_s)).lease
+
+    async def release_lease(self, holder: str, digest: str = "") -> int:
+        """Gives back a holder's lease on one bundle digest, or all of its leases; gives their number."""
+        request = pb.ReleaseLeaseRequest(holder=holder, digest=digest)
+        return (await self._ask(self._stub.ReleaseLease, request, self.timeouts.read_s)).released_count
+
+    async def list_leases(self, digest: str = "") -> list[pb.Lease]:
+        """Lists the leases on one bundle digest, or all, by digest and holder."""
+        request = pb.ListLeasesRequest(digest=digest)
+        return [*(await self._ask(self._stub.ListLeases, request, self.timeouts.read_s)).leases]
+
+    async def collect_garbage(
+        self, *, dry_run: bool = False, max_cache_age_s: float | None = None
+    ) -> pb.CollectGarbageResponse:
+        """Removes what no version, lease, running build or executable cache entry in use needs.
+
+        Args:
+            dry_run: Only tell what would be removed.
+            max_cache_age_s: Forget executables of the cache that no bundle uses and that were last used longer ago, in
+                seconds. None keeps them all.
+        """
+        request = pb.CollectGarbageRequest(dry_run=dry_run, max_cache_age=_duration(max_cache_age_s))
+        return await self._ask(self._stub.CollectGarbage, request, self.timeouts.change_s)
+
+    async def import_bundle(
+        self,
+        layout: str,
+        name: str,
+        *,
+        source_ref: str = "",
+        alias: str = "",
+        alias_etag: str | None = None,
+        on_progress: Callable[[pb.ImportProgress], None] = lambda _: None,
+        timeout_s: float | None = None,
+    ) -> pb.ImportResult:
+        """Copies a bundle from another OCI image layout; only blobs that are missing are copied.
+
+        Leaving this call ends the import; the next one goes on with what was copied.
+
+        Args:
+            layout: Directory of the other layout on the compiler's host, under one of its import roots.
+            name: Bundle name of the new version.
+            source_ref: Digest or tag of the bundle in that layout; empty where it holds one bundle.
+            alias: Alias that shall name the new version; empty sets none.
+            alias_etag: Etag that the alias must still have, empty where it must not exist; None skips the check.
+            on_progress: Takes every progress event.
+            timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
+        """
+        request = pb.ImportBundleRequest(
+            layout=layout, source_ref=source_ref, name=name, alias=alias, alias_etag=alias_etag
+        )
+        async with self._stream(self._stub.ImportBundle, request, timeout_s or self.timeouts.load_s) as events:
+            async for event in events:
+                if event.WhichOneof("event") == "result":
+                    return event.result
+                on_progress(event.progress)
+        raise StreamIncomplete("no result")
+
+
+def _duration(seconds: float | None) -> Duration | None:
+    if seconds is None:
+        return None
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 from google.longrunning import operations_pb2 as operations
 from google.longrunning.operations_pb2_grpc import OperationsStub
@@ -16,13 +16,18 @@ from kiln.compiler.v1.compiler_pb2_grpc import CompilerServiceStub
 from kiln.config.v1.config_pb2 import InferenceConfig
 
 from kiln_client.enums import enum_number
-from kiln_client.errors import KilnError, StreamIncomplete
+from kiln_client.errors import KilnError, StreamIncomplete, Unavailable
+from kiln_client.reconnection import Reconnection
 from kiln_client.service_client import ServiceClient
 from kiln_client.status import error_from_status
 from kiln_client.streams import AsyncStream
 
 if TYPE_CHECKING:
     from kiln.compiler.v1.compiler_pb2_grpc import CompilerServiceAsyncStub
+
+OnStart: TypeAlias = Callable[[str], None]
+OnProgress: TypeAlias = Callable[[pb.CompileMetadata], None]
+OnLost: TypeAlias = Callable[[Unavailable], None]
 
 
 class CompileOptions(TypedDict, total=False):
@@ -95,42 +100,116 @@ class AsyncCompiler(ServiceClient):
         """Starts a compile and returns at once; the operation goes on without its caller."""
         return await self._ask(self._stub.Compile, request, self.timeouts.read_s)
 
+    async def start_shard_weights(
+        self, name: str, model: str, executables_ref: str, *, request_id: str = "", skip_cache_lookup: bool = False
+    ) -> operations.Operation:
+        """Starts to write weights and returns at once; arguments as of `shard_weights`."""
+        request = pb.ShardWeightsRequest(
+            name=name,
+            model=model,
+            executables_ref=executables_ref,
+            request_id=request_id,
+            skip_cache_lookup=skip_cache_lookup,
+        )
+        return await self._ask(self._stub.ShardWeights, request, self.timeouts.read_s)
+
     def watch_compile(self, operation: str, *, timeout_s: float | None = None) -> AsyncStream[pb.WatchCompileResponse]:
-        """Streams the progress of a compile, the result or the error last."""
+        """Streams the progress of an operation over one connection, the result or the error last."""
         request = pb.WatchCompileRequest(operation=operation)
         return self._stream(self._stub.WatchCompile, request, timeout_s or self.timeouts.compile_s)
+
+    async def wait_compile(
+        self,
+        operation: str,
+        *,
+        on_progress: OnProgress = lambda _: None,
+        on_lost: OnLost = lambda _: None,
+        timeout_s: float | None = None,
+    ) -> pb.CompileResponse:
+        """Waits for the end of an operation that a compile or a ShardWeights started.
+
+        A compiler that restarts resumes its operations, so a lost connection is opened again, after 0.2 s at first and
+        up to 5 s later, until the compiler was out of reach for `timeouts.reconnect_s`. Leaving this call changes
+        nothing: the operation goes on.
+
+        Args:
+            operation: Name of the operation.
+            on_progress: Takes the present state and every change; the present state once more with each connection.
+            on_lost: Takes the error of a connection that is opened again.
+            timeout_s: Deadline over all connections, in seconds. Default: `timeouts.compile_s`.
+        """
+        reconnection = Reconnection(self.timeouts.reconnect_s, timeout_s or self.timeouts.compile_s)
+        while True:
+            try:
+                async with self.watch_compile(operation, timeout_s=reconnection.remaining_s()) as events:
+                    end = await _last_event(events, on_progress, reconnection.reached)
+                break
+            except Unavailable as error:
+                delay_s = reconnection.next_delay_s(error)
+                if delay_s is None:
+                    raise
+                on_lost(error)
+            await asyncio.sleep(delay_s)
+        if end.WhichOneof("event") == "error":
+            raise error_from_status(end.error)
+        return end.result
 
     async def compile(
         self,
         request: pb.CompileRequest,
         *,
-        on_start: Callable[[str], None] = lambda _: None,
-        on_progress: Callable[[pb.CompileMetadata], None] = lambda _: None,
+        on_start: OnStart = lambda _: None,
+        on_progress: OnProgress = lambda _: None,
+        on_lost: OnLost = lambda _: None,
         timeout_s: float | None = None,
     ) -> pb.CompileResponse:
-        """Compiles a bundle and waits for it.
+        """Compiles a bundle and waits for it, over restarts of the compiler as `wait_compile` does.
 
-        Cancelling this call cancels the operation. When the connection or the deadline ends first, the operation goes
-        on, and the error's metadata names it: `watch_compile` finds it again.
+        Cancelling this call cancels the operation. When the deadline ends first, or the compiler stays out of reach,
+        the operation goes on, and the error's metadata names it: `wait_compile` finds it again.
 
         Args:
             request: What to compile, see `compile_request`.
             on_start: Takes the name of the operation.
             on_progress: Takes the present state and every change.
+            on_lost: Takes the error of a connection that is opened again.
             timeout_s: Deadline, in seconds. Default: `timeouts.compile_s`.
         """
         operation = await self.start_compile(request)
         on_start(operation.name)
-        try:
-            async with self.watch_compile(operation.name, timeout_s=timeout_s) as events:
-                return await _compile_result(events, on_progress)
-        except KilnError as error:
-            error.metadata.setdefault("operation", operation.name)
-            raise
-        except asyncio.CancelledError:
-            with contextlib.suppress(KilnError):  # it may have ended, or the server may be gone
-                await self.cancel_operation(operation.name)
-            raise
+        return await self._finish(operation.name, on_progress, on_lost, timeout_s)
+
+    async def shard_weights(
+        self,
+        name: str,
+        model: str,
+        executables_ref: str,
+        *,
+        request_id: str = "",
+        skip_cache_lookup: bool = False,
+        on_start: OnStart = lambda _: None,
+        on_progress: OnProgress = lambda _: None,
+        on_lost: OnLost = lambda _: None,
+        timeout_s: float | None = None,
+    ) -> pb.CompileResponse:
+        """Writes another checkpoint's weights for executables that exist, and waits for the bundle as `compile` does.
+
+        Args:
+            name: Bundle name of the new version, which has weights only.
+            model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
+            executables_ref: Bundle whose executables the weights are for.
+            request_id: Makes the call idempotent.
+            skip_cache_lookup: Build even where the cache has the result.
+            on_start: Takes the name of the operation.
+            on_progress: Takes the present state and every change.
+            on_lost: Takes the error of a connection that is opened again.
+            timeout_s: Deadline, in seconds. Default: `timeouts.compile_s`.
+        """
+        operation = await self.start_shard_weights(
+            name, model, executables_ref, request_id=request_id, skip_cache_lookup=skip_cache_lookup
+        )
+        on_start(operation.name)
+        return await self._finish(operation.name, on_progress, on_lost, timeout_s)
 
     async def get_operation(self, name: str) -> operations.Operation:
         """Tells where an operation stands."""
@@ -153,16 +232,28 @@ class AsyncCompiler(ServiceClient):
         request = operations.CancelOperationRequest(name=name)
         await self._ask(self._operations.CancelOperation, request, self.timeouts.read_s)
 
+    async def _finish(
+        self, operation: str, on_progress: OnProgress, on_lost: OnLost, timeout_s: float | None
+    ) -> pb.CompileResponse:
+        """Waits for an operation that this caller started, and cancels it when the caller is cancelled."""
+        try:
+            return await self.wait_compile(operation, on_progress=on_progress, on_lost=on_lost, timeout_s=timeout_s)
+        except KilnError as error:
+            error.metadata.setdefault("operation", operation)
+            raise
+        except asyncio.CancelledError:
+            with contextlib.suppress(KilnError):  # it may have ended, or the server may be gone
+                await self.cancel_operation(operation)
+            raise
 
-async def _compile_result(
-    events: AsyncStream[pb.WatchCompileResponse], on_progress: Callable[[pb.CompileMetadata], None]
-) -> pb.CompileResponse:
+
+async def _last_event(
+    events: AsyncStream[pb.WatchCompileResponse], on_progress: OnProgress, on_reached: Callable[[], None]
+) -> pb.WatchCompileResponse:
+    """Reads a watch to its result or error, which it gives."""
     async for event in events:
-        match event.WhichOneof("event"):
-            case "progress":
-                on_progress(event.progress)
-            case "result":
-                return event.result
-            case "error":
-                raise error_from_status(event.error)
+        on_reached()
+        if event.WhichOneof("event") in ("result", "error"):
+            return event
+        on_progress(event.progress)
     raise StreamIncomplete("no result")

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"(?:unix:.+|(?:[a-z0-9+.-]+:///?)?(?:\[[0-9a-fA-F:.%]+\]|
 # Unary calls that change nothing, so that trying them again is safe.
 _READS = {
     "google.longrunning.Operations": ("GetOperation", "ListOperations"),
-    "kiln.bundle.v1.BundleService": ("GetBundle", "ListBundles", "ListAliases"),
+    "kiln.bundle.v1.BundleService": ("GetBundle", "ListBundles", "ListAliases", "ListLeases"),
     "kiln.runtime.v1.GenerationService": ("Tokenize", "Detokenize"),
     "kiln.runtime.v1.RuntimeService": ("ListDeployments", "GetDeployment", "GetServerInfo"),
 }
@@ -47,6 +47,7 @@ _SERVICE_CONFIG = json.dumps(
 _CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.service_config", _SERVICE_CONFIG),
     ("grpc.max_receive_message_length", 64 << 20),  # a manifest with thousands of tensors
+    ("grpc.max_reconnect_backoff_ms", 5_000),  # the default, two minutes, outlasts a restart by far
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
@@ -77,8 +78,9 @@ class Timeouts:
         read_s: Calls that change nothing.
         change_s: Calls that change something and may wait for running requests.
         generate_s: One generation.
-        load_s: Loading a bundle or weights.
+        load_s: Loading a bundle or weights, or importing a bundle.
         compile_s: Compiling a bundle.
+        reconnect_s: How long the compiler may stay out of reach while an operation is waited for; 0 gives up at once.
     """
 
     read_s: float = 30.0
@@ -86,6 +88,7 @@ class Timeouts:
     generate_s: float = 3600.0
     load_s: float = 3600.0
     compile_s: float = 86400.0
+    reconnect_s: float = 600.0
 
 
 def resolve_address(address: str | None, variable: str) -> str:

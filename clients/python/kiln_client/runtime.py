@@ -106,19 +106,31 @@ class AsyncRuntime(ServiceClient):
         deployment_id: str,
         *,
         cores: Sequence[int] = (),
+        threads_per_core: int | None = None,
+        follow_alias: bool = False,
         on_progress: OnProgress = lambda _: None,
         timeout_s: float | None = None,
     ) -> runtime_pb2.Deployment:
         """Loads a bundle and waits until it serves. Loading goes on when the caller leaves.
 
+        A bundle without weights is loaded too: its deployment awaits `load_weights`.
+
         Args:
             ref: Bundle reference.
             deployment_id: Id of the new deployment.
             cores: Cores to use, as many as the bundle has ranks; empty lets the server choose.
+            threads_per_core: Threads that each rank computes with. Default: the server's.
+            follow_alias: Load the weights of the version that the alias names whenever it moves; `ref` is NAME@ALIAS.
             on_progress: Takes every progress event.
             timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
         """
-        request = runtime_pb2.LoadBundleRequest(ref=ref, deployment_id=deployment_id, cores=cores)
+        request = runtime_pb2.LoadBundleRequest(
+            ref=ref,
+            deployment_id=deployment_id,
+            cores=cores,
+            threads_per_core=threads_per_core,
+            follow_alias=follow_alias,
+        )
         async with self._stream(self._runtime.LoadBundle, request, timeout_s or self.timeouts.load_s) as events:
             async for event in events:
                 if event.WhichOneof("event") == "deployment":

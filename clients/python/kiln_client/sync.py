@@ -17,8 +17,11 @@ class Compiler(BlockingClient[AsyncCompiler]):
     asynchronous = AsyncCompiler
 
     start_compile = blocking(AsyncCompiler.start_compile)
+    start_shard_weights = blocking(AsyncCompiler.start_shard_weights)
     watch_compile = streaming(AsyncCompiler.watch_compile)
+    wait_compile = blocking(AsyncCompiler.wait_compile)
     compile = blocking(AsyncCompiler.compile)
+    shard_weights = blocking(AsyncCompiler.shard_weights)
     get_operation = blocking(AsyncCompiler.get_operation)
     list_operations = blocking(AsyncCompiler.list_operations)
     cancel_operation = blocking(AsyncCompiler.cancel_operation)
@@ -36,6 +39,11 @@ class Bundles(BlockingClient[AsyncBundles]):
     set_alias = blocking(AsyncBundles.set_alias)
     delete_alias = blocking(AsyncBundles.delete_alias)
     list_aliases = blocking(AsyncBundles.list_aliases)
+    lease_bundle = blocking(AsyncBundles.lease_bundle)
+    release_lease = blocking(AsyncBundles.release_lease)
+    list_leases = blocking(AsyncBundles.list_leases)
+    collect_garbage = blocking(AsyncBundles.collect_garbage)
+    import_bundle = blocking(AsyncBundles.import_bundle)
 
 
 class Runtime(BlockingClient[AsyncRuntime]):

@@ -1,13 +1,11 @@
-"""`kiln bundles` and `kiln operations`."""
+"""`kiln bundles`: versions and aliases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from google.longrunning.operations_pb2 import ListOperationsResponse, Operation
-from google.protobuf.empty_pb2 import Empty
+import pytest
 from kiln.bundle.v1 import bundle_pb2
-from kiln.compiler.v1 import compiler_pb2
 
 from tests.clients import samples
 from tests.clients.conftest import Outcome
@@ -30,12 +28,23 @@ def test_list(server: ScriptedServer, kiln: Kiln) -> None:
         "create_time": "2023-11-14T22:13:20Z",
         "aliases": ["prod"],
         "graph_abi_digest": samples.DIGEST,
+        "contents": "full",
     }
     shown = kiln("bundles", "list", "tiny").out
     assert "tiny:v2" in shown
     assert "5.0 MB" in shown
     assert "2023-11-14 22:13:20" in shown
     assert [request.name for request in server.requests["ListBundles"]] == ["", "tiny"]
+
+
+@pytest.mark.parametrize("contents", ["full", "executables", "weights"])
+def test_contents_are_shown(server: ScriptedServer, kiln: Kiln, contents: str) -> None:
+    bundle = samples.bundle()
+    bundle.contents = bundle_pb2.BundleContents.Value(f"BUNDLE_CONTENTS_{contents.upper()}")
+    server.script("ListBundles", bundle_pb2.ListBundlesResponse(bundles=[bundle]))
+    server.script("GetBundle", bundle_pb2.GetBundleResponse(bundle=bundle))
+    assert kiln("bundles", "list").out.splitlines()[1].split()[1] == contents
+    assert f"contents   {contents}\n" in kiln("bundles", "show", "tiny").out
 
 
 def test_list_of_nothing(server: ScriptedServer, kiln: Kiln) -> None:
@@ -105,40 +114,3 @@ def test_version_in_use(server: ScriptedServer, kiln: Kiln) -> None:
     outcome = kiln("bundles", "delete", "tiny:v3", "--json")
     assert (outcome.exit_code, outcome.error["code"]) == (1, "FAILED_PRECONDITION")
     assert outcome.error["metadata"] == {"alias": "prod"}
-
-
-def _operation(name: str, stage: str, **fields: object) -> Operation:
-    operation = Operation(name=name, **fields)
-    number = compiler_pb2.CompileStage.Value(f"COMPILE_STAGE_{stage}")
-    operation.metadata.Pack(compiler_pb2.CompileMetadata(name="tiny", stage=number))
-    return operation
-
-
-def test_operations(server: ScriptedServer, kiln: Kiln) -> None:
-    done = _operation("operations/2", "DONE", done=True)
-    done.response.Pack(samples.watch_result().result)
-    failed = _operation("operations/3", "DONE", done=True, error=refusal("CANCELLED", "COMPILE_CANCELLED"))
-    running = _operation("operations/1", "LOWER")
-    server.script("ListOperations", ListOperationsResponse(operations=[running, done, failed]))
-    record = kiln("operations", "list", "--json").last
-    assert [operation["metadata"]["stage"] for operation in record["operations"]] == ["lower", "done", "done"]
-    assert record["operations"][1]["response"]["cache"] == "miss"
-    assert record["operations"][2]["error"]["reason"] == "COMPILE_CANCELLED"
-    lines = kiln("operations", "list").out.splitlines()
-    assert [line.split(maxsplit=2)[2].strip() for line in lines[1:]] == ["lower", "done", "failed: CANCELLED"]
-
-
-def test_no_operations(server: ScriptedServer, kiln: Kiln) -> None:
-    server.script("ListOperations", ListOperationsResponse())
-    assert kiln("operations", "list", "--json").last == {"operations": []}
-    assert kiln("operations", "list").out == "no operations\n"
-
-
-def test_cancel(server: ScriptedServer, kiln: Kiln) -> None:
-    server.script("CancelOperation", Empty())
-    record = kiln("operations", "cancel", "operations/1", "--json").last
-    assert record == {"operation": "operations/1", "cancel_requested": True}
-    assert kiln("operations", "cancel", "operations/1").out == "asked operations/1 to end\n"
-    assert server.requests["CancelOperation"][0].name == "operations/1"
-    server.script("CancelOperation", refusal("NOT_FOUND", "OPERATION_NOT_FOUND"))
-    assert kiln("operations", "cancel", "operations/9", "--json").error["reason"] == "OPERATION_NOT_FOUND"

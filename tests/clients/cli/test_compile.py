@@ -218,3 +218,47 @@ def test_failed_compile(server: ScriptedServer, kiln: Kiln, config: Path) -> Non
     assert [line.get("event") for line in outcome.lines] == ["started", "progress", None]
     assert (outcome.exit_code, outcome.error["reason"]) == (1, "LOWERING_FAILED")
     assert outcome.error["metadata"]["operation"] == "operations/7"
+
+
+def test_restart_of_the_compiler_is_told_and_survived(server: ScriptedServer, kiln: Kiln, config: Path) -> None:
+    def restarting() -> None:
+        before = [samples.watch_progress("TRACE"), refusal("UNAVAILABLE", "SHUTTING_DOWN", "it is shutting down")]
+        server.script("WatchCompile", before, [samples.watch_progress("TRACE"), samples.watch_result()])
+
+    server.script("Compile", samples.OPERATION)
+    restarting()
+    arguments = ("compile", config, "--model", "m", "--name", "tiny")
+    outcome = kiln(*arguments, "--json")
+    events = ["started", "progress", "reconnecting", "progress", "result"]
+    assert [line["event"] for line in outcome.lines] == events
+    assert outcome.lines[2] == {"event": "reconnecting", "reason": "SHUTTING_DOWN", "message": "it is shutting down"}
+    restarting()
+    outcome = kiln(*arguments)
+    assert outcome.exit_code == 0
+    assert outcome.err.splitlines() == ["trace", "it is shutting down; trying again", "trace"]
+
+
+def test_shard_weights(compiling: ScriptedServer, kiln: Kiln) -> None:
+    response = compiler_pb2.CompileResponse(name="pirate", version=1, digest=samples.DIGEST)
+    sharding = samples.watch_progress("SHARD", sharded_bytes=1_000_000, total_bytes=4_000_000)
+    compiling.script("ShardWeights", samples.OPERATION)
+    compiling.script("WatchCompile", [sharding, compiler_pb2.WatchCompileResponse(result=response)])
+    words = ("shard-weights", "tiny:v3", "--model", "kiln-pirate", "--name", "pirate")
+    outcome = kiln(*words, "--skip-cache-lookup", "--json")
+    assert [line["event"] for line in outcome.lines] == ["started", "progress", "result"]
+    assert (outcome.last["version"], outcome.last["bundle"]) == ("pirate:v1", samples.DIGEST)
+    assert (outcome.last["executables"], outcome.last["operation"]) == ([], "operations/7")
+    plain = kiln(*words)
+    assert plain.err == "shard 1.0 MB/4.0 MB\n"
+    assert plain.out.split()[:2] == ["version", "pirate:v1"]
+    assert "executable" not in plain.out
+    fresh, cached = compiling.requests["ShardWeights"]
+    request = {"name": "pirate", "model": "kiln-pirate", "executables_ref": "tiny:v3"}
+    assert fresh == compiler_pb2.ShardWeightsRequest(**request, skip_cache_lookup=True)
+    assert cached == compiler_pb2.ShardWeightsRequest(**request)
+
+
+def test_weights_that_fit_no_executable(compiling: ScriptedServer, kiln: Kiln) -> None:
+    compiling.script("ShardWeights", refusal("FAILED_PRECONDITION", "GRAPH_ABI_MISMATCH", expected="a", actual="b"))
+    outcome = kiln("shard-weights", "tiny:v3", "--model", "m", "--name", "pirate", "--json")
+    assert (outcome.exit_code, outcome.error["reason"]) == (1, "GRAPH_ABI_MISMATCH")

@@ -45,6 +45,40 @@ def test_load_for_a_person(loading: ScriptedServer, kiln: Kiln) -> None:
     assert loading.requests["LoadBundle"][0].cores == []
 
 
+def test_load_with_threads_and_a_followed_alias(loading: ScriptedServer, kiln: Kiln) -> None:
+    kiln("load", "tiny@prod", "--deployment", "demo", "--threads-per-core", "4", "--follow-alias")
+    assert loading.requests["LoadBundle"] == [
+        runtime_pb2.LoadBundleRequest(ref="tiny@prod", deployment_id="demo", threads_per_core=4, follow_alias=True)
+    ]
+
+
+def test_deployment_that_awaits_its_weights(server: ScriptedServer, kiln: Kiln) -> None:
+    waiting = samples.deployment()
+    waiting.state = runtime_pb2.Deployment.STATE_AWAITING_WEIGHTS
+    waiting.roles[0].weight_epoch = 0
+    waiting.roles[0].weights_ref = ""
+    server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=waiting))
+    server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse())
+    server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=[waiting]))
+    assert kiln("status", "demo", "--json").last["state"] == "awaiting_weights"
+    shown = kiln("status", "demo").out
+    assert "awaiting_weights" in shown
+    assert "tiny:v3, waiting for weights: kiln load-weights demo REF" in shown
+    assert "none yet" in kiln("status").out
+
+
+def test_followed_alias_is_shown_with_what_is_wrong(server: ScriptedServer, kiln: Kiln) -> None:
+    following = samples.deployment(followed_alias="tiny@prod")
+    server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=following))
+    server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse())
+    server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=[following]))
+    assert "tiny:v3, following tiny@prod" in kiln("status").out
+    assert "tiny@prod\n" in kiln("status", "demo").out
+    following.follow_message = "tiny:v4 has another graph"
+    server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=following))
+    assert "tiny@prod: tiny:v4 has another graph" in kiln("status", "demo").out
+
+
 def test_load_that_fails_halfway(server: ScriptedServer, kiln: Kiln) -> None:
     progress = runtime_pb2.LoadBundleResponse(progress=samples.load_progress("VERIFY"))
     server.script("LoadBundle", [progress, refusal("DATA_LOSS", "BLOB_CORRUPT", "blob x is corrupt", digest="x")])
@@ -70,7 +104,14 @@ def test_unload(server: ScriptedServer, kiln: Kiln) -> None:
 
 def test_status(server: ScriptedServer, kiln: Kiln) -> None:
     info = runtime_pb2.GetServerInfoResponse(
-        version="0.1.0", schema_revision=1, target="cpu", isas=["x86-64-v3"], total_cores=8, free_cores=7
+        version="0.1.0",
+        schema_revision=1,
+        target="cpu",
+        isas=["x86-64-v3"],
+        total_cores=8,
+        free_cores=7,
+        total_memory_bytes=8_000_000,
+        free_memory_bytes=3_000_000,
     )
     server.script("GetServerInfo", info)
     server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=[samples.deployment()]))
@@ -79,6 +120,7 @@ def test_status(server: ScriptedServer, kiln: Kiln) -> None:
     assert [deployment["id"] for deployment in record["deployments"]] == ["demo"]
     shown = kiln("status").out
     assert "7 of 8 free" in shown
+    assert "3.0 MB of 8.0 MB free" in shown
     assert "demo" in shown
     server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse())
     assert kiln("status", "--json").last["deployments"] == []
@@ -90,7 +132,9 @@ def test_status_of_one(server: ScriptedServer, kiln: Kiln) -> None:
     server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=failed))
     record = kiln("status", "demo", "--json").last
     assert (record["id"], record["message"], record["kv_bytes"]) == ("demo", "rank 0 [died]", 1_000_000)
-    assert "rank 0 [died]" in kiln("status", "demo").out
+    shown = kiln("status", "demo").out
+    assert "rank 0 [died]" in shown
+    assert "0, 2 threads each" in shown
     assert server.requests["GetDeployment"][0].deployment_id == "demo"
     server.script("GetDeployment", refusal("NOT_FOUND", "DEPLOYMENT_NOT_FOUND", "no deployment 'x'"))
     assert kiln("status", "x", "--json").error["reason"] == "DEPLOYMENT_NOT_FOUND"

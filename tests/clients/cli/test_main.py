@@ -42,10 +42,16 @@ def test_the_commands_of_the_contract_are_there() -> None:
     assert {" ".join(words) for words in COMMANDS} == {
         "up",
         "compile",
+        "shard-weights",
         "bundles list",
         "bundles show",
         "bundles alias",
         "bundles delete",
+        "bundles lease",
+        "bundles release",
+        "bundles leases",
+        "bundles gc",
+        "bundles import",
         "load",
         "unload",
         "status",
@@ -55,6 +61,7 @@ def test_the_commands_of_the_contract_are_there() -> None:
         "tokenize",
         "operations list",
         "operations cancel",
+        "operations wait",
         "version",
     }
 
@@ -85,10 +92,16 @@ def test_every_command_reports_usage_errors_as_json(kiln: Kiln, words: tuple[str
 # Arguments that make a command call its service.
 CALLS = {
     ("compile",): ("-", "--model", "m", "--name", "n"),
+    ("shard-weights",): ("tiny", "--model", "m", "--name", "n"),
     ("bundles", "list"): (),
     ("bundles", "show"): ("tiny",),
     ("bundles", "alias"): ("tiny", "prod"),
     ("bundles", "delete"): ("tiny:v1",),
+    ("bundles", "lease"): ("tiny", "--holder", "h"),
+    ("bundles", "release"): ("--holder", "h"),
+    ("bundles", "leases"): (),
+    ("bundles", "gc"): (),
+    ("bundles", "import"): ("/import/store", "--name", "n"),
     ("load",): ("tiny", "--deployment", "d"),
     ("unload",): ("d",),
     ("status",): (),
@@ -98,6 +111,7 @@ CALLS = {
     ("tokenize",): ("--deployment", "d", "--prompt", "x"),
     ("operations", "list"): (),
     ("operations", "cancel"): ("operations/1",),
+    ("operations", "wait"): ("operations/1",),
 }
 
 

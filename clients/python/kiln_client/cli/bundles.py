@@ -6,14 +6,25 @@ import click
 from kiln.bundle.v1.bundle_pb2 import Bundle
 from rich.text import Text
 
+from kiln_client.cli.bundle_views import (
+    bundle_view,
+    bundles_view,
+    collection_view,
+    import_view,
+    lease_text,
+    leases_view,
+    version_ref,
+)
+from kiln_client.cli.parameters import DURATION, server_path
+from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import Record, record_from_message
 from kiln_client.cli.session import Session, remote_command
-from kiln_client.cli.views import bundle_view, bundles_view, pairs, version_ref
+from kiln_client.cli.views import pairs
 
 
 @click.group("bundles")
 def bundles_group() -> None:
-    """List, show, alias and delete bundles.
+    """List, show, alias, lease, import, delete and collect bundles.
 
     A REF is NAME (its newest version), NAME:vN, NAME@ALIAS or sha256:HEX.
     """
@@ -73,6 +84,88 @@ async def delete_command(session: Session, *, ref: str, etag: str | None) -> Non
         (("deleted", ref), ("blobs", freed.deleted_blob_count), ("bytes", freed.deleted_size_bytes)),
     )
     session.output.result(record, view)
+
+
+@bundles_group.command("lease")
+@click.argument("ref")
+@click.option("--holder", required=True, help="Who uses the bundle; a holder has one lease on a bundle.")
+@click.option("--duration", "duration_s", type=DURATION, help="How long, such as 90m or 7d. Default: 1d.")
+@remote_command
+async def lease_command(session: Session, *, ref: str, holder: str, duration_s: float | None) -> None:
+    """Keep a bundle's blobs from being collected, or renew the holder's lease."""
+    async with session.bundles() as bundles:
+        lease = await bundles.lease_bundle(ref, holder, duration_s=duration_s)
+    session.output.result(record_from_message(lease), lease_text(lease))
+
+
+@bundles_group.command("release")
+@click.option("--holder", required=True, help="Whose lease to give back.")
+@click.option("--digest", default="", metavar="sha256:HEX", help="Bundle of the lease. Default: all of the holder's.")
+@remote_command
+async def release_command(session: Session, *, holder: str, digest: str) -> None:
+    """Give a lease back. One that has expired or never was is no error."""
+    async with session.bundles() as bundles:
+        count = await bundles.release_lease(holder, digest)
+    session.output.result({"holder": holder, "released_count": count}, Text(f"released {count} leases of {holder}"))
+
+
+@bundles_group.command("leases")
+@click.argument("digest", default="", metavar="[sha256:HEX]")
+@remote_command
+async def leases_command(session: Session, *, digest: str) -> None:
+    """List the leases on one bundle, or all."""
+    async with session.bundles() as bundles:
+        found = await bundles.list_leases(digest)
+    session.output.result({"leases": [record_from_message(lease) for lease in found]}, leases_view(found))
+
+
+@bundles_group.command("gc")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@click.option(
+    "--max-cache-age",
+    "max_cache_age_s",
+    type=DURATION,
+    help="Forget executables of the cache, unused for longer, such as 30d, that no bundle needs. Default: keep them.",
+)
+@remote_command
+async def gc_command(session: Session, *, dry_run: bool, max_cache_age_s: float | None) -> None:
+    """Remove what no version, lease, running build or executable cache entry in use needs."""
+    async with session.bundles() as bundles:
+        collected = await bundles.collect_garbage(dry_run=dry_run, max_cache_age_s=max_cache_age_s)
+    record = {"dry_run": dry_run, **record_from_message(collected)}
+    session.output.result(record, collection_view(collected, dry_run=dry_run))
+
+
+@bundles_group.command("import")
+@click.argument("layout")
+@click.option("--name", required=True, help="Bundle name of the new version.")
+@click.option("--source-ref", default="", help="Digest or tag of the bundle in LAYOUT. Default: the only one.")
+@click.option("--alias", default="", help="Alias that shall name the new version, set last.")
+@click.option("--alias-etag", help="Move the alias only if it still has this etag; empty if it must not exist.")
+@remote_command
+async def import_command(
+    session: Session, *, layout: str, name: str, source_ref: str, alias: str, alias_etag: str | None
+) -> None:
+    """Copy a bundle from the OCI image layout LAYOUT, a directory on the compiler's host.
+
+    Only blobs that are missing are copied. Interrupting the command ends the import; the next one goes on with what was
+    copied.
+    """
+    if alias_etag is not None and not alias:
+        raise click.UsageError("--alias-etag goes with --alias")
+    with ProgressView(session.output) as progress:
+        async with session.bundles() as bundles:
+            result = await bundles.import_bundle(
+                server_path(layout),
+                name,
+                source_ref=source_ref,
+                alias=alias,
+                alias_etag=alias_etag,
+                on_progress=progress.imported,
+            )
+    record = record_from_message(result)
+    record["bundle"] = _bundle_record(result.bundle, without=("manifest", "blobs"))
+    session.output.result({"event": "result", **record}, import_view(result))
 
 
 def _bundle_record(bundle: Bundle, without: tuple[str, ...] = ()) -> Record:

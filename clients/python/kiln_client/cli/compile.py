@@ -1,32 +1,39 @@
-"""`kiln compile`."""
+"""`kiln compile` and `kiln shard-weights`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 from kiln.compiler.v1.compiler_pb2 import CompileResponse, Target
 
-from kiln_client.cli.parameters import DOCUMENT, enum_choice, read_document
+from kiln_client.cli.parameters import DOCUMENT, enum_choice, read_document, server_path
 from kiln_client.cli.progress import ProgressView
-from kiln_client.cli.records import Record, record_from_message
+from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.cli.views import compile_view
 from kiln_client.compiler import compile_request
 from kiln_client.errors import DocumentInvalid
 
+_MODEL = click.option(
+    "--model", required=True, metavar="DIR", help="Hugging Face checkpoint, here or under a model root."
+)
+_NAME = click.option("--name", required=True, help="Name of the bundle.")
+_SKIP_CACHE_LOOKUP = click.option(
+    "--skip-cache-lookup", is_flag=True, help="Build even where the cache has the result."
+)
+
 
 @click.command("compile")
 @click.argument("config", type=DOCUMENT)
-@click.option("--model", required=True, metavar="DIR", help="Hugging Face checkpoint, here or under a model root.")
-@click.option("--name", required=True, help="Name of the bundle.")
+@_MODEL
+@_NAME
 @click.option(
     "-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="0 needs no C++ toolchain. Default: 1."
 )
 @click.option("--target", type=enum_choice(Target.Kind), help="Hardware to compile for. Default: cpu.")
 @click.option("--isa", help="CPU instruction set: x86-64-v3 (default), x86-64-v4 or native.")
-@click.option("--skip-cache-lookup", is_flag=True, help="Build even where the cache has the result.")
+@_SKIP_CACHE_LOOKUP
 @click.option("--salt", help="Text that enters every cache key.")
 @remote_command
 async def compile_command(
@@ -44,7 +51,8 @@ async def compile_command(
 
         neuron_config: {seq_len: 256, batch_size: 2}
 
-    Interrupting the command cancels the compile.
+    A restart of the compiler interrupts neither the compile nor the command. Interrupting the command cancels the
+    compile.
     """
     document = read_document(config, reason="CONFIG_INVALID", field="config")
     if not isinstance(document, dict):
@@ -52,27 +60,60 @@ async def compile_command(
     given = {option: value for option, value in options.items() if value is not None}
     if optimization_level is not None:
         given["optimization_level"] = int(optimization_level)
-    request = compile_request(name, _checkpoint(model), document, **given)
-    operation: Record = {}
-
-    def started(operation_name: str) -> None:
-        operation["operation"] = operation_name
-        session.output.event("started", operation)
-
+    request = compile_request(name, server_path(model), document, **given)
+    started = _Started(session)
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
-            response = await compiler.compile(request, on_start=started, on_progress=progress.compiled)
+            response = await compiler.compile(
+                request, on_start=started, on_progress=progress.compiled, on_lost=progress.lost
+            )
+    show_result(session, response, started.operation)
+
+
+@click.command("shard-weights")
+@click.argument("executables_ref", metavar="REF")
+@_MODEL
+@_NAME
+@_SKIP_CACHE_LOOKUP
+@remote_command
+async def shard_weights_command(
+    session: Session, *, executables_ref: str, model: str, name: str, skip_cache_lookup: bool
+) -> None:
+    """Write a checkpoint's weights for the executables of the bundle REF.
+
+    The checkpoint is another one of the same model, such as a fine-tune. The result is a bundle with weights only, for
+    `kiln load-weights`. Interrupting the command cancels it.
+    """
+    started = _Started(session)
+    with ProgressView(session.output) as progress:
+        async with session.compiler() as compiler:
+            response = await compiler.shard_weights(
+                name,
+                server_path(model),
+                executables_ref,
+                skip_cache_lookup=skip_cache_lookup,
+                on_start=started,
+                on_progress=progress.compiled,
+                on_lost=progress.lost,
+            )
+    show_result(session, response, started.operation)
+
+
+class _Started:
+    """Tells that an operation has started, and remembers its name."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.operation = ""
+
+    def __call__(self, operation: str) -> None:
+        self.operation = operation
+        self._session.output.event("started", {"operation": operation})
+
+
+def show_result(session: Session, response: CompileResponse, operation: str) -> None:
+    """Shows what an operation made."""
     version = f"{response.name}:v{response.version}"
-    record = {"event": "result", **_result_record(response, version), **operation}
-    session.output.result(record, compile_view(response, version))
-
-
-def _checkpoint(model: str) -> str:
-    """Gives an absolute path for a directory that is here; a path under one of the server's model roots as it is."""
-    path = Path(model)
-    return str(path.absolute()) if path.exists() else model
-
-
-def _result_record(response: CompileResponse, version: str) -> Record:
     record = record_from_message(response)
-    return record | {"bundle": record.pop("digest"), "version": version}
+    record |= {"bundle": record.pop("digest"), "version": version, "operation": operation}
+    session.output.result({"event": "result", **record}, compile_view(response, version))

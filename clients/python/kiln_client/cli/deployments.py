@@ -7,7 +7,7 @@ from kiln.runtime.v1 import runtime_pb2
 from rich.console import Group
 from rich.text import Text
 
-from kiln_client.cli.parameters import IntegerList, enum_choice
+from kiln_client.cli.parameters import INT32, IntegerList, enum_choice
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, remote_command
@@ -21,16 +21,35 @@ _IN_FLIGHT = enum_choice(runtime_pb2.InFlightPolicy)
 @click.argument("ref")
 @click.option("--deployment", "deployment_id", required=True, metavar="ID", help="Id of the new deployment.")
 @click.option("--cores", type=IntegerList(), help="Cores to use. Default: the server chooses.")
+@click.option("--threads-per-core", type=INT32, help="Threads that each rank computes with. Default: the server's.")
+@click.option(
+    "--follow-alias", is_flag=True, help="Load the weights that REF, a NAME@ALIAS, names whenever the alias moves."
+)
 @remote_command
-async def load_command(session: Session, *, ref: str, deployment_id: str, cores: tuple[int, ...] | None) -> None:
-    """Load a bundle and wait until it serves.
+async def load_command(
+    session: Session,
+    *,
+    ref: str,
+    deployment_id: str,
+    cores: tuple[int, ...] | None,
+    threads_per_core: int | None,
+    follow_alias: bool,
+) -> None:
+    """Load a bundle and wait until it serves, or until it awaits its weights where the bundle has none.
 
     REF is NAME, NAME:vN, NAME@ALIAS or sha256:HEX. Loading goes on when the command is interrupted;
     `kiln status` shows it.
     """
     with ProgressView(session.output) as progress:
         async with session.runtime() as runtime:
-            deployment = await runtime.load_bundle(ref, deployment_id, cores=cores or (), on_progress=progress.loaded)
+            deployment = await runtime.load_bundle(
+                ref,
+                deployment_id,
+                cores=cores or (),
+                threads_per_core=threads_per_core,
+                follow_alias=follow_alias,
+                on_progress=progress.loaded,
+            )
     record = {"event": "result", **record_from_message(deployment)}
     session.output.result(record, deployment_view(deployment))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from kiln_client.cli.bundles import bundles_group
-from kiln_client.cli.compile import compile_command
+from kiln_client.cli.compile import compile_command, shard_weights_command
 from kiln_client.cli.deployments import (
     load_command,
     load_weights_command,
@@ -44,6 +44,7 @@ def kiln() -> None:
 for _command in (
     up_command,
     compile_command,
+    shard_weights_command,
     bundles_group,
     load_command,
     unload_command,

@@ -8,6 +8,8 @@ from google.rpc import code_pb2
 from kiln.compiler.v1.compiler_pb2 import CompileMetadata, CompileStage
 from rich.text import Text
 
+from kiln_client.cli.compile import show_result
+from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.cli.views import rows
@@ -16,7 +18,7 @@ from kiln_client.enums import enum_name
 
 @click.group("operations")
 def operations_group() -> None:
-    """List and cancel compiles."""
+    """List compiles, wait for them, cancel them."""
 
 
 @operations_group.command("list")
@@ -28,6 +30,17 @@ async def list_command(session: Session) -> None:
     record = {"operations": [record_from_message(operation) for operation in found]}
     view = rows(("operation", "bundle", "state"), map(_row, found)) if found else Text("no operations", style="dim")
     session.output.result(record, view)
+
+
+@operations_group.command("wait")
+@click.argument("name")
+@remote_command
+async def wait_command(session: Session, *, name: str) -> None:
+    """Wait for the end of the operation NAME (operations/…), which goes on when the command is interrupted."""
+    with ProgressView(session.output) as progress:
+        async with session.compiler() as compiler:
+            response = await compiler.wait_compile(name, on_progress=progress.compiled, on_lost=progress.lost)
+    show_result(session, response, name)
 
 
 @operations_group.command("cancel")

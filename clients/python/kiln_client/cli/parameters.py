@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
 
 import click
 from google.protobuf.descriptor import EnumDescriptor
@@ -13,6 +14,7 @@ from kiln_client.errors import DocumentInvalid
 
 SECONDS = click.FloatRange(min=0, min_open=True)
 DOCUMENT = click.File("rb")
+_MOST_DURATION_DIGITS = 6  # a protobuf duration holds ten thousand years, which a million days are not
 
 
 class Integer(click.ParamType[int]):
@@ -32,6 +34,21 @@ INT32 = Integer(-(2**31), 2**31 - 1)
 UINT64 = Integer(0, 2**64 - 1)
 
 
+class DurationSeconds(click.ParamType[float]):
+    """A time such as `90`, `90s`, `15m`, `12h` or `30d`; a number alone is of seconds."""
+
+    name = "time"
+    _units: ClassVar[dict[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Gives the seconds; which ones are accepted is for the server to judge."""
+        unit = self._units.get(value[-1:])
+        number = value if unit is None else value[:-1]
+        if not number.isascii() or not number.isdecimal() or len(number) > _MOST_DURATION_DIGITS:
+            self.fail(f"got {value!r}; accepted: a whole number with s, m, h or d behind it", param, ctx)
+        return float(int(number) * (unit or 1))
+
+
 class IntegerList(click.ParamType[tuple[int, ...]]):
     """Integers with commas between them."""
 
@@ -42,10 +59,19 @@ class IntegerList(click.ParamType[tuple[int, ...]]):
         return tuple(INT32.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
+DURATION = DurationSeconds()
+
+
 def enum_choice(enum: Any) -> click.Choice[str]:
     """Accepts the names of an enum's values."""
     descriptor: EnumDescriptor = enum.DESCRIPTOR
     return click.Choice(enum_names(descriptor))
+
+
+def server_path(path: str) -> str:
+    """Gives an absolute path for a directory that is here; a path under one of the server's roots as it is."""
+    here = Path(path)
+    return str(here.absolute()) if here.exists() else path
 
 
 def read_document(file: BinaryIO, *, reason: str, field: str) -> Document:

@@ -1,4 +1,7 @@
-"""Progress of compiles and loads: a bar on a terminal, a line per step elsewhere, an event per change with `--json`."""
+"""Progress of compiles, loads and imports.
+
+A bar on a terminal, a line per step elsewhere, an event per change with `--json`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from google.protobuf.message import Message
+from kiln.bundle.v1.bundle_pb2 import ImportProgress
 from kiln.compiler.v1.compiler_pb2 import CompileMetadata, CompileStage
 from kiln.runtime.v1.runtime_pb2 import LoadProgress
 from rich.filesize import decimal
@@ -15,6 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from kiln_client.cli.output import Output
 from kiln_client.cli.records import record_from_message
 from kiln_client.enums import enum_name
+from kiln_client.errors import Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,11 @@ def load_state(progress: LoadProgress) -> ProgressState:
     return _bytes_state(stage, progress.done_bytes, progress.total_bytes, "")
 
 
+def import_state(progress: ImportProgress) -> ProgressState:
+    """Reads the progress of an import."""
+    return _bytes_state("copy", progress.done_bytes, progress.total_bytes, "")
+
+
 def _bytes_state(stage: str, done: int, total: int, remark: str) -> ProgressState:
     count = f"{decimal(done)}/{decimal(total)}" if total else ""
     return ProgressState(stage, done, total, count, stage, remark)
@@ -77,6 +87,16 @@ class ProgressView:
     def loaded(self, progress: LoadProgress) -> None:
         """Takes the next state of a load."""
         self._show(progress, load_state(progress))
+
+    def imported(self, progress: ImportProgress) -> None:
+        """Takes the next state of an import."""
+        self._show(progress, import_state(progress))
+
+    def lost(self, error: Unavailable) -> None:
+        """Tells that the connection was lost and will be opened again."""
+        self._output.event("reconnecting", {"reason": error.reason, "message": error.message})
+        self._shown = ""
+        self._output.remark(f"{error.message}; trying again")
 
     def _show(self, message: Message, state: ProgressState) -> None:
         self._output.event("progress", record_from_message(message))

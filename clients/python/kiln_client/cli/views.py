@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kiln.bundle.v1.bundle_pb2 import Bundle
 from kiln.compiler.v1.compiler_pb2 import CacheResult, CompileResponse
 from kiln.runtime.v1.generation_pb2 import Usage
 from kiln.runtime.v1.runtime_pb2 import Deployment, GetServerInfoResponse, LoadWeightsResult, Role
@@ -14,8 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from kiln_client.enums import enum_name
-
-_SHORT_DIGEST = len("sha256:") + 12
 
 
 def pairs(values: Iterable[tuple[str, object]]) -> Table:
@@ -61,43 +58,7 @@ def compile_view(response: CompileResponse, version: str) -> RenderableType:
             *(("warning", warning) for warning in response.warnings),
         )
     )
-    return Group(executables, summary)
-
-
-def bundles_view(bundles: Iterable[Bundle]) -> RenderableType:
-    """Lists versions."""
-    return rows(
-        ("version", "aliases", "digest", "size", "created"),
-        (
-            (
-                version_ref(bundle),
-                ", ".join(bundle.aliases),
-                bundle.digest[:_SHORT_DIGEST],
-                decimal(bundle.size_bytes),
-                _time(bundle),
-            )
-            for bundle in bundles
-        ),
-    )
-
-
-def bundle_view(bundle: Bundle) -> RenderableType:
-    """Shows one version and its blobs."""
-    summary = pairs(
-        (
-            ("version", version_ref(bundle)),
-            ("aliases", ", ".join(bundle.aliases) or "none"),
-            ("digest", bundle.digest),
-            ("graph ABI", bundle.graph_abi_digest),
-            ("size", decimal(bundle.size_bytes)),
-            ("created", _time(bundle)),
-        )
-    )
-    blobs = rows(
-        ("blob", "size", "type", "title"),
-        ((blob.digest[:_SHORT_DIGEST], decimal(blob.size_bytes), blob.media_type, blob.title) for blob in bundle.blobs),
-    )
-    return Group(summary, blobs)
+    return Group(executables, summary) if response.executables else summary
 
 
 def server_view(info: GetServerInfoResponse) -> RenderableType:
@@ -107,6 +68,7 @@ def server_view(info: GetServerInfoResponse) -> RenderableType:
             ("runtime", info.version),
             ("target", f"{info.target} ({', '.join(info.isas)})"),
             ("cores", f"{info.free_cores} of {info.total_cores} free"),
+            ("memory", f"{decimal(info.free_memory_bytes)} of {decimal(info.total_memory_bytes)} free"),
         )
     )
 
@@ -122,7 +84,7 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
                 deployment.id,
                 enum_name(Deployment.State.DESCRIPTOR, deployment.state),
                 ", ".join(role.bundle_ref for role in deployment.roles),
-                ", ".join(role.weights_ref for role in deployment.roles),
+                _weights_in_use(deployment),
                 ", ".join(str(role.weight_epoch) for role in deployment.roles),
                 ",".join(map(str, deployment.cores)),
                 f"{deployment.load.used_slots}/{deployment.load.total_slots}",
@@ -142,7 +104,9 @@ def deployment_view(deployment: Deployment) -> RenderableType:
     roles = (
         (
             enum_name(Role.DESCRIPTOR, role.role),
-            f"{role.bundle_ref} with weights of {role.weights_ref or role.bundle_ref}, epoch {role.weight_epoch}",
+            f"{role.bundle_ref} with weights of {role.weights_ref or role.bundle_ref}, epoch {role.weight_epoch}"
+            if role.weight_epoch
+            else f"{role.bundle_ref}, waiting for weights: kiln load-weights {deployment.id} REF",
         )
         for role in deployment.roles
     )
@@ -152,7 +116,8 @@ def deployment_view(deployment: Deployment) -> RenderableType:
             ("state", enum_name(Deployment.State.DESCRIPTOR, deployment.state)),
             *((("message", deployment.message),) if deployment.message else ()),
             *roles,
-            ("cores", ",".join(map(str, deployment.cores))),
+            *_following(deployment),
+            ("cores", f"{','.join(map(str, deployment.cores))}, {deployment.threads_per_core} threads each"),
             ("memory", f"{decimal(deployment.weights_bytes)} weights, {decimal(deployment.kv_bytes)} KV cache"),
             ("lengths", f"prompt {capabilities.max_context_length}, sequence {capabilities.max_length} tokens"),
             (
@@ -162,6 +127,16 @@ def deployment_view(deployment: Deployment) -> RenderableType:
             ("load", f"{load.used_slots}/{load.total_slots} slots, {load.queued_requests} queued, {load.steps} steps"),
         )
     )
+
+
+def _weights_in_use(deployment: Deployment) -> str:
+    weights = ", ".join(role.weights_ref if role.weight_epoch else "none yet" for role in deployment.roles)
+    return f"{weights}, following {deployment.followed_alias}" if deployment.followed_alias else weights
+
+
+def _following(deployment: Deployment) -> Iterable[tuple[str, str]]:
+    if deployment.followed_alias:
+        yield "follows", ": ".join(filter(None, (deployment.followed_alias, deployment.follow_message)))
 
 
 def weights_view(result: LoadWeightsResult) -> RenderableType:
@@ -190,12 +165,3 @@ def usage_line(usage: Usage, *, finish: str, weight_epoch: int) -> str:
         f" {usage.generated_tokens} generated, finish {finish}, queue {queue * 1e3:.0f} ms,"
         f" prefill {prefill * 1e3:.0f} ms, decode {decode * 1e3:.0f} ms{rate}, weight epoch {weight_epoch}"
     )
-
-
-def version_ref(bundle: Bundle) -> str:
-    """Gives `name:vN`, or the digest of a bundle that no version names."""
-    return f"{bundle.name}:v{bundle.version}" if bundle.version else bundle.digest
-
-
-def _time(bundle: Bundle) -> str:
-    return f"{bundle.create_time.ToDatetime():%Y-%m-%d %H:%M:%S}" if bundle.HasField("create_time") else ""
