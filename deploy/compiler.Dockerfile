@@ -1,0 +1,44 @@
+# The compiler: checkpoint and configuration in, bundle out. It holds a C++ compiler, which lowering needs.
+#
+#     docker build --file deploy/compiler.Dockerfile --tag kiln-compiler .
+#
+# Torch has to be its CPU build, and where pip finds that is yours to say: PIP_EXTRA_ARGS takes options of
+# `pip install`, such as `--extra-index-url URL` with the index of torch's CPU wheels, and TORCH a requirement, such as
+# `torch==2.13.0+cpu`. A CUDA build fails the build of the image.
+#
+# The first steps are those of deploy/runtime.Dockerfile, so that one cached layer holds torch for both.
+
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+ARG TORCH=torch==2.13.0
+ARG PIP_EXTRA_ARGS=
+RUN python -m venv /opt/kiln
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} "${TORCH}"
+RUN /opt/kiln/bin/python -c 'import torch; assert torch.version.cuda is None, "a CUDA build: see PIP_EXTRA_ARGS"'
+# The collective operators are a native library.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY protos /src/protos
+COPY bundle /src/bundle
+COPY edge /src/edge
+COPY execution /src/execution
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/protos /src/bundle /src/edge /src/execution
+COPY compiler_svc /src/compiler_svc
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/compiler_svc
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} /wheels/*.whl
+# The library is optional for pip; without it no bundle of several ranks is verified.
+RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
+
+FROM ${PYTHON_IMAGE}
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+# One user id in both images: what the compiler publishes in the shared store, the runtime may read.
+RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/kiln --shell /usr/sbin/nologin kiln
+# A volume that is mounted here for the first time takes over this owner.
+RUN install --directory --owner kiln --group kiln /var/lib/kiln/store /var/lib/kiln/state /var/lib/kiln/cache
+COPY --from=build /opt/kiln /opt/kiln
+USER 10001:10001
+WORKDIR /var/lib/kiln
+ENV PYTHONUNBUFFERED=1
+EXPOSE 50051
+ENTRYPOINT ["/opt/kiln/bin/python", "-m", "compiler_svc"]
+CMD ["--help"]
