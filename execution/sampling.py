@@ -2,12 +2,19 @@
 
 Plain tensor arithmetic without data-dependent shapes, so that it can be exported into an executable as well as run
 after one. Rows do not see each other: a row's token depends on its own logits, parameters and random number.
+
+`sample` takes whole rows of logits. Its steps stand alone too, for vocabularies that are divided among ranks: each
+rank takes the top of its part, the tops are joined, and the joined top is drawn from. Equal logits give equal tokens
+either way.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+#: Weights are summed as multiples of this: sums of integers do not depend on how the vocabulary is divided.
+_WEIGHT_UNIT = 2.0**-40
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -29,36 +36,107 @@ def sample(logits: Tensor, sampling_params: Tensor, rand: Tensor, global_topk: i
         int32 [N].
     """
     ids, weights = candidates(logits, sampling_params, global_topk)
-    cumulative = weights.cumsum(dim=-1)
-    # The first candidate whose cumulative weight exceeds the target; rounding must not lead past the last one.
-    index = (cumulative <= rand * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-    index = index.minimum((weights > 0).sum(dim=-1, keepdim=True) - 1)
-    drawn = ids.gather(-1, index)[:, 0].to(torch.int32)
-    is_greedy = (sampling_params[:, 0] == 1) | (sampling_params[:, 2] == 0)
-    return torch.where(is_greedy, greedy(logits), drawn)
+    return draw(ids, weights, sampling_params, rand)
 
 
 def candidates(logits: Tensor, sampling_params: Tensor, global_topk: int) -> tuple[Tensor, Tensor]:
-    """The tokens that can be drawn, likeliest first, and their weights; arguments as in `sample`.
+    """The tokens that can be drawn and their weights, likeliest first; arguments as in `sample`.
+
+    Returns:
+        Token ids int32 [N, K] and unnormalized weights f32 [N, K], 0 where a token cannot be drawn.
+    """
+    logits, vocab_size = logits.float(), logits.shape[-1]
+    top_logits, ids = take_top(logits, count_candidates(global_topk, vocab_size))
+    total = sum_weights(logits, top_logits[:, :1], sampling_params)
+    return ids, weigh(top_logits, total, sampling_params)
+
+
+def count_candidates(global_topk: int, vocab_size: int) -> int:
+    """How many tokens are candidates: `global_topk`, or all where it is 0 or more than there are."""
+    return min(global_topk, vocab_size) if global_topk > 0 else vocab_size
+
+
+def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of each row, likeliest first, the lowest id first where several are equally likely.
+
+    Args:
+        logits: f32 [N, M].
+        ids: int32 [N, M], all different and not negative: the tokens' ids. None: their places.
+
+    Returns:
+        Logits f32 [N, count] and ids int32 [N, count].
+    """
+    places = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    # topk alone leaves the order of equals open. As integers, logits and ids together are never equal.
+    bits = torch.where(logits == 0, 0.0, logits).view(torch.int32)
+    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    keys = ascending.to(torch.int64) * 2**32 - (places if ids is None else ids)
+    top = keys.topk(count, dim=-1).indices
+    return logits.gather(-1, top), top.to(torch.int32) if ids is None else ids.gather(-1, top)
+
+
+def sum_weights(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:
+    """Sum of the weights of a vocabulary, or of a part of it: parts add up to the whole without rounding.
+
+    Args:
+        logits: f32 [N, M], the part.
+        largest: f32 [N, 1], the largest of the whole.
+        sampling_params: As in `sample`.
+
+    Returns:
+        int64 [N, 1], to be given to `weigh`.
+    """
+    weights = _scores(logits, largest, sampling_params).exp()
+    return (weights / _WEIGHT_UNIT).to(torch.int64).sum(dim=-1, keepdim=True)
+
+
+def weigh(top_logits: Tensor, total: Tensor | None, sampling_params: Tensor) -> Tensor:
+    """Weights of candidates: what top_k and top_p leave of them.
 
     top_p keeps the likeliest tokens until their probabilities reach it, the one that crosses it included. Probability
     is measured among the row's top_k tokens or, where top_k is 0, among the whole vocabulary.
 
+    Args:
+        top_logits: f32 [N, K], likeliest first.
+        total: The whole vocabulary's `sum_weights`; may be None where every row has a top_k.
+        sampling_params: As in `sample`.
+
     Returns:
-        Token ids int64 [N, K] and unnormalized weights f32 [N, K], 0 where a token cannot be drawn.
+        Unnormalized weights f32 [N, K], 0 where a token cannot be drawn.
     """
-    top_k, top_p, temperature = sampling_params.unbind(dim=-1)
-    divisor = torch.where(temperature == 0, 1.0, temperature)[:, None]
-    logits = logits.float()
-    scores = (logits - logits.amax(dim=-1, keepdim=True)) / divisor
-    vocab_size = logits.shape[-1]
-    num_candidates = min(global_topk, vocab_size) if global_topk > 0 else vocab_size
-    top_scores, ids = scores.topk(num_candidates, dim=-1)
-    weights = top_scores.exp()
-    rank = torch.arange(num_candidates, device=logits.device)[None, :]
-    has_top_k = (top_k > 0)[:, None]
-    weights = weights.where(~has_top_k | (rank < top_k[:, None]), 0.0)
-    total = torch.where(has_top_k, weights.sum(dim=-1, keepdim=True), scores.exp().sum(dim=-1, keepdim=True))
+    top_k, top_p = sampling_params[:, :1], sampling_params[:, 1:2]
+    weights = _scores(top_logits, top_logits[:, :1], sampling_params).exp()
+    rank = torch.arange(top_logits.shape[-1], device=top_logits.device)[None, :]
+    weights = weights.where((top_k <= 0) | (rank < top_k), 0.0)
+    measure = weights.sum(dim=-1, keepdim=True)
+    if total is not None:
+        measure = torch.where(top_k > 0, measure, total.float() * _WEIGHT_UNIT)
     before = weights.cumsum(dim=-1) - weights
-    is_kept = (before < top_p[:, None] * total) | (top_p >= 1)[:, None] | (rank == 0)
-    return ids, weights.where(is_kept, 0.0)
+    is_kept = (before < top_p * measure) | (top_p >= 1) | (rank == 0)
+    return weights.where(is_kept, 0.0)
+
+
+def draw(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) -> Tensor:
+    """Draws one of the candidates of each row.
+
+    Args:
+        ids: int32 [N, K], likeliest first.
+        weights: f32 [N, K], unnormalized.
+        sampling_params: As in `sample`; so is `rand`.
+
+    Returns:
+        int32 [N].
+    """
+    cumulative = weights.cumsum(dim=-1)
+    # The first candidate whose cumulative weight exceeds the target; rounding must not lead past the last one.
+    index = (cumulative <= rand * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
+    index = index.minimum((weights > 0).sum(dim=-1, keepdim=True) - 1)
+    drawn = ids.gather(-1, index)[:, 0]
+    is_greedy = (sampling_params[:, 0] == 1) | (sampling_params[:, 2] == 0)
+    return torch.where(is_greedy, ids[:, 0], drawn)
+
+
+def _scores(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:
+    """Logits after temperature, shifted so that the likeliest has 0."""
+    temperature = sampling_params[:, 2:3]
+    return (logits - largest) / torch.where(temperature == 0, 1.0, temperature)

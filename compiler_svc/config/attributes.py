@@ -53,7 +53,6 @@ def _new_tokens_left(values: Mapping[str, Any]) -> int | None:
 
 
 _BY_SUBMODEL: Final = "the compiler sets it for each submodel"
-_ONE_RANK: Final = "one rank reduces nothing"
 _NEURON_ONLY: Final = "it concerns NeuronCores only"
 
 #: Attributes of NeuronConfig, in an order that lets defaults be derived.
@@ -67,14 +66,14 @@ NEURON_CONFIG: Final = (
     Attribute("n_active_tokens", Integer(1), _same_as("seq_len"), hint=_BY_SUBMODEL),
     Attribute("n_positions", Integer(1), _same_as("seq_len"), hint=_BY_SUBMODEL),
     Attribute("torch_dtype", DTYPES, served=("float32", "bfloat16")),
-    Attribute("rpl_reduce_dtype", DTYPES, hint=_ONE_RANK),
+    Attribute("rpl_reduce_dtype", DTYPES, served=("float32", "bfloat16")),
     Attribute("cast_type", Choice(("config", "as-declared")), "config", served=("config",)),
     Attribute("async_mode", Flag(), False, served=(False,)),
-    Attribute("save_sharded_checkpoint", Flag(), True, served=(True,)),
-    Attribute("skip_sharding", Flag(), False, served=(False,)),
+    Attribute("save_sharded_checkpoint", Flag(), True),
+    Attribute("skip_sharding", Flag(), False),
     Attribute("logical_nc_config", Integer(1, 2), 1, hint=_NEURON_ONLY),
     Attribute("skip_warmup", Flag(), False, hint="the runtime runs every executable once after a load"),
-    Attribute("tp_degree", Integer(1), 1, served=(1,)),
+    Attribute("tp_degree", Integer(1), 1),
     Attribute("fused_qkv", Flag(), False, served=(False,)),
     Attribute("on_device_sampling_config", Table()),
     Attribute("output_logits", Flag(), False),

@@ -55,7 +55,7 @@ class NeuronConfig:
     n_active_tokens: int
     n_positions: int
     torch_dtype: DType
-    rpl_reduce_dtype: str | None
+    rpl_reduce_dtype: DType | None
     cast_type: Literal["config"]
     async_mode: bool
     save_sharded_checkpoint: bool

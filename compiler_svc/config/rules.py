@@ -110,6 +110,10 @@ NEURON_CONFIG_NOTES: Final = (
         "neuron_config.is_continuous_batching: the runtime lets requests join and leave the running batch all the same",
     ),
     Note(
+        lambda v: v["rpl_reduce_dtype"] is not None and v["tp_degree"] == 1,
+        "neuron_config.rpl_reduce_dtype: '{rpl_reduce_dtype}' is ignored: one rank reduces nothing",
+    ),
+    Note(
         lambda v: v["output_logits"] and v["on_device_sampling_config"] is None,
         "neuron_config.output_logits: logits are the output anyway because on_device_sampling_config is unset",
     ),

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compiler_svc.models.kv_heads import kv_heads_of_rank
+from compiler_svc.models.collectives import Ranks
+from compiler_svc.models.head_layout import lay_out_heads
 from compiler_svc.models.layers import ColumnParallelLinear, RowParallelLinear
 from compiler_svc.models.llama_config import LlamaConfig
 from compiler_svc.models.rope import rotate
@@ -46,18 +47,17 @@ class CacheStep:
 class Attention(nn.Module):
     """Projections, rotation, cache and attention of one layer."""
 
-    def __init__(self, config: LlamaConfig, tp_degree: int) -> None:
+    def __init__(self, config: LlamaConfig, ranks: Ranks) -> None:
         super().__init__()
+        layout = lay_out_heads(config.num_attention_heads, config.num_key_value_heads, ranks.tp_degree)
         self.head_dim = config.head_dim
-        self.num_heads = config.num_attention_heads // tp_degree
-        self.num_kv_heads = len(kv_heads_of_rank(config.num_key_value_heads, 0, tp_degree))
-        hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
-        keys = self.num_kv_heads * tp_degree * config.head_dim
-        bias = config.attention_bias
-        self.q_proj = ColumnParallelLinear(hidden, queries, bias=bias, tp_degree=tp_degree)
-        self.k_proj = ColumnParallelLinear(hidden, keys, bias=bias, tp_degree=tp_degree)
-        self.v_proj = ColumnParallelLinear(hidden, keys, bias=bias, tp_degree=tp_degree)
-        self.o_proj = RowParallelLinear(queries, hidden, bias=bias, tp_degree=tp_degree)
+        self.num_heads, self.num_kv_heads = layout.num_query_heads, layout.num_kv_heads
+        hidden, bias = config.hidden_size, config.attention_bias
+        queries, keys = self.num_heads * config.head_dim, self.num_kv_heads * config.head_dim
+        self.q_proj = ColumnParallelLinear(hidden, queries, bias=bias)
+        self.k_proj = ColumnParallelLinear(hidden, keys, bias=bias)
+        self.v_proj = ColumnParallelLinear(hidden, keys, bias=bias)
+        self.o_proj = RowParallelLinear(queries, hidden, bias=bias, ranks=ranks)
 
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: KvCache, step: CacheStep

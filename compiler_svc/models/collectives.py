@@ -1,22 +1,45 @@
-"""Sums and joins over tensor-parallel ranks. Graphs name no process group: the registered operators know theirs."""
+"""The ranks that a model is divided among. Graphs name no process group: the registered operators know theirs."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-def all_reduce(partial: Tensor, tp_degree: int) -> Tensor:
-    """Sum of the ranks' tensors, on every rank."""
-    if tp_degree == 1:
-        return partial
-    total: Tensor = torch.ops.kiln.all_reduce(partial)
-    return total
+import execution.collectives  # noqa: F401 - registers torch.ops.kiln
+from compiler_svc.models.shares import share_of
 
 
-def all_gather(part: Tensor, tp_degree: int) -> Tensor:
-    """The ranks' tensors joined along the last axis in the order of ranks, on every rank."""
-    if tp_degree == 1:
-        return part
-    whole: Tensor = torch.ops.kiln.all_gather(part)
-    return whole
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Tensor-parallel ranks, as the modules of one of them see the others.
+
+    Attributes:
+        tp_degree: How many there are; one adds no collective to the graph.
+        reduce_dtype: Dtype that partial results are summed in; None: the dtype they have.
+    """
+
+    tp_degree: int
+    reduce_dtype: torch.dtype | None = None
+
+    def share(self, length: int) -> int:
+        """How much of an axis each rank holds, with the padding that makes all ranks alike."""
+        return share_of(length, self.tp_degree)
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """Sum of the ranks' tensors, on every rank; same shape and dtype."""
+        if self.tp_degree == 1:
+            return partial
+        if self.reduce_dtype in (None, partial.dtype):
+            total: Tensor = torch.ops.kiln.all_reduce(partial, self.tp_degree)
+            return total
+        total = torch.ops.kiln.all_reduce(partial.to(self.reduce_dtype), self.tp_degree)
+        return total.to(partial.dtype)
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """The ranks' tensors joined along the last axis in the order of ranks, on every rank."""
+        if self.tp_degree == 1:
+            return part
+        whole: Tensor = torch.ops.kiln.all_gather(part, self.tp_degree)
+        return whole

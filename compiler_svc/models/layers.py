@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compiler_svc.models.collectives import all_gather, all_reduce
+from compiler_svc.models.collectives import Ranks
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": functional.gelu,
@@ -28,13 +28,13 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 class ColumnParallelLinear(nn.Module):
     """A matrix whose outputs are divided among ranks."""
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, tp_degree: int) -> None:
+    def __init__(self, in_features: int, rank_outputs: int, *, bias: bool) -> None:
         super().__init__()
-        self.weight = _parameter(out_features // tp_degree, in_features)
-        self.bias = _parameter(out_features // tp_degree) if bias else None
+        self.weight = _parameter(rank_outputs, in_features)
+        self.bias = _parameter(rank_outputs) if bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[…, in_features] to the rank's part of [..., out_features]."""
+        """[…, in_features] to the rank's part, [..., rank_outputs]."""
         bias = None if self.bias is None else cast(self.bias, hidden.dtype)
         return functional.linear(hidden, cast(self.weight, hidden.dtype), bias)
 
@@ -42,33 +42,36 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """A matrix whose inputs are divided among ranks; outputs are summed over them."""
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, tp_degree: int) -> None:
+    def __init__(self, rank_inputs: int, out_features: int, *, bias: bool, ranks: Ranks) -> None:
         super().__init__()
-        self.tp_degree = tp_degree
-        self.weight = _parameter(out_features, in_features // tp_degree)
+        self.ranks = ranks
+        self.weight = _parameter(out_features, rank_inputs)
         self.bias = _parameter(out_features) if bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The rank's part of [..., in_features] to [..., out_features]."""
+        """The rank's part, [..., rank_inputs], to [..., out_features]."""
         weight = cast(self.weight, hidden.dtype)
         bias = None if self.bias is None else cast(self.bias, hidden.dtype)
-        if self.tp_degree == 1:
+        if self.ranks.tp_degree == 1:
             return functional.linear(hidden, weight, bias)
-        total = all_reduce(functional.linear(hidden, weight), self.tp_degree)
+        # Every rank holds the whole bias: it is added once, to the sum.
+        total = self.ranks.all_reduce(functional.linear(hidden, weight))
         return total if bias is None else total + bias
 
 
 class Embedding(nn.Module):
     """Token embeddings, divided among ranks along the hidden axis."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, tp_degree: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, *, ranks: Ranks) -> None:
         super().__init__()
-        self.tp_degree = tp_degree
-        self.weight = _parameter(vocab_size, hidden_size // tp_degree)
+        self.hidden_size = hidden_size
+        self.ranks = ranks
+        self.weight = _parameter(vocab_size, ranks.share(hidden_size))
 
     def forward(self, input_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """int32 [...] to [..., hidden_size]."""
-        return all_gather(cast(functional.embedding(input_ids, self.weight), dtype), self.tp_degree)
+        whole = self.ranks.all_gather(cast(functional.embedding(input_ids, self.weight), dtype))
+        return whole if whole.shape[-1] == self.hidden_size else whole[..., : self.hidden_size]
 
 
 class RmsNorm(nn.Module):
@@ -89,12 +92,13 @@ class RmsNorm(nn.Module):
 class GatedMlp(nn.Module):
     """Feed-forward layer with a gate: `down(act(gate(x)) * up(x))`."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, act: str, bias: bool, tp_degree: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, *, act: str, bias: bool, ranks: Ranks) -> None:
         super().__init__()
         self.act = ACTIVATIONS[act]
-        self.gate_proj = ColumnParallelLinear(hidden_size, intermediate_size, bias=bias, tp_degree=tp_degree)
-        self.up_proj = ColumnParallelLinear(hidden_size, intermediate_size, bias=bias, tp_degree=tp_degree)
-        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias=bias, tp_degree=tp_degree)
+        share = ranks.share(intermediate_size)
+        self.gate_proj = ColumnParallelLinear(hidden_size, share, bias=bias)
+        self.up_proj = ColumnParallelLinear(hidden_size, share, bias=bias)
+        self.down_proj = RowParallelLinear(share, hidden_size, bias=bias, ranks=ranks)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., hidden_size] to the same shape."""

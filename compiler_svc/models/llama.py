@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from compiler_svc.models.attention import Attention, CacheStep, KvCache
-from compiler_svc.models.collectives import all_gather
+from compiler_svc.models.collectives import Ranks
 from compiler_svc.models.layers import ColumnParallelLinear, Embedding, GatedMlp, RmsNorm, cast
 from compiler_svc.models.llama_config import LlamaConfig
+from compiler_svc.models.logits import RankLogits
 from compiler_svc.models.rope import RotaryEmbedding
 
 State = Sequence[Tensor]
@@ -22,26 +23,28 @@ class LlamaForCausalLM(nn.Module):
     State is k_cache and v_cache of layer 0, of layer 1, …; each [num_slots + 1, kv_heads, max_length, head_dim].
     """
 
-    def __init__(self, config: LlamaConfig, *, dtype: torch.dtype, tp_degree: int) -> None:
+    def __init__(self, config: LlamaConfig, *, dtype: torch.dtype, ranks: Ranks) -> None:
         super().__init__()
         self.dtype = dtype
-        self.tp_degree = tp_degree
-        self.model = _Decoder(config, tp_degree)
+        self.ranks = ranks
+        self.vocab_size = config.vocab_size
+        self.model = _Decoder(config, ranks)
         self.rope = RotaryEmbedding(config.rope, config.head_dim)
         # At tp 1 a tied head is the embedding; otherwise the two are cut differently.
         self.lm_head = (
             None
-            if config.tie_word_embeddings and tp_degree == 1
-            else ColumnParallelLinear(config.hidden_size, config.vocab_size, bias=False, tp_degree=tp_degree)
+            if config.tie_word_embeddings and ranks.tp_degree == 1
+            else ColumnParallelLinear(config.hidden_size, ranks.share(config.vocab_size), bias=False)
         )
+        self.rank_util = _RankUtil() if ranks.tp_degree > 1 else None
 
     def encode_context(
         self, input_ids: Tensor, position_ids: Tensor, seq_ids: Tensor, num_tokens: Tensor, state: State
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[RankLogits, list[Tensor]]:
         """Runs prompts; see context_encoding in `bundle.abi`.
 
         Returns:
-            Logits after each row's last valid token, f32 [rows, vocab_size], and the new state.
+            Logits after each row's last valid token, and the new state.
         """
         rows, last = torch.arange(input_ids.shape[0]), (num_tokens - 1).clamp(min=0)
         is_valid = torch.arange(input_ids.shape[1], dtype=torch.int32) < num_tokens[:, None]
@@ -54,14 +57,14 @@ class LlamaForCausalLM(nn.Module):
 
     def generate_token(
         self, input_ids: Tensor, position_ids: Tensor, seq_ids: Tensor, state: State, *, bucket: int
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[RankLogits, list[Tensor]]:
         """Runs one token a row; see token_generation in `bundle.abi`.
 
         Args:
             bucket: Positions that are read.
 
         Returns:
-            Logits of each row's next token, f32 [rows, vocab_size], and the new state.
+            Logits of each row's next token, and the new state.
         """
         mask = torch.arange(bucket, dtype=torch.int32) <= position_ids
         step = CacheStep(slots=seq_ids[:, None], positions=position_ids, mask=mask[:, None, None])
@@ -77,39 +80,48 @@ class LlamaForCausalLM(nn.Module):
             new_state += [cache.keys, cache.values]
         return hidden, new_state
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor) -> RankLogits:
         normed = self.model.norm(hidden)
         if self.lm_head is None:
-            logits = nn.functional.linear(normed, cast(self.model.embed_tokens.weight, normed.dtype))
+            part = nn.functional.linear(normed, cast(self.model.embed_tokens.weight, normed.dtype))
         else:
-            logits = all_gather(self.lm_head(normed), self.tp_degree)
-        return cast(logits, torch.float32)
+            part = self.lm_head(normed)
+        rank = None if self.rank_util is None else self.rank_util.rank
+        return RankLogits(part=part, rank=rank, vocab_size=self.vocab_size, ranks=self.ranks)
+
+
+class _RankUtil(nn.Module):
+    """Tells a rank which one it is: int32 [1], from its shard, so that one graph serves all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = nn.Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
 
 
 class _Decoder(nn.Module):
     """Holds the parameters that checkpoints keep under `model.`."""
 
-    def __init__(self, config: LlamaConfig, tp_degree: int) -> None:
+    def __init__(self, config: LlamaConfig, ranks: Ranks) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, tp_degree=tp_degree)
-        self.layers = nn.ModuleList(_Layer(config, tp_degree) for _ in range(config.num_hidden_layers))
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ranks=ranks)
+        self.layers = nn.ModuleList(_Layer(config, ranks) for _ in range(config.num_hidden_layers))
         self.norm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class _Layer(nn.Module):
     """Attention and feed-forward, each normalized before and added after."""
 
-    def __init__(self, config: LlamaConfig, tp_degree: int) -> None:
+    def __init__(self, config: LlamaConfig, ranks: Ranks) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = Attention(config, tp_degree)
+        self.self_attn = Attention(config, ranks)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = GatedMlp(
             config.hidden_size,
             config.intermediate_size,
             act=config.hidden_act,
             bias=config.mlp_bias,
-            tp_degree=tp_degree,
+            ranks=ranks,
         )
 
     def forward(

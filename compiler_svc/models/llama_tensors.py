@@ -15,6 +15,9 @@ LM_HEAD: Final = "lm_head.weight"
 ROPE_INV_FREQ: Final = "rope.inv_freq"
 ROPE_LONG_INV_FREQ: Final = "rope.long_inv_freq"
 
+#: Which rank a shard is for, int32 [1]; in shards of several ranks only.
+RANK: Final = "rank_util.rank"
+
 # Older checkpoints store what the configuration says already.
 _REDUNDANT = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 

@@ -10,9 +10,17 @@ from enum import Enum
 from typing import Final, Literal, cast
 
 from bundle.manifest import DType, WeightShard, WeightTensor
-from compiler_svc.models.kv_heads import kv_heads_of_rank
+from compiler_svc.models.head_layout import lay_out_heads
 from compiler_svc.models.llama_config import LlamaConfig
-from compiler_svc.models.llama_tensors import EMBEDDING, LM_HEAD, checkpoint_tensors, derived_tensors, is_redundant
+from compiler_svc.models.llama_tensors import (
+    EMBEDDING,
+    LM_HEAD,
+    RANK,
+    checkpoint_tensors,
+    derived_tensors,
+    is_redundant,
+)
+from compiler_svc.sharding.cut import Cut, cut_evenly, cut_heads
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
@@ -26,23 +34,29 @@ CASTABLE_DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 
 
 class Split(Enum):
-    """How a tensor is divided among ranks."""
+    """How a tensor is divided among ranks; see `cut_tensor`."""
 
     #: Every rank holds all of it.
     REPLICATED = "replicated"
     #: Equal parts of the first axis: outputs of a column-parallel matrix.
     COLUMN = "column"
-    #: As COLUMN, in whole KV heads; ranks beyond the number of heads hold copies.
-    KV_HEADS = "kv_heads"
     #: Equal parts of the second axis: inputs of a row-parallel matrix, or the hidden axis of the embedding.
     ROW = "row"
+    #: The first axis, in the query heads of the layout.
+    QUERY_HEADS = "query_heads"
+    #: The second axis, in the query heads of the layout.
+    QUERY_HEAD_INPUTS = "query_head_inputs"
+    #: The first axis, in the KV heads of the layout.
+    KV_HEADS = "kv_heads"
 
 
 #: First match wins. Biases of row-parallel matrices are added once, after the sum over ranks.
 SPLIT_RULES: Final = (
-    (re.compile(r"lm_head\.weight|.*\.(q_proj|gate_proj|up_proj)\.(weight|bias)"), Split.COLUMN),
+    (re.compile(r"lm_head\.weight|.*\.(gate_proj|up_proj)\.(weight|bias)"), Split.COLUMN),
+    (re.compile(r"model\.embed_tokens\.weight|.*\.down_proj\.weight"), Split.ROW),
+    (re.compile(r".*\.q_proj\.(weight|bias)"), Split.QUERY_HEADS),
+    (re.compile(r".*\.o_proj\.weight"), Split.QUERY_HEAD_INPUTS),
     (re.compile(r".*\.(k_proj|v_proj)\.(weight|bias)"), Split.KV_HEADS),
-    (re.compile(r"model\.embed_tokens\.weight|.*\.(o_proj|down_proj)\.weight"), Split.ROW),
     (re.compile(r".*"), Split.REPLICATED),
 )
 
@@ -53,16 +67,17 @@ class PlannedTensor:
 
     Attributes:
         name: Name in the shard, and of the model's parameter.
-        source: Checkpoint tensor that it is cut from; None where it is derived from the configuration.
+        source: Checkpoint tensor that it is cut from; None where it is derived from configuration or rank.
         shape: Whole shape, before cutting.
         dtype: Dtype in the shard.
+        cut: How it is divided among ranks; None: every rank holds all of it.
     """
 
     name: str
     source: str | None
     shape: tuple[int, ...]
     dtype: DType
-    split: Split
+    cut: Cut | None
 
 
 @dataclass(frozen=True)
@@ -75,17 +90,10 @@ class WeightPlan:
 
     def rank_shape(self, tensor: PlannedTensor) -> tuple[int, ...]:
         """Shape of a tensor's part; equal for all ranks."""
-        shape = list(tensor.shape)
-        match tensor.split:
-            case Split.COLUMN:
-                shape[0] //= self.tp_degree
-            case Split.KV_HEADS:
-                shape[0] = (
-                    len(kv_heads_of_rank(self.config.num_key_value_heads, 0, self.tp_degree)) * self.config.head_dim
-                )
-            case Split.ROW:
-                shape[1] //= self.tp_degree
-        return tuple(shape)
+        if tensor.cut is None:
+            return tensor.shape
+        axis = tensor.cut.axis
+        return (*tensor.shape[:axis], tensor.cut.length, *tensor.shape[axis + 1 :])
 
     def rank_size_bytes(self, tensor: PlannedTensor) -> int:
         """Bytes of a tensor's part."""
@@ -96,12 +104,12 @@ class WeightPlan:
         """Bytes of the tensors of one rank's shard."""
         return sum(map(self.rank_size_bytes, self.tensors))
 
-    def describe_shard(self, rank: int, blob: str, size_bytes: int) -> WeightShard:
+    def describe_shard(self, rank: int, blob: str | None, size_bytes: int) -> WeightShard:
         """The manifest's record of a shard file.
 
         Args:
-            blob: Digest of the file.
-            size_bytes: Size of the file.
+            blob: Digest of the file; None where there is none yet.
+            size_bytes: Size of the file; 0 where there is none.
         """
         tensors = (WeightTensor(name=t.name, dtype=t.dtype, shape=self.rank_shape(t)) for t in self.tensors)
         ordered = tuple(sorted(tensors, key=lambda tensor: tensor.name))
@@ -119,7 +127,7 @@ def plan_weights(
 
     Raises:
         CheckpointInvalid: A tensor is missing, unexpected, or of the wrong shape or dtype.
-        ShardingNotServed: `tp_degree` does not divide the model.
+        ShardingNotServed: The model has too little for `tp_degree` ranks.
     """
     check_tp_degree(config, tp_degree)
     expected = checkpoint_tensors(config)
@@ -128,32 +136,51 @@ def plan_weights(
     def plan(name: str, source: str) -> PlannedTensor:
         declared = checkpoint.tensors[source].dtype
         stored = declared if cast_type == "as-declared" and declared in DTYPE_SIZES_BYTES else dtype
-        return PlannedTensor(name, source, expected[source], cast("DType", stored), _find_split(name))
+        cut = cut_tensor(config, name, expected[source], tp_degree)
+        return PlannedTensor(name, source, expected[source], cast("DType", stored), cut)
 
     tensors = [plan(name, name) for name in expected]
     if config.tie_word_embeddings and tp_degree > 1:
         # The embedding is cut along the hidden axis and the head along the vocabulary: the ranks need both.
         tensors.append(plan(LM_HEAD, EMBEDDING))
     for name, shape in derived_tensors(config).items():
-        tensors.append(PlannedTensor(name, None, shape, "float32", Split.REPLICATED))
+        tensors.append(PlannedTensor(name, None, shape, "float32", cut=None))
+    if tp_degree > 1:
+        tensors.append(PlannedTensor(RANK, None, (1,), "int32", cut=None))
     return WeightPlan(config, tp_degree, tuple(tensors))
 
 
 def check_tp_degree(config: LlamaConfig, tp_degree: int) -> None:
-    """Checks that a model can be cut into `tp_degree` ranks.
+    """Checks that there is something of every axis for each of `tp_degree` ranks; heads are padded as needed.
 
     Raises:
-        ShardingNotServed: It cannot.
+        ShardingNotServed: There is not.
     """
-    for attribute in ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"):
-        if getattr(config, attribute) % tp_degree:
+    for attribute in ("hidden_size", "intermediate_size", "vocab_size"):
+        if getattr(config, attribute) < tp_degree:
             raise ShardingNotServed(tp_degree, attribute, getattr(config, attribute))
-    if config.num_key_value_heads % tp_degree and tp_degree % config.num_key_value_heads:
-        raise ShardingNotServed(tp_degree, "num_key_value_heads", config.num_key_value_heads)
 
 
-def _find_split(name: str) -> Split:
-    return next(split for pattern, split in SPLIT_RULES if pattern.fullmatch(name))
+def cut_tensor(config: LlamaConfig, name: str, shape: tuple[int, ...], tp_degree: int) -> Cut | None:
+    """How a tensor is divided among ranks, by its name; None: every rank holds all of it.
+
+    Args:
+        shape: Whole shape.
+    """
+    split = next(split for pattern, split in SPLIT_RULES if pattern.fullmatch(name))
+    heads = lay_out_heads(config.num_attention_heads, config.num_key_value_heads, tp_degree)
+    match split:
+        case Split.COLUMN:
+            return cut_evenly(0, shape[0], tp_degree)
+        case Split.ROW:
+            return cut_evenly(1, shape[1], tp_degree)
+        case Split.QUERY_HEADS:
+            return cut_heads(0, heads.query_heads, config.head_dim)
+        case Split.QUERY_HEAD_INPUTS:
+            return cut_heads(1, heads.query_heads, config.head_dim)
+        case Split.KV_HEADS:
+            return cut_heads(0, heads.kv_heads, config.head_dim)
+    return None
 
 
 def _check_tensors(config: LlamaConfig, checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from bundle.manifest import DType
+from compiler_svc.models.llama_tensors import RANK
 from compiler_svc.models.rope import compute_rope_tensors
 from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
-from compiler_svc.sharding.split import split_tensor
+from compiler_svc.sharding.split import copy_rows
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import TensorReader
 from execution.dtypes import TORCH_DTYPES
@@ -74,9 +75,10 @@ def _render_shard(plan: WeightPlan, reader: TensorReader, rank: int) -> Iterator
     # One buffer for all casts: the heap would be left in pieces by one for each.
     staging = torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8)
     derived = compute_rope_tensors(plan.config.rope, plan.config.head_dim)
+    derived[RANK] = torch.tensor([rank], dtype=torch.int32)
     for tensor in ordered:
         whole = derived[tensor.name] if tensor.source is None else reader.read(tensor.source)
-        yield from _render_tensor(split_tensor(plan, tensor, whole, rank), TORCH_DTYPES[tensor.dtype], staging)
+        yield from _render_part(plan, tensor, whole, rank, staging)
         yield bytes(_padding_bytes(plan.rank_size_bytes(tensor)))
 
 
@@ -98,12 +100,17 @@ def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _render_tensor(part: Tensor, dtype: torch.dtype, staging: Tensor) -> Iterator[memoryview]:
-    """Casts a tensor part by part; each is valid until the next."""
-    row_size_bytes = math.prod(part.shape[1:]) * dtype.itemsize
-    for rows in torch.split(part, len(staging) // row_size_bytes):
-        data = staging[: len(rows) * row_size_bytes]
-        data.view(dtype).view(rows.shape).copy_(rows)
+def _render_part(
+    plan: WeightPlan, tensor: PlannedTensor, whole: Tensor, rank: int, staging: Tensor
+) -> Iterator[memoryview]:
+    """Cuts and casts a tensor, some rows at a time; each result is valid until the next."""
+    shape, dtype = plan.rank_shape(tensor), TORCH_DTYPES[tensor.dtype]
+    row_size_bytes = math.prod(shape[1:]) * dtype.itemsize
+    rows_at_once = len(staging) // row_size_bytes
+    for first_row in range(0, shape[0], rows_at_once):
+        num_rows = min(rows_at_once, shape[0] - first_row)
+        data = staging[: num_rows * row_size_bytes]
+        copy_rows(whole, tensor.cut, rank, first_row, data.view(dtype).view(num_rows, *shape[1:]))
         yield data.numpy().data
 
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from bundle.manifest import Sampling
+from compiler_svc.models.collectives import Ranks
 from compiler_svc.models.llama import LlamaForCausalLM
+from compiler_svc.models.logits import RankLogits
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.spec import ModelSpec
 from compiler_svc.trace.submodels import SubmodelSpec
@@ -33,24 +35,31 @@ class SubmodelProgram(nn.Module):
             logits, new_state = self.core.encode_context(*tokens, inputs["num_tokens"], state)
         else:
             logits, new_state = self.core.generate_token(*tokens, state, bucket=self.submodel.bucket[0])
-        outputs = {"logits": logits}
+        outputs = {}
+        if self.spec.returns_logits:
+            outputs["logits"] = logits.gather()
         if self.spec.samples_on_device:
-            outputs["tokens"] = self._pick_tokens(logits, inputs)
+            outputs["tokens"] = self._pick_tokens(logits, outputs.get("logits"), inputs)
         return (*(outputs[output.name] for output in self.submodel.outputs), *new_state)
 
-    def _pick_tokens(self, logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """f32 [rows, vocab_size] to int32 [rows]."""
+    def _pick_tokens(self, logits: RankLogits, gathered: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
+        """Tokens int32 [rows], from `gathered` f32 [rows, vocab_size] where the ranks exchange all logits anyway."""
         if self.spec.is_greedy:
-            return greedy(logits)
-        sampling, rows = self.spec.sampling, logits.shape[0]
+            return logits.greedy() if gathered is None else greedy(gathered)
+        sampling, rows = self.spec.sampling, logits.part.shape[0]
         params = inputs["sampling_params"] if sampling.dynamic else _bake_params(sampling, rows)
         rand = torch.full((rows, 1), 0.5) if sampling.deterministic else inputs["rand"]
-        return sample(logits, params, rand, sampling.global_topk)
+        if gathered is not None:
+            return sample(gathered, params, rand, sampling.global_topk)
+        needs_total = sampling.dynamic or sampling.top_k == 0
+        return logits.sample(params, rand, sampling.global_topk, needs_total=needs_total)
 
 
 def build_program(spec: ModelSpec, plan: WeightPlan, submodel: SubmodelSpec) -> SubmodelProgram:
     """Builds a submodel with uninitialized parameters, of the shapes and dtypes that the plan's shards have."""
-    core = LlamaForCausalLM(spec.config, dtype=TORCH_DTYPES[spec.dtype], tp_degree=spec.tp_degree)
+    reduce_dtype = None if spec.reduce_dtype is None else TORCH_DTYPES[spec.reduce_dtype]
+    ranks = Ranks(spec.tp_degree, reduce_dtype)
+    core = LlamaForCausalLM(spec.config, dtype=TORCH_DTYPES[spec.dtype], ranks=ranks)
     planned = {tensor.name: tensor for tensor in plan.tensors}
     parameters = dict(core.named_parameters())
     assert parameters.keys() == planned.keys(), parameters.keys() ^ planned.keys()

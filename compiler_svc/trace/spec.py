@@ -14,6 +14,7 @@ class ModelSpec:
 
     Attributes:
         dtype: Dtype of the computation and of the KV cache.
+        reduce_dtype: Dtype in which several ranks add their partial results up; None: `dtype`.
         num_slots: Rows of the KV cache that requests can hold; one scratch row comes on top.
         max_length: Positions that the KV cache holds, in tokens.
         ctx_batch_size: Rows of a context_encoding step.
@@ -31,6 +32,7 @@ class ModelSpec:
     tkg_batch_size: int
     sampling: Sampling
     output_logits: bool
+    reduce_dtype: DType | None = None
 
     @property
     def samples_on_device(self) -> bool:

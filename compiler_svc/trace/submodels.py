@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bundle.abi import state_names
 from bundle.manifest import StateLayout, StateTensor, Submodel, TensorSpec
-from compiler_svc.models.kv_heads import kv_heads_of_rank
+from compiler_svc.models.head_layout import lay_out_heads
 from compiler_svc.trace.spec import ModelSpec
 
 KV_AXES = ("slot", "kv_head", "position", "head_dim")
@@ -67,15 +67,13 @@ def describe_submodel(spec: ModelSpec, submodel: Submodel, bucket: int) -> Submo
 
 def describe_state(spec: ModelSpec) -> StateLayout:
     """Describes the KV cache of every rank."""
-    heads = tuple(
-        kv_heads_of_rank(spec.config.num_key_value_heads, rank, spec.tp_degree) for rank in range(spec.tp_degree)
-    )
-    shape = (spec.num_slots + 1, len(heads[0]), spec.max_length, spec.config.head_dim)
+    layout = lay_out_heads(spec.config.num_attention_heads, spec.config.num_key_value_heads, spec.tp_degree)
+    shape = (spec.num_slots + 1, layout.num_kv_heads, spec.max_length, spec.config.head_dim)
     tensors = tuple(
         StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=KV_AXES)
         for name in state_names(spec.config.num_hidden_layers)
     )
-    return StateLayout(tensors=tensors, num_slots=spec.num_slots, kv_heads_by_rank=heads)
+    return StateLayout(tensors=tensors, num_slots=spec.num_slots, kv_heads_by_rank=layout.kv_heads)
 
 
 def _int32(name: str, *shape: int) -> TensorSpec:

@@ -69,13 +69,13 @@ class TestCompile:
 
 class TestRefusals:
     async def test_every_mistake_of_a_configuration(self, client: Client) -> None:
-        text = json.dumps({"neuron_config": {"seq_len": "64", "max_contxt_length": 3, "tp_degree": 2}})
+        text = json.dumps({"neuron_config": {"seq_len": "64", "max_contxt_length": 3, "fused_qkv": True}})
         refused = await refusal(client.compile(config_json=text))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONFIG_INVALID")
         assert refused.fields == {
             "neuron_config.seq_len": "got '64'; accepted: an integer from 1 to 2147483647",
             "neuron_config.max_contxt_length": "got 3; accepted: did you mean 'max_context_length'?",
-            "neuron_config.tp_degree": "got 2; accepted: 1, all that this version serves",
+            "neuron_config.fused_qkv": "got True; accepted: False, all that this version serves",
         }
 
     async def test_text_that_is_no_json(self, client: Client) -> None:
@@ -85,7 +85,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("fields", "feature"),
         [
-            ({"config_json": '{"neuron_config": {"tp_degree": 2}}'}, "neuron_config.tp_degree"),
+            ({"config_json": '{"neuron_config": {"fused_qkv": true}}'}, "neuron_config.fused_qkv"),
             ({"config_json": '{"neuron_config": {"torch_dtype": "float16"}}'}, "neuron_config.torch_dtype"),
             ({"target": pb.Target(kind=pb.Target.KIND_TRN2)}, "target.kind"),
         ],

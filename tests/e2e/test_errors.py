@@ -104,7 +104,7 @@ def test_model_outside_the_roots(stack: Stack, tmp_path: Path) -> None:
 
 def test_served_later_is_refused_by_name(stack: Stack, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"neuron_config": {"tp_degree": 2}}))
+    config.write_text(json.dumps({"neuron_config": {"fused_qkv": True}}))
     error = failure(stack, "compile", config, "--model", TINY, "--name", "later")
     assert (error["code"], error["reason"]) == ("INVALID_ARGUMENT", "FEATURE_NOT_SERVED")
-    assert "tp_degree" in error["message"]
+    assert "fused_qkv" in error["message"]

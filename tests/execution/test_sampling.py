@@ -33,7 +33,7 @@ def probabilities(logits: Tensor, top_k: int, top_p: float, temperature: float, 
     """Probabilities [N, V] that `sample` draws from."""
     params = torch.tensor([[top_k, top_p, temperature]]).expand(len(logits), 3)
     ids, weights = candidates(logits, params, global_topk)
-    return torch.zeros(len(logits), VOCAB).scatter(1, ids, weights / weights.sum(-1, keepdim=True))
+    return torch.zeros(len(logits), VOCAB).scatter(1, ids.long(), weights / weights.sum(-1, keepdim=True))
 
 
 @pytest.mark.parametrize("global_topk", [0, 64, 500])

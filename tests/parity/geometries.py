@@ -103,9 +103,9 @@ _SHAPES: Final[dict[str, dict[str, Any]]] = {
         "attention_bias": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     },
-    # 50 hidden dimensions: the embedding is padded at tp 4.
+    # 54 hidden dimensions: the embedding is padded at tp 4.
     "mqa-odd-hidden": {
-        "hidden_size": 50,
+        "hidden_size": 54,
         "intermediate_size": 77,
         "num_attention_heads": 6,
         "num_key_value_heads": 1,

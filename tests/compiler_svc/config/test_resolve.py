@@ -262,14 +262,12 @@ class TestNotServed:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("tp_degree", 2),
+            ("rpl_reduce_dtype", "float16"),
             ("torch_dtype", "float16"),
             ("padding_side", "left"),
             ("cast_type", "as-declared"),
             ("async_mode", True),
             ("fused_qkv", True),
-            ("save_sharded_checkpoint", False),
-            ("skip_sharding", True),
             ("quantized", True),
             ("kv_cache_quant", True),
             ("speculation_length", 4),
@@ -290,8 +288,22 @@ class TestNotServed:
 
     def test_all_are_reported_at_once(self) -> None:
         with pytest.raises(FeatureNotServed) as caught:
-            resolve(tp_degree=4, fused_qkv=True, quantized=True)
+            resolve(padding_side="left", fused_qkv=True, quantized=True)
         assert len(caught.value.violations) == 3
+
+    @pytest.mark.parametrize("tp_degree", [1, 2, 3, 64])
+    def test_every_degree_is_served(self, tp_degree: int) -> None:
+        """What a model can be cut into is judged when the model is known."""
+        resolution = resolve(tp_degree=tp_degree, rpl_reduce_dtype="bfloat16")
+        assert resolution.config.neuron_config.tp_degree == tp_degree
+        assert any("rpl_reduce_dtype" in warning for warning in resolution.warnings) == (tp_degree == 1)
+
+    @pytest.mark.parametrize("weights", [{"save_sharded_checkpoint": False}, {"skip_sharding": True}])
+    def test_bundles_without_weights_are_served(self, weights: dict[str, bool]) -> None:
+        resolution = resolve(**weights)
+        (name,) = weights
+        assert getattr(resolution.config.neuron_config, name) == weights[name]
+        assert not resolution.warnings
 
     def test_the_default_is_served(self) -> None:
         defaults = {attribute.name: attribute.default for attribute in FOREIGN_TO_NEURON_CONFIG}

@@ -7,10 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compiler_svc.models.kv_heads import kv_heads_of_rank
 from compiler_svc.models.registry import parse_model_config
 from compiler_svc.sharding.errors import ShardingNotServed
-from compiler_svc.sharding.plan import Split, plan_weights
+from compiler_svc.sharding.plan import plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama
@@ -52,59 +51,59 @@ def test_tied_head_is_cut_apart_for_several_ranks(tmp_path: Path) -> None:
     assert plan.rank_shape(by_name["model.embed_tokens.weight"]) == (212, 32)
 
 
-def test_splits(tmp_path: Path) -> None:
-    plan = write(tmp_path, "mha-bias-untied", vocab_size=212).plan(tp_degree=2)
-    shapes = {
-        tensor.name.removeprefix("model.layers.0."): (tensor.split, plan.rank_shape(tensor)) for tensor in plan.tensors
-    }
-    assert shapes["self_attn.q_proj.weight"] == (Split.COLUMN, (24, 48))
-    assert shapes["self_attn.q_proj.bias"] == (Split.COLUMN, (24,))
-    assert shapes["self_attn.k_proj.weight"] == (Split.KV_HEADS, (24, 48))
-    assert shapes["self_attn.v_proj.bias"] == (Split.KV_HEADS, (24,))
-    assert shapes["self_attn.o_proj.weight"] == (Split.ROW, (48, 24))
-    assert shapes["self_attn.o_proj.bias"] == (Split.REPLICATED, (48,))
-    assert shapes["mlp.gate_proj.weight"] == (Split.COLUMN, (50, 48))
-    assert shapes["mlp.down_proj.weight"] == (Split.ROW, (48, 50))
-    assert shapes["mlp.down_proj.bias"] == (Split.REPLICATED, (48,))
-    assert shapes["input_layernorm.weight"] == (Split.REPLICATED, (48,))
-    assert shapes["model.embed_tokens.weight"] == (Split.ROW, (212, 24))
-    assert shapes["lm_head.weight"] == (Split.COLUMN, (106, 48))
-    assert shapes["rope.inv_freq"] == (Split.REPLICATED, (6,))
+def rank_shapes(tiny: TinyLlama, tp_degree: int) -> dict[str, tuple[int, ...]]:
+    plan = tiny.plan(tp_degree=tp_degree)
+    return {tensor.name.removeprefix("model.layers.0."): plan.rank_shape(tensor) for tensor in plan.tensors}
 
 
-@pytest.mark.parametrize(
-    ("num_kv_heads", "tp_degree", "heads"),
-    [
-        (2, 1, [(0, 1)]),
-        (8, 4, [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        (2, 4, [(0,), (0,), (1,), (1,)]),
-        (1, 2, [(0,), (0,)]),
-    ],
-)
-def test_kv_heads_of_ranks(num_kv_heads: int, tp_degree: int, heads: list[tuple[int, ...]]) -> None:
-    assert [kv_heads_of_rank(num_kv_heads, rank, tp_degree) for rank in range(tp_degree)] == heads
+def test_shapes_of_a_rank(tmp_path: Path) -> None:
+    shapes = rank_shapes(write(tmp_path, "mha-bias-untied", vocab_size=212), 2)
+    assert shapes["self_attn.q_proj.weight"] == (24, 48)
+    assert shapes["self_attn.q_proj.bias"] == (24,)
+    assert shapes["self_attn.k_proj.weight"] == (24, 48)
+    assert shapes["self_attn.v_proj.bias"] == (24,)
+    assert shapes["self_attn.o_proj.weight"] == (48, 24)
+    assert shapes["self_attn.o_proj.bias"] == (48,)
+    assert shapes["mlp.gate_proj.weight"] == (50, 48)
+    assert shapes["mlp.down_proj.weight"] == (48, 50)
+    assert shapes["mlp.down_proj.bias"] == (48,)
+    assert shapes["input_layernorm.weight"] == (48,)
+    assert shapes["model.embed_tokens.weight"] == (212, 24)
+    assert shapes["lm_head.weight"] == (106, 48)
+    assert shapes["rope.inv_freq"] == (6,)
+    assert shapes["rank_util.rank"] == (1,)
 
 
-@pytest.mark.parametrize(
-    ("changes", "tp_degree", "attribute"),
-    [
-        ({}, 3, "num_attention_heads"),
-        ({"intermediate_size": 177}, 2, "intermediate_size"),
-        ({"vocab_size": 211}, 2, "vocab_size"),
-    ],
-)
-def test_degrees_that_do_not_divide(tmp_path: Path, changes: dict[str, Any], tp_degree: int, attribute: str) -> None:
-    tiny = write(tmp_path, "gqa-llama3-tied", **changes)
-    with pytest.raises(ShardingNotServed, match=f"{attribute} .*accepted: a divisor of {attribute}") as caught:
+def test_shapes_of_a_padded_rank(tmp_path: Path) -> None:
+    """Five ranks divide neither 4 heads of 12 dimensions, nor 100, 48 and 211."""
+    shapes = rank_shapes(write(tmp_path, "mha-bias-untied", intermediate_size=101), 5)
+    assert shapes["self_attn.q_proj.weight"] == (12, 48)
+    assert shapes["self_attn.k_proj.bias"] == (12,)
+    assert shapes["self_attn.o_proj.weight"] == (48, 12)
+    assert shapes["mlp.up_proj.bias"] == (21,)
+    assert shapes["mlp.down_proj.weight"] == (48, 21)
+    assert shapes["model.embed_tokens.weight"] == (211, 10)
+    assert shapes["lm_head.weight"] == (43, 48)
+
+
+def test_one_rank_is_told_no_rank(tmp_path: Path) -> None:
+    assert "rank_util.rank" not in rank_shapes(write(tmp_path, "gqa-llama3-tied"), 1)
+
+
+@pytest.mark.parametrize("tp_degree", [65, 2**31 - 1])
+def test_degrees_that_leave_ranks_with_nothing(tmp_path: Path, tp_degree: int) -> None:
+    tiny = write(tmp_path, "gqa-llama3-tied")
+    with pytest.raises(ShardingNotServed, match="hidden_size 64; accepted: at most hidden_size, 64") as caught:
         tiny.plan(tp_degree=tp_degree)
     assert caught.value.violations[0].field == "neuron_config.tp_degree"
 
 
-def test_kv_heads_that_do_not_divide(tmp_path: Path) -> None:
-    changes = {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96, "vocab_size": 216}
-    tiny = write(tmp_path, "gqa-llama3-tied", **changes, intermediate_size=180)
-    with pytest.raises(ShardingNotServed, match="num_key_value_heads"):
-        tiny.plan(tp_degree=6)
+@pytest.mark.parametrize("attribute", ["intermediate_size", "vocab_size"])
+def test_every_axis_must_have_something_for_every_rank(tmp_path: Path, attribute: str) -> None:
+    tiny = write(tmp_path, "gqa-llama3-tied", **{attribute: 30})
+    assert tiny.plan(tp_degree=30).tp_degree == 30
+    with pytest.raises(ShardingNotServed, match=f"got 31 with {attribute} 30; accepted: at most {attribute}, 30"):
+        tiny.plan(tp_degree=31)
 
 
 def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:

@@ -3,6 +3,7 @@ import json
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from compiler_svc.sharding.split import split_tensor
+from compiler_svc.sharding import writer
 from compiler_svc.sharding.writer import ALIGNMENT_BYTES, PADDING_PREFIX, write_shard
 from tests.compiler_svc.sparse_checkpoint import write_sparse_checkpoint
 from tests.compiler_svc.tiny_llama import GEOMETRIES, TinyLlama, write_tiny_llama
@@ -75,25 +76,98 @@ def test_progress_may_give_up(tiny: TinyLlama) -> None:
         write_shard(tiny.plan(), tiny.checkpoint, 0, io.BytesIO(), progress=cancel)
 
 
-def test_parts_make_up_the_whole(tmp_path: Path) -> None:
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["mha-bias-untied"] | {"vocab_size": 212})
-    plan = tiny.plan(tp_degree=2)
+def render_ranks(tiny: TinyLlama, tp_degree: int) -> list[dict[str, torch.Tensor]]:
     shards = []
-    for rank in range(2):
+    for rank in range(tp_degree):
         shard = io.BytesIO()
-        write_shard(plan, tiny.checkpoint, rank, shard)
+        write_shard(tiny.plan(tp_degree=tp_degree), tiny.checkpoint, rank, shard)
         shards.append(load(shard.getvalue()))
-    whole = tiny.model.state_dict()
-    for tensor in plan.tensors:
-        for rank in range(2):
-            part = shards[rank][tensor.name]
-            assert tuple(part.shape) == plan.rank_shape(tensor)
-            if tensor.source is not None:
-                assert torch.equal(part, split_tensor(plan, tensor, whole[tensor.source], rank))
-        if tensor.source is not None and part.shape != tensor.shape:
-            axis = next(axis for axis, size in enumerate(part.shape) if size != tensor.shape[axis])
-            joined = torch.cat([shard[tensor.name] for shard in shards], dim=axis)
-            assert torch.equal(joined, whole[tensor.source])
+    return shards
+
+
+def joined_heads(whole: torch.Tensor, heads: list[int], head_dim: int, axis: int) -> torch.Tensor:
+    """The heads of `whole`, -1 for zeros, side by side: the table of a layout applied literally."""
+    parts = torch.split(whole, head_dim, dim=axis)
+    return torch.cat([torch.zeros_like(parts[0]) if head < 0 else parts[head] for head in heads], dim=axis)
+
+
+def padded(whole: torch.Tensor, length: int, axis: int) -> torch.Tensor:
+    shape = list(whole.shape)
+    shape[axis] = length - shape[axis]
+    return torch.cat((whole, torch.zeros(shape)), dim=axis)
+
+
+@dataclass(frozen=True)
+class Division:
+    """Heads of a model, and those that its ranks hold one after another."""
+
+    num_heads: int
+    num_kv_heads: int
+    tp_degree: int
+    queries: list[int]
+    keys: list[int]
+
+
+@pytest.fixture(params=[1024, writer.CHUNK_SIZE_BYTES])
+def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that end amid heads and amid padding, and chunks that hold whole tensors."""
+    monkeypatch.setattr(writer, "CHUNK_SIZE_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize(
+    "division",
+    [
+        Division(4, 4, 2, [0, 1, 2, 3], [0, 1, 2, 3]),
+        Division(4, 4, 3, [0, 1, 2, 3, -1, -1], [0, 1, 2, 3, -1, -1]),
+        Division(6, 2, 4, [0, 1, 2, -1, 3, 4, 5, -1], [0, 0, 1, 1]),
+        Division(6, 3, 4, [0, 1, 2, 3, 4, 5, -1, -1], [0, 0, 1, 1, 2, 2, -1, -1]),
+    ],
+    ids=lambda division: f"{division.num_heads}-{division.num_kv_heads}-tp{division.tp_degree}",
+)
+def test_ranks_hold_parts_copies_and_zeros(division: Division, tmp_path: Path) -> None:
+    changes = {"num_attention_heads": division.num_heads, "num_key_value_heads": division.num_kv_heads}
+    changes |= {"head_dim": 8, "num_hidden_layers": 1, "vocab_size": 101, "intermediate_size": 37}
+    tiny = write_tiny_llama(tmp_path, GEOMETRIES["mha-bias-untied"] | changes)
+    tp_degree, queries, keys = division.tp_degree, division.queries, division.keys
+    shards, whole = render_ranks(tiny, tp_degree), tiny.model.state_dict()
+
+    def joined(name: str, axis: int = 0) -> torch.Tensor:
+        return torch.cat([shard[name] for shard in shards], dim=axis)
+
+    layer = "model.layers.0."
+    for name, axis, held in (
+        ("q_proj.weight", 0, queries),
+        ("q_proj.bias", 0, queries),
+        ("k_proj.weight", 0, keys),
+        ("k_proj.bias", 0, keys),
+        ("v_proj.weight", 0, keys),
+        ("o_proj.weight", 1, queries),
+    ):
+        full = f"{layer}self_attn.{name}"
+        assert torch.equal(joined(full, axis), joined_heads(whole[full], held, 8, axis)), name
+    for full, axis in (
+        (f"{layer}mlp.gate_proj.weight", 0),
+        (f"{layer}mlp.up_proj.bias", 0),
+        (f"{layer}mlp.down_proj.weight", 1),
+        ("model.embed_tokens.weight", 1),
+        ("lm_head.weight", 0),
+    ):
+        parts = joined(full, axis)
+        assert parts.shape[axis] == -(-whole[full].shape[axis] // tp_degree) * tp_degree
+        assert torch.equal(parts, padded(whole[full], parts.shape[axis], axis)), full
+    for full in (f"{layer}self_attn.o_proj.bias", f"{layer}mlp.down_proj.bias", "model.norm.weight"):
+        assert all(torch.equal(shard[full], whole[full]) for shard in shards), full
+    assert joined("rank_util.rank").tolist() == list(range(tp_degree))
+    assert joined("rank_util.rank").dtype == torch.int32
+
+
+def test_shapes_are_those_of_the_plan(tiny: TinyLlama) -> None:
+    for tp_degree in (1, 3, 4):
+        plan = tiny.plan(tp_degree=tp_degree)
+        for shard in render_ranks(tiny, tp_degree):
+            shapes = {name: tuple(t.shape) for name, t in shard.items() if not name.startswith(PADDING_PREFIX)}
+            assert shapes == {tensor.name: plan.rank_shape(tensor) for tensor in plan.tensors}
 
 
 MEASURE_PEAK = """
@@ -114,18 +188,19 @@ class Nowhere:
         return len(data)
 
 checkpoint = Checkpoint.open(Path(sys.argv[1]))
-plan = make_plan(checkpoint)
+plan = make_plan(checkpoint, tp_degree=int(sys.argv[2]))
 before = peak = private_bytes()
 write_shard(plan, checkpoint, 0, Nowhere())
 print(peak - before, plan.shard_size_bytes)
 """
 
 
-def test_memory_in_use_is_a_few_chunks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tp_degree", [1, 3])
+def test_memory_in_use_is_a_few_chunks(tp_degree: int, tmp_path: Path) -> None:
     """A gigabyte is written of a checkpoint that takes no room."""
     write_sparse_checkpoint(tmp_path)
     output = subprocess.run(
-        [sys.executable, "-c", MEASURE_PEAK, str(tmp_path)],
+        [sys.executable, "-c", MEASURE_PEAK, str(tmp_path), str(tp_degree)],
         check=True,
         capture_output=True,
         text=True,
@@ -133,5 +208,5 @@ def test_memory_in_use_is_a_few_chunks(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[3],
     ).stdout
     peak_bytes, shard_size_bytes = map(int, output.split())
-    assert shard_size_bytes > 900e6
+    assert shard_size_bytes > 900e6 / tp_degree
     assert peak_bytes < 50e6

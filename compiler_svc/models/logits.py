@@ -1,0 +1,102 @@
+"""Logits whose vocabulary is divided among ranks: gathering them, and picking tokens without gathering them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compiler_svc.models.collectives import Ranks
+from compiler_svc.models.layers import cast
+from execution.sampling import count_candidates, draw, greedy, sample, sum_weights, take_top, weigh
+
+
+@dataclass(frozen=True, slots=True)
+class RankLogits:
+    """One rank's part of logits. What it computes is equal on all ranks, and what one rank alone would compute.
+
+    Attributes:
+        part: [rows, share] of the vocabulary, in the dtype of the computation; the last shares end in padding where the
+            vocabulary does not divide evenly.
+        rank: int32 [1], which part it is; None at one rank.
+        vocab_size: Of the whole vocabulary.
+    """
+
+    part: Tensor
+    rank: Tensor | None
+    vocab_size: int
+    ranks: Ranks
+
+    def gather(self) -> Tensor:
+        """The whole logits, f32 [rows, vocab_size]."""
+        whole = self.ranks.all_gather(self.part)
+        if whole.shape[-1] != self.vocab_size:
+            whole = whole[:, : self.vocab_size]
+        return cast(whole, torch.float32)
+
+    def greedy(self) -> Tensor:
+        """The likeliest token of each row, the lowest id where several are: int32 [rows]."""
+        if self.rank is None:
+            return greedy(self.gather())
+        wide = self._wide_part()
+        places = greedy(wide)[:, None]
+        largest, ids = self._join(wide.gather(-1, places.long()), places)
+        # Of equals the first is the lowest rank's, whose ids are the lowest.
+        return ids.gather(-1, largest.argmax(dim=-1, keepdim=True))[:, 0]
+
+    def sample(self, sampling_params: Tensor, rand: Tensor, global_topk: int, *, needs_total: bool) -> Tensor:
+        """Draws one token a row.
+
+        Args:
+            sampling_params: As in `execution.sampling.sample`; so are `rand` and `global_topk`.
+            needs_total: Whether rows may have top_k 0, whose probabilities are of the whole vocabulary.
+
+        Returns:
+            int32 [rows].
+        """
+        if self.rank is None or global_topk == 0:
+            return sample(self.gather(), sampling_params, rand, global_topk)
+        top_logits, ids = self._take_top(count_candidates(global_topk, self.vocab_size))
+        total = self._sum_weights(top_logits[:, :1], sampling_params) if needs_total else None
+        return draw(ids, weigh(top_logits, total, sampling_params), sampling_params, rand)
+
+    def _take_top(self, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of the whole vocabulary: logits f32 [rows, count] and ids int32 [rows, count].
+
+        Each rank contributes as many as may be needed of it.
+        """
+        logits, ids = self._join(*take_top(self._wide_part(), min(count, self.part.shape[-1])))
+        return take_top(logits, count, ids)
+
+    def _join(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Candidates of all ranks side by side in rank order: logits f32 and ids int32, [rows, tp_degree * K] each.
+
+        Args:
+            logits: This rank's candidates, f32 [rows, K].
+            places: Where they are in this rank's part, int32 [rows, K].
+        """
+        ids = places + self._first_id()
+        # One collective for both: the bits of the logits travel as integers.
+        joined = self.ranks.all_gather(torch.cat((logits.view(torch.int32), ids), dim=-1))
+        joined = joined.view(len(logits), self.ranks.tp_degree, 2, -1)
+        return joined[:, :, 0].flatten(1).view(torch.float32), joined[:, :, 1].flatten(1)
+
+    def _sum_weights(self, largest: Tensor, sampling_params: Tensor) -> Tensor:
+        """The whole vocabulary's `sum_weights`, int64 [rows, 1]."""
+        part = sum_weights(self._wide_part(), largest, sampling_params)
+        sums = self.ranks.all_gather(part.view(torch.int32))
+        return sums.view(torch.int64).sum(dim=-1, keepdim=True)
+
+    def _wide_part(self) -> Tensor:
+        """The part in float32, padding less likely than any token."""
+        wide, share = cast(self.part, torch.float32), self.part.shape[-1]
+        if share * self.ranks.tp_degree == self.vocab_size:
+            return wide
+        ids = torch.arange(share, dtype=torch.int32) + self._first_id()
+        return torch.where(ids < self.vocab_size, wide, float("-inf"))
+
+    def _first_id(self) -> Tensor:
+        """Id of the part's first token, int32 [1]."""
+        assert self.rank is not None, "one rank alone has no use for it"
+        return self.rank * self.part.shape[-1]
