@@ -1,25 +1,34 @@
 """Errors that clients of the runtime can meet.
 
 KilnError
-└── RuntimeServiceError
-    ├── RequestInvalid              values that no deployment would take
-    ├── FeatureNotServed            a valid wish that this deployment cannot fulfil
-    ├── PromptTooLong
-    ├── DeploymentNotFound
-    ├── DeploymentNotReady
-    ├── DeploymentExists            an id that another bundle holds
-    ├── RequestIdInUse
-    ├── RequestsInFlight            policy REFUSE met running requests
-    ├── QueueFull
-    ├── RequestAborted
-    ├── DeadlineExceeded
-    ├── ShuttingDown
-    ├── CoresUnavailable
-    ├── GraphAbiMismatch
-    ├── TokenizerMismatch
-    ├── LoadInProgress
-    ├── BundleSourceUnavailable
-    └── EngineFailed                our own bug stopped the engine
+├── RuntimeServiceError
+│   ├── RequestInvalid              values that no deployment would take
+│   ├── FeatureNotServed            a valid wish that this deployment cannot fulfil
+│   ├── PromptTooLong
+│   ├── DeploymentNotFound
+│   ├── DeploymentNotReady
+│   ├── DeploymentExists            an id that another bundle holds
+│   ├── RequestIdInUse
+│   ├── RequestsInFlight            policy REFUSE met running requests
+│   ├── QueueFull
+│   ├── RequestAborted
+│   ├── DeadlineExceeded
+│   ├── ShuttingDown
+│   ├── CoresUnavailable
+│   ├── MemoryUnavailable
+│   ├── ExecutablesMissing          a bundle with weights only, to be loaded
+│   ├── WeightsMissing              a bundle with executables only, for its weights
+│   ├── AliasFollowed               weights by hand where an alias decides
+│   ├── GraphAbiMismatch
+│   ├── TokenizerMismatch
+│   ├── LoadInProgress
+│   ├── BundleSourceUnavailable
+│   ├── EngineFailed                our own bug stopped the engine
+│   └── StateUnwritable             the disk does not take what must outlive a restart
+└── StartupError                what ends the process before it serves; crosses no wire
+    ├── StateInUse
+    ├── StateInvalid
+    └── DeploymentsFileInvalid
 """
 
 from __future__ import annotations
@@ -81,7 +90,7 @@ class DeploymentNotFound(RuntimeServiceError):
 
 
 class DeploymentNotReady(RuntimeServiceError):
-    """A deployment that is being loaded or unloaded, is recovering, or has failed."""
+    """A deployment that is being loaded or unloaded, awaits weights, is recovering, or has failed."""
 
     reason = "DEPLOYMENT_NOT_READY"
 
@@ -95,13 +104,13 @@ class DeploymentNotReady(RuntimeServiceError):
 
 
 class DeploymentExists(RuntimeServiceError):
-    """An id that another bundle holds."""
+    """An id that another bundle, or the same one with other options, holds."""
 
     reason = "DEPLOYMENT_EXISTS"
 
-    def __init__(self, deployment_id: str, bundle_digest: str) -> None:
+    def __init__(self, deployment_id: str, bundle_digest: str, detail: str = "") -> None:
         super().__init__(
-            f"deployment {deployment_id!r} exists already with bundle {bundle_digest}",
+            f"deployment {deployment_id!r} exists already with bundle {bundle_digest}" + (detail and f" and {detail}"),
             deployment_id=deployment_id,
             bundle_digest=bundle_digest,
         )
@@ -171,6 +180,53 @@ class CoresUnavailable(RuntimeServiceError):
         super().__init__(f"{wanted}; free cores: {available}", wanted=wanted, free_cores=available)
 
 
+class MemoryUnavailable(RuntimeServiceError):
+    """A deployment that needs more memory than is free."""
+
+    reason = "MEMORY_UNAVAILABLE"
+
+    def __init__(self, needed_bytes: int, free_bytes: int, total_bytes: int) -> None:
+        super().__init__(
+            f"{needed_bytes} bytes of memory are needed; {free_bytes} of {total_bytes} are free",
+            needed_bytes=needed_bytes,
+            free_bytes=free_bytes,
+            total_bytes=total_bytes,
+        )
+
+
+class ExecutablesMissing(RuntimeServiceError):
+    """A bundle with weights only, which cannot be loaded by itself."""
+
+    reason = "EXECUTABLES_MISSING"
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(
+            f"{ref} has weights only: load the bundle that it was sharded for, then these with LoadWeights", ref=ref
+        )
+
+
+class WeightsMissing(RuntimeServiceError):
+    """A bundle with executables only, which has no weights to give."""
+
+    reason = "WEIGHTS_MISSING"
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(f"{ref} has no weights: it was compiled without them", ref=ref)
+
+
+class AliasFollowed(RuntimeServiceError):
+    """Weights by hand, for a deployment whose weights follow an alias."""
+
+    reason = "ALIAS_FOLLOWED"
+
+    def __init__(self, deployment_id: str, alias: str) -> None:
+        super().__init__(
+            f"the weights of deployment {deployment_id!r} follow {alias}: move the alias, or load it without following",
+            deployment_id=deployment_id,
+            alias=alias,
+        )
+
+
 class GraphAbiMismatch(RuntimeServiceError):
     """Weights that do not fit the running executables."""
 
@@ -228,3 +284,45 @@ class EngineFailed(RuntimeServiceError):
             f"the engine of deployment {deployment_id!r} has failed; unload and load it again",
             deployment_id=deployment_id,
         )
+
+
+class StateUnwritable(RuntimeServiceError):
+    """The disk does not take what must outlive a restart."""
+
+    reason = "STATE_UNWRITABLE"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"{path} cannot be written: {detail}", path=path, detail=detail)
+
+
+class StartupError(KilnError):
+    """Root of the errors that end the process before it serves."""
+
+    reason = "STARTUP_FAILED"
+
+
+class StateInUse(StartupError):
+    """A state directory that another runtime holds."""
+
+    reason = "STATE_IN_USE"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"another runtime uses the state directory {path}", path=path)
+
+
+class StateInvalid(StartupError):
+    """A state directory that cannot be opened or read."""
+
+    reason = "STATE_INVALID"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"the state at {path} cannot be read: {detail}", path=path, detail=detail)
+
+
+class DeploymentsFileInvalid(StartupError):
+    """A deployments file that cannot be read, or asks for what cannot be."""
+
+    reason = "DEPLOYMENTS_FILE_INVALID"
+
+    def __init__(self, path: str, violations: Sequence[FieldViolation]) -> None:
+        super().__init__(f"{path}: " + "; ".join(map(str, violations)), violations=tuple(violations), path=path)

@@ -13,16 +13,20 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from kiln.runtime.v1 import runtime_pb2_grpc
 
 from execution.isa import supported_isas
+from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.progress import ProgressFeed
-from runtime_svc.deployments.registry import TARGET_KIND, Deployments
-from runtime_svc.deployments.weights import load_weights
+from runtime_svc.deployments.registry import Deployments
+from runtime_svc.deployments.resources import TARGET_KIND
+from runtime_svc.deployments.weights import WeightsLoad
 from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.errors import AliasFollowed
 from runtime_svc.wire.runtime import (
     check_scope,
     deployment_to_pb,
     policy_from_pb,
     progress_to_pb,
     reset_receipt_to_pb,
+    spec_from_pb,
     timestamp_to_pb,
     weight_policies_from_pb,
     weights_receipt_to_pb,
@@ -43,12 +47,12 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
     async def LoadBundle(self, request: pb.LoadBundleRequest, context: Any) -> AsyncIterator[pb.LoadBundleResponse]:
         """Loads a bundle; the load goes on when the client leaves."""
         yield pb.LoadBundleResponse(progress=pb.LoadProgress(stage=pb.LoadProgress.STAGE_RESOLVE))
-        deployment = await self._deployments.load(request.ref, request.deployment_id, request.cores)
+        deployment = await self._deployments.load(spec_from_pb(request))
         async for progress in deployment.progress.watch():
             yield pb.LoadBundleResponse(progress=progress_to_pb(progress))
         if deployment.failure is not None:
             raise deployment.failure
-        deployment.require_serving()
+        deployment.require_loaded()
         yield pb.LoadBundleResponse(deployment=deployment_to_pb(deployment))
 
     async def UnloadBundle(self, request: pb.UnloadBundleRequest, context: Any) -> pb.UnloadBundleResponse:
@@ -78,8 +82,11 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         """Replaces weights; a client that leaves before the swap begins withdraws it."""
         policy, keep_kv = weight_policies_from_pb(request)
         deployment, feed = self._deployments.get(request.deployment_id), ProgressFeed()
-        work = load_weights(deployment, request.ref, self._deployments.library, feed, policy=policy, keep_kv=keep_kv)
-        task = asyncio.create_task(work)
+        if deployment.followed_alias:
+            raise AliasFollowed(deployment.deployment_id, deployment.followed_alias)
+        check_ref(request.ref)
+        load = WeightsLoad(lambda: self._deployments.library.resolve(request.ref), feed, policy, keep_kv)
+        task = asyncio.create_task(self._deployments.load_weights(deployment, load))
         task.add_done_callback(lambda _: feed.close())
         try:
             async for progress in feed.watch():
@@ -90,7 +97,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         """Tells what this server is and has."""
-        cores = self._deployments.cores
+        cores, memory = self._deployments.resources.cores, self._deployments.resources.memory
         return pb.GetServerInfoResponse(
             version=metadata.version("kiln-runtime"),
             schema_revision=SCHEMA_REVISION,
@@ -100,4 +107,6 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             total_cores=cores.num_cores,
             free_cores=len(cores.free),
             start_time=timestamp_to_pb(self._started_at_s),
+            total_memory_bytes=memory.total_bytes,
+            free_memory_bytes=memory.free_bytes,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import grpc
@@ -16,10 +16,17 @@ from bundle.layout import Layout
 from bundle.verification import BlobVerifier
 from edge.server import EdgeServer
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
+from runtime_svc.bundles.leases import LeaseKeeper
 from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.deployments.bring_up import BringUp
+from runtime_svc.deployments.convergence import Convergence
 from runtime_svc.deployments.cores import CorePool
+from runtime_svc.deployments.follower import AliasFollower
 from runtime_svc.deployments.launcher import StartRanks
-from runtime_svc.deployments.registry import FAREWELL_S, Deployments, RuntimeConfig
+from runtime_svc.deployments.memory import MemoryPool
+from runtime_svc.deployments.records import RecordStore
+from runtime_svc.deployments.registry import FAREWELL_S, Deployments
+from runtime_svc.deployments.resources import Resources
 from runtime_svc.engine.engine import EngineConfig
 from runtime_svc.generation_service import GenerationService
 from runtime_svc.runtime_service import RuntimeService
@@ -34,7 +41,7 @@ _log = structlog.get_logger("runtime")
 class RuntimeServer:
     """The gRPC server and the deployments behind it."""
 
-    def __init__(self, settings: Settings, deployments: Deployments) -> None:
+    def __init__(self, settings: Settings, deployments: Deployments, convergence: Convergence) -> None:
         """Builds the server; call it where the event loop runs."""
 
         def register(server: grpc.aio.Server) -> None:
@@ -43,14 +50,19 @@ class RuntimeServer:
 
         self._edge = EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
         self._drain_timeout_s = settings.edge.drain_timeout_s
+        self._convergence = convergence
+        self._reloads: set[asyncio.Task[None]] = set()
         self.deployments = deployments
 
     async def start(self) -> int:
-        """Listens; returns the port.
+        """Listens, with the deployments of the last process and of the deployments file being loaded; returns the port.
 
         Raises:
             AddressUnavailable, TlsFileInvalid: See `EdgeServer.start`.
+            DeploymentsFileInvalid, StateInvalid, StateUnwritable: See `Convergence.start`.
         """
+        # First, so that nobody takes their ids and cores.
+        await self._convergence.start()
         return await self._edge.start()
 
     async def drain(self) -> None:
@@ -61,8 +73,9 @@ class RuntimeServer:
         await draining
 
     async def serve_until_signalled(self) -> None:
-        """Serves until SIGTERM or SIGINT, then drains."""
+        """Serves until SIGTERM or SIGINT, then drains. SIGHUP reads the deployments file again."""
         loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
         received = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, received.set)
@@ -70,10 +83,15 @@ class RuntimeServer:
         _log.info("signalled")
         await self.drain()
 
+    def _begin_reload(self) -> None:
+        reload = asyncio.create_task(self._convergence.reload())
+        self._reloads.add(reload)
+        reload.add_done_callback(self._reloads.discard)
+
 
 @asynccontextmanager
 async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncIterator[RuntimeServer]:
-    """Opens the blob cache and builds the server; no rank is left running afterwards.
+    """Opens blob cache and state, and builds the server; no rank is left running afterwards.
 
     Args:
         settings: Of this runtime.
@@ -81,21 +99,38 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
 
     Raises:
         LayoutInvalid: The cache is no OCI layout.
+        StateInUse, StateInvalid: See `RecordStore`.
+        TlsFileInvalid: See `CompilerEndpoint.connect`.
     """
-    source = GrpcBundleSource(settings.compiler)
-    library = BundleLibrary(
-        source,
-        store_root=settings.store,
-        cache=Layout.create(settings.cache / "blobs"),
-        verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
-    )
-    config = RuntimeConfig(
-        threads_per_core=settings.threads_per_core,
-        engine=EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity),
-    )
-    deployments = Deployments(library, CorePool(settings.num_cores), start_ranks, config)
-    try:
-        yield RuntimeServer(settings, deployments)
-    finally:
-        await deployments.shut_down(0.0)
-        await source.close()
+    async with AsyncExitStack() as stack:
+        records = RecordStore(settings.state)
+        stack.callback(records.close)
+        source = GrpcBundleSource(settings.compiler)
+        stack.push_async_callback(source.close)
+        library = BundleLibrary(
+            source,
+            store_root=settings.store,
+            cache=Layout.create(settings.cache / "blobs"),
+            verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
+        )
+        engine = EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity)
+        deployments = Deployments(
+            BringUp(library, start_ranks, engine),
+            Resources(CorePool(settings.num_cores), MemoryPool(settings.memory_bytes)),
+            records,
+            threads_per_core=settings.threads_per_core,
+        )
+        stack.push_async_callback(deployments.shut_down, 0.0)
+        leases = LeaseKeeper(source, f"runtime/{records.runtime_id}", deployments.bundle_digests)
+        deployments.on_bundles_changed = leases.wake
+        stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
+        follower = AliasFollower(deployments, interval_s=settings.follow_interval_s)
+        stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
+        patience_s = settings.edge.drain_timeout_s
+        convergence = Convergence(deployments, records, settings.deployments_file, patience_s=patience_s)
+        yield RuntimeServer(settings, deployments, convergence)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from edge.config import EdgeConfig
 from edge.options import add_server_options, positive_integer, read_edge_config
+from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.deployments.memory import DEFAULT_SHARE, default_memory_bytes
+
+_SIZE: Final = re.compile(r"([0-9]+)(|KiB|MiB|GiB|TiB)")
+_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,24 +26,32 @@ class Settings:
 
     Attributes:
         edge: Address, limits, TLS.
-        compiler: `host:port` of the BundleService.
+        compiler: Where the BundleService is.
         store: The BundleService's own layout, where it is on this host; None fetches every blob.
         cache: Directory of fetched blobs and of what has been verified.
+        state: Directory of what outlives a restart: which deployments there are.
         verify_always: Hash every blob at every load, whatever has been verified before.
         num_cores: Logical cores that deployments are placed on.
-        threads_per_core: Threads that a rank computes with on its core.
+        threads_per_core: Threads that a rank computes with where its deployment does not say.
+        memory_bytes: Memory that deployments may use.
+        deployments_file: Which deployments there shall be; None leaves that to calls.
+        follow_interval_s: How often is asked where followed aliases point.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
         log_level: Least severe level that is logged.
     """
 
     edge: EdgeConfig
-    compiler: str
+    compiler: CompilerEndpoint
     store: Path | None
     cache: Path
+    state: Path
     verify_always: bool
     num_cores: int
     threads_per_core: int
+    memory_bytes: int
+    deployments_file: Path | None
+    follow_interval_s: float
     queue_capacity: int
     stream_capacity: int
     log_level: str
@@ -47,12 +63,16 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
     options = parser.parse_args(arguments)
     return Settings(
         edge=read_edge_config(parser, options),
-        compiler=options.compiler,
+        compiler=_read_endpoint(parser, options),
         store=options.bundle_store.absolute() if options.bundle_store is not None else None,
         cache=options.cache.absolute(),
+        state=(options.state or options.cache).absolute(),
         verify_always=options.verify == "always",
         num_cores=options.cores,
         threads_per_core=options.threads_per_core,
+        memory_bytes=options.memory or default_memory_bytes(),
+        deployments_file=options.deployments.absolute() if options.deployments is not None else None,
+        follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
         log_level=options.log_level,
@@ -63,8 +83,12 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m runtime_svc", description="Serves Kiln's runtime.")
     add_server_options(parser)
     parser.add_argument("--compiler", required=True, help="host:port of the BundleService")
+    parser.add_argument("--compiler-ca", type=Path, help="certificates that the compiler's one must lead to, PEM")
+    parser.add_argument("--compiler-certificate", type=Path, help="certificate chain for the compiler, PEM")
+    parser.add_argument("--compiler-key", type=Path, help="its private key, PEM")
     parser.add_argument("--bundle-store", type=Path, help="the BundleService's own layout, where it is on this host")
     parser.add_argument("--cache", required=True, type=Path, help="directory for fetched blobs")
+    parser.add_argument("--state", type=Path, help="directory for what outlives a restart; default: the cache")
     parser.add_argument(
         "--verify", choices=("cached", "always"), default="cached", help="hash blobs once, or at every load"
     )
@@ -75,9 +99,52 @@ def _build_parser() -> argparse.ArgumentParser:
         "--threads-per-core", type=positive_integer, default=1, help="threads that a rank computes with"
     )
     parser.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help=f"for weights and KV caches, such as 6GiB; default: {DEFAULT_SHARE:.0%} of what this process may use".replace(
+            "%", "%%"
+        ),
+    )
+    parser.add_argument("--deployments", type=Path, metavar="FILE", help="YAML or JSON: the deployments to have")
+    parser.add_argument(
+        "--follow-interval",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="how often to ask where followed aliases point",
+    )
+    parser.add_argument(
         "--queue-capacity", type=positive_integer, default=256, help="requests that may wait for a slot"
     )
     parser.add_argument(
         "--stream-capacity", type=positive_integer, default=64, help="events that may wait for a slow client"
     )
     return parser
+
+
+def _read_endpoint(parser: argparse.ArgumentParser, options: argparse.Namespace) -> CompilerEndpoint:
+    has_certificate, has_key = options.compiler_certificate is not None, options.compiler_key is not None
+    if has_certificate != has_key or (has_certificate and options.compiler_ca is None):
+        parser.error("--compiler-certificate and --compiler-key belong together, and need --compiler-ca")
+    return CompilerEndpoint(
+        options.compiler,
+        ca_path=options.compiler_ca,
+        certificate_path=options.compiler_certificate,
+        key_path=options.compiler_key,
+        allow_insecure=options.allow_insecure,
+    )
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no size such as 6GiB or 512MiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return seconds

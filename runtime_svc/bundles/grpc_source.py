@@ -11,31 +11,24 @@ from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 from bundle.errors import BlobNotFound, BundleNotFound, KilnError
 from bundle.manifest import parse_manifest
 from bundle.oci import TITLE, BlobDescriptor
+from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.errors import BundleSourceUnavailable
 
 LOOKUP_TIMEOUT_S: Final = 20.0
 
-CHANNEL_OPTIONS: Final = (
-    # A manifest with thousands of tensors is larger than gRPC's default limit.
-    ("grpc.max_receive_message_length", 64 << 20),
-    # A peer that is gone is noticed, in the middle of a blob too.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-)
-
 
 class GrpcBundleSource:
     """Client of a BundleService."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, endpoint: CompilerEndpoint) -> None:
         """Connects when first used; call it where the event loop runs.
 
-        Args:
-            address: `host:port`.
+        Raises:
+            TlsFileInvalid: See `CompilerEndpoint.connect`.
         """
-        self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._address = endpoint.address
+        self._channel = endpoint.connect()
         self._stub = bundle_pb2_grpc.BundleServiceStub(self._channel)
 
     async def resolve(self, ref: str) -> ResolvedBundle:
@@ -59,6 +52,23 @@ class GrpcBundleSource:
                 yield response.data
         except grpc.aio.AioRpcError as error:
             raise self._translate(error, BlobNotFound(digest)) from error
+
+    async def lease(self, digest: str, holder: str, duration_s: float) -> None:
+        """See `BundleSource.lease`."""
+        request = bundle_pb2.LeaseBundleRequest(ref=digest, holder=holder)
+        request.duration.FromNanoseconds(round(duration_s * 1e9))
+        try:
+            await self._stub.LeaseBundle(request, timeout=LOOKUP_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error, BundleNotFound(digest)) from error
+
+    async def release(self, digest: str, holder: str) -> None:
+        """See `BundleSource.release`."""
+        request = bundle_pb2.ReleaseLeaseRequest(holder=holder, digest=digest)
+        try:
+            await self._stub.ReleaseLease(request, timeout=LOOKUP_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error, BundleNotFound(digest)) from error
 
     async def close(self) -> None:
         """Closes the connection."""

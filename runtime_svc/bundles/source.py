@@ -46,3 +46,18 @@ class BundleSource(Protocol):
             BlobNotFound: The service does not hold it.
             BundleSourceUnavailable: The service does not answer, or the connection broke.
         """
+
+    async def lease(self, digest: str, holder: str, duration_s: float) -> None:
+        """Keeps a bundle from being collected for so long from now, instead of until the holder's last lease ends.
+
+        Raises:
+            BundleNotFound: The service does not hold it.
+            BundleSourceUnavailable: The service does not answer.
+        """
+
+    async def release(self, digest: str, holder: str) -> None:
+        """Gives a lease back, if there is one.
+
+        Raises:
+            BundleSourceUnavailable: The service does not answer.
+        """

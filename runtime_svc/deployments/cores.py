@@ -1,4 +1,8 @@
-"""Placement of ranks on this runtime's logical cores: one core a rank."""
+"""Placement of ranks on this runtime's logical cores: one core a rank.
+
+Cores are what is counted, not what threads are pinned to: the kernel knows better than a number where a thread runs
+best, and containers and hyper-threads make the numbers of processors mean little.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,14 @@ class CorePool:
         """Cores that nobody holds."""
         return tuple(core for core in range(self.num_cores) if core not in self._held)
 
-    def reserve(self, num_ranks: int, wanted: Sequence[int]) -> tuple[int, ...]:
+    def reserve(self, num_ranks: int, wanted: Sequence[int], preferred: Sequence[int] = ()) -> tuple[int, ...]:
         """Takes a core for every rank.
 
         Args:
             num_ranks: Ranks of the bundle.
-            wanted: The cores to take; empty takes the lowest free ones.
+            wanted: The cores to take; empty takes the lowest free range, or the lowest free ones where no range is
+                long enough.
+            preferred: Cores to take where nothing else is wanted and they are all free.
 
         Raises:
             RequestInvalid: `wanted` has another length, or a core twice.
@@ -39,7 +45,8 @@ class CorePool:
             raise CoresUnavailable(f"cores {', '.join(map(str, wanted))} are wanted", free)
         if num_ranks > len(free):
             raise CoresUnavailable(f"the bundle needs {num_ranks} cores", free)
-        cores = tuple(wanted) or free[:num_ranks]
+        is_preferred = len(preferred) == num_ranks and set(preferred) <= set(free)
+        cores = tuple(wanted) or (tuple(preferred) if is_preferred else _lowest(free, num_ranks))
         self._held.update(cores)
         return cores
 
@@ -47,3 +54,8 @@ class CorePool:
         """Gives cores back that are held."""
         assert set(cores) <= self._held, f"{cores} are not all held"
         self._held.difference_update(cores)
+
+
+def _lowest(free: tuple[int, ...], count: int) -> tuple[int, ...]:
+    windows = (free[start : start + count] for start in range(len(free) - count + 1))
+    return next((window for window in windows if window[-1] - window[0] == count - 1), free[:count])

@@ -13,7 +13,10 @@ from bundle.errors import FieldViolation, KilnError
 from runtime_svc.admission import GenerationCall, admit, check_call, check_prompt, check_token_ids, prompt_field
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
+from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
+from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
+from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, RequestInvalid
@@ -30,6 +33,7 @@ class DeploymentState(enum.Enum):
     RECOVERING = enum.auto()
     UNLOADING = enum.auto()
     FAILED = enum.auto()
+    AWAITING_WEIGHTS = enum.auto()
 
 
 _ENGINE_STATES = {
@@ -45,26 +49,85 @@ class Serving:
 
     engine: Engine
     text: TextCodec
+    capabilities: Capabilities
 
 
 class Deployment:
     """One deployment. The registry moves it through its states."""
 
-    def __init__(
-        self, deployment_id: str, bundle: ResolvedBundle, capabilities: Capabilities, cores: tuple[int, ...]
-    ) -> None:
-        """Begins as LOADING, on cores that are reserved."""
-        self.deployment_id = deployment_id
-        self.bundle = bundle
-        self.cores = cores
-        self.capabilities = capabilities
+    def __init__(self, spec: DeploymentSpec, origin: Origin, *, default_threads: int) -> None:
+        """Begins as LOADING, with nothing found or reserved yet."""
+        self.spec = spec
+        self.origin = origin
+        self.threads_per_core = spec.threads_per_core or default_threads
         self.created_at_s = time.time()
+        #: Digest that its executables are pinned to; None before the reference was resolved.
+        self.digest: str | None = None
+        #: The bundle, once it was found.
+        self.bundle: ResolvedBundle | None = None
+        #: Weights in use, or to be used once it is loaded.
+        self.weights: WeightsRecord | None = None
+        #: What a request may ask of it, once the bundle was found.
+        self.capabilities: Capabilities | None = None
+        #: Cores that it holds.
+        self.cores: tuple[int, ...] = ()
+        #: Cores to prefer, where it ran before.
+        self.preferred_cores: tuple[int, ...] = ()
+        #: Memory that it holds: for the state, and for the weights.
+        self.state_memory = MemoryNeed()
+        self.weights_memory = MemoryNeed()
+        #: What a load that is tried again met last.
+        self.obstacle: KilnError | None = None
+        #: Why the newest version of the alias that it follows does not serve.
+        self.follow_message = ""
         self.progress = ProgressFeed()
         #: Held while weights are loaded.
         self.weights_lock = asyncio.Lock()
         self.is_unloading = False
+        #: Set when it has given back what it held.
+        self.is_gone = False
+        self._recorded_epoch = 0
         self._serving: Serving | None = None
         self._load_failure: KilnError | None = None
+
+    @classmethod
+    def from_record(cls, record: DeploymentRecord, *, default_threads: int) -> Deployment:
+        """A deployment as a runtime that ended left it."""
+        deployment = cls(record.spec, record.origin, default_threads=default_threads)
+        deployment.created_at_s = record.created_at_s
+        deployment.digest = record.digest
+        deployment.weights = record.weights
+        deployment.preferred_cores = record.cores
+        deployment._recorded_epoch = record.weight_epoch
+        return deployment
+
+    def to_record(self) -> DeploymentRecord:
+        """What it takes to load it again; its bundle has been found."""
+        assert self.digest is not None
+        return DeploymentRecord(
+            spec=self.spec,
+            origin=self.origin,
+            digest=self.digest,
+            cores=self.cores or self.preferred_cores,
+            weights=self.weights,
+            weight_epoch=self.weight_epoch,
+            created_at_s=self.created_at_s,
+        )
+
+    @property
+    def deployment_id(self) -> str:
+        """Its id."""
+        return self.spec.deployment_id
+
+    @property
+    def weight_epoch(self) -> int:
+        """Epoch of the weights in use, or to be used once it is loaded; 0 while weights are awaited."""
+        return self._recorded_epoch if self.engine is None else self.engine.weight_epoch
+
+    @property
+    def followed_alias(self) -> str:
+        """The alias that the weights follow, empty for none."""
+        return self.spec.ref if self.spec.follow_alias else ""
 
     @property
     def state(self) -> DeploymentState:
@@ -73,7 +136,11 @@ class Deployment:
             return DeploymentState.UNLOADING
         if self._load_failure is not None:
             return DeploymentState.FAILED
-        return DeploymentState.LOADING if self._serving is None else _ENGINE_STATES[self._serving.engine.state]
+        if self._serving is None:
+            return DeploymentState.LOADING
+        state = _ENGINE_STATES[self._serving.engine.state]
+        is_awaiting = state is DeploymentState.READY and not self._serving.engine.weight_epoch
+        return DeploymentState.AWAITING_WEIGHTS if is_awaiting else state
 
     @property
     def failure(self) -> KilnError | None:
@@ -85,14 +152,30 @@ class Deployment:
         """The engine, None before the load has ended."""
         return None if self._serving is None else self._serving.engine
 
+    @property
+    def bundle_digests(self) -> set[str]:
+        """Bundles that it uses."""
+        digests = {self.digest, None if self.weights is None else self.weights.digest}
+        return {digest for digest in digests if digest is not None}
+
+    def find(self, bundle: ResolvedBundle) -> None:
+        """Its bundle was found: it is pinned to it, and uses its weights unless it has used others."""
+        self.bundle = bundle
+        self.digest = bundle.digest
+        if not self._recorded_epoch and self.weights is None and bundle.manifest.has_weights:
+            self.weights = WeightsRecord(ref=self.spec.ref, digest=bundle.digest)
+            self._recorded_epoch = 1
+
     def succeed(self, serving: Serving) -> None:
         """The load ended well."""
         self._serving = serving
+        self.obstacle = None
         self.progress.close()
 
     def fail(self, error: KilnError) -> None:
         """The load failed."""
         self._load_failure = error
+        self.obstacle = None
         self.progress.close()
 
     def require_serving(self, *, while_recovering: bool = True) -> Serving:
@@ -105,8 +188,18 @@ class Deployment:
             DeploymentNotReady: It does not serve now.
         """
         states = {DeploymentState.READY} | ({DeploymentState.RECOVERING} if while_recovering else set())
-        if self._serving is None or self.state not in states:
-            raise DeploymentNotReady(self.deployment_id, self.state.name, str(self.failure or ""))
+        if self._serving is None or self.state not in states or not self.weight_epoch:
+            raise self._not_ready()
+        return self._serving
+
+    def require_loaded(self) -> Serving:
+        """What it will serve with, weights or not.
+
+        Raises:
+            DeploymentNotReady: It is not loaded, or its ranks restart.
+        """
+        if self._serving is None or self.state not in {DeploymentState.READY, DeploymentState.AWAITING_WEIGHTS}:
+            raise self._not_ready()
         return self._serving
 
     async def generate(self, call: GenerationCall, *, deadline_s: float | None) -> OutputStream:
@@ -119,15 +212,15 @@ class Deployment:
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, PromptTooLong, RequestIdInUse, QueueFull: As named.
         """
-        self.require_serving()
-        check_call(call, self.capabilities)
+        capabilities = self.require_serving().capabilities
+        check_call(call, capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
         token_ids = await self._encode(call.prompt)
         # Things may have changed while a thread tokenized.
         serving = self.require_serving()
         request_id = call.request_id or f"req-{uuid.uuid4().hex}"
-        request = admit(call, token_ids, self.capabilities, request_id=request_id, now_s=now_s)
+        request = admit(call, token_ids, capabilities, request_id=request_id, now_s=now_s)
         return serving.engine.submit(request, serving.text.sequence_text(call.stop_strings), deadline_s=deadline_s)
 
     async def tokenize(self, prompt: Prompt | None) -> list[int]:
@@ -136,8 +229,7 @@ class Deployment:
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed: As named.
         """
-        self.require_serving()
-        check_prompt(prompt, self.capabilities)
+        check_prompt(prompt, self.require_serving().capabilities)
         assert prompt is not None
         return await self._encode(prompt)
 
@@ -147,11 +239,19 @@ class Deployment:
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed: As named.
         """
-        tokenizer = self.require_serving().text.tokenizer
-        check_token_ids("token_ids", token_ids, self.capabilities)
+        serving = self.require_serving()
+        tokenizer = serving.text.tokenizer
+        check_token_ids("token_ids", token_ids, serving.capabilities)
         if tokenizer is None:
             raise FeatureNotServed([FieldViolation("token_ids", "set", "nothing: the bundle has no tokenizer")])
         return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _not_ready(self) -> DeploymentNotReady:
+        if self.state is DeploymentState.AWAITING_WEIGHTS:
+            detail = "LoadWeights makes it ready"
+        else:
+            detail = str(self.failure or self.obstacle or "")
+        return DeploymentNotReady(self.deployment_id, self.state.name, detail)
 
     async def _encode(self, prompt: Prompt) -> list[int]:
         try:

@@ -25,10 +25,7 @@ class StartingRanks(Ranks, Protocol):
     """A rank group that is up but not loaded."""
 
     async def load(self) -> None:
-        """Maps weights, loads every executable, allocates zeroed state."""
-
-    async def warm_up(self) -> None:
-        """Runs every executable once."""
+        """Maps weights where there are any, loads every executable, allocates zeroed state."""
 
 
 class StartRanks(Protocol):
@@ -58,6 +55,7 @@ class WeightsSource:
             shard.rank: self.bundle.blob_path(shard.blob)
             for weight_set in self.bundle.manifest.weight_sets
             for shard in weight_set.shards
+            if shard.blob is not None
         }
 
 
@@ -67,7 +65,7 @@ class GroupLauncher:
 
     Attributes:
         executables: Bundle whose executables run.
-        weights: Bundle whose weights they run on.
+        weights: Bundle whose weights they run on; None where they come later.
         library: Verifies both before anything is mapped, at restarts too: files may have changed since.
         start: Starts the processes.
         num_threads: Threads that each rank computes with.
@@ -76,21 +74,16 @@ class GroupLauncher:
 
     deployment_id: str
     executables: Bundle
-    weights: WeightsSource
+    weights: WeightsSource | None
     library: BundleLibrary
     start: StartRanks
     num_threads: int
     report: StageReport | None = None
 
     @property
-    def weights_ref(self) -> str:
-        """Bundle whose weights are used, as asked for."""
-        return self.weights.ref
-
-    @property
-    def weights_digest(self) -> str:
-        """Its digest."""
-        return self.weights.bundle.digest
+    def has_weights(self) -> bool:
+        """See `RankLauncher.has_weights`."""
+        return self.weights is not None
 
     async def launch(self) -> Ranks:
         """See `RankLauncher.launch`.
@@ -101,28 +94,33 @@ class GroupLauncher:
         """
         await self._verify()
         self._enter(LoadStage.MAP)
-        manifest = msgspec.structs.replace(
-            self.executables.manifest, weight_sets=self.weights.bundle.manifest.weight_sets
-        )
+        manifest = self.executables.manifest
+        if self.weights is not None:
+            manifest = msgspec.structs.replace(manifest, weight_sets=self.weights.bundle.manifest.weight_sets)
         ranks = await self.start(manifest, self._blob_paths(), num_threads=self.num_threads, log_sink=self._log_line)
         try:
             await ranks.load()
-            if not _skips_warmup(manifest):
-                self._enter(LoadStage.WARMUP)
-                await ranks.warm_up()
+            if self.has_weights:
+                await self.warm_up(ranks)
         except BaseException:
             await ranks.close()
             raise
         return ranks
 
+    async def warm_up(self, ranks: Ranks) -> None:
+        """See `RankLauncher.warm_up`; a bundle may ask to skip it."""
+        if not _skips_warmup(self.executables.manifest):
+            self._enter(LoadStage.WARMUP)
+            await ranks.warm_up()
+
     async def _verify(self) -> None:
         self._enter(LoadStage.VERIFY)
         await self.library.verify(self.executables, self._report_verified)
-        if self.weights.bundle.digest != self.executables.digest:
+        if self.weights is not None and self.weights.bundle.digest != self.executables.digest:
             await self.library.verify(self.weights.bundle)
 
     def _blob_paths(self) -> dict[str, Path]:
-        bundles = (self.executables, self.weights.bundle)
+        bundles = [self.executables] if self.weights is None else [self.executables, self.weights.bundle]
         return {blob.digest: bundle.blob_path(blob.digest) for bundle in bundles for blob in bundle.blobs}
 
     def _enter(self, stage: LoadStage) -> None:

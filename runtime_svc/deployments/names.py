@@ -1,4 +1,4 @@
-"""Names that clients give: deployment ids and bundle references."""
+"""Checks of what clients and files ask for: ids, references, threads."""
 
 from __future__ import annotations
 
@@ -8,20 +8,33 @@ from typing import Final
 
 from bundle.errors import FieldViolation, RefInvalid
 from bundle.reference import ACCEPTED_REF, parse_reference
+from runtime_svc.deployments.spec import DeploymentSpec
 from runtime_svc.errors import RequestInvalid
 
 DEPLOYMENT_ID: Final = re.compile(r"[a-z0-9._-]{1,64}")
+MAX_THREADS_PER_CORE: Final = 256
 
 
-def check_new_deployment(deployment_id: str, ref: str) -> None:
-    """Checks what LoadBundle names.
+def check_spec(spec: DeploymentSpec) -> None:
+    """Checks what LoadBundle asks for.
 
     Raises:
-        RequestInvalid: Every name that is malformed.
+        RequestInvalid: Every field that is malformed.
     """
-    violations = [*_id_violations(deployment_id), *_ref_violations(ref)]
+    violations = [*spec_violations(spec)]
     if violations:
         raise RequestInvalid(violations)
+
+
+def spec_violations(spec: DeploymentSpec) -> Iterator[FieldViolation]:
+    """Every field of a specification that is malformed; cores are checked where they are reserved."""
+    if DEPLOYMENT_ID.fullmatch(spec.deployment_id) is None:
+        accepted = "1 to 64 lower-case letters, digits, '.', '_', '-'"
+        yield FieldViolation("deployment_id", repr(spec.deployment_id), accepted)
+    yield from _ref_violations(spec)
+    threads = spec.threads_per_core
+    if threads is not None and not 1 <= threads <= MAX_THREADS_PER_CORE:
+        yield FieldViolation("threads_per_core", str(threads), f"1 to {MAX_THREADS_PER_CORE}")
 
 
 def check_ref(ref: str) -> None:
@@ -30,19 +43,17 @@ def check_ref(ref: str) -> None:
     Raises:
         RequestInvalid: It is none.
     """
-    violations = [*_ref_violations(ref)]
-    if violations:
-        raise RequestInvalid(violations)
-
-
-def _id_violations(deployment_id: str) -> Iterator[FieldViolation]:
-    if DEPLOYMENT_ID.fullmatch(deployment_id) is None:
-        accepted = "1 to 64 lower-case letters, digits, '.', '_', '-'"
-        yield FieldViolation("deployment_id", repr(deployment_id), accepted)
-
-
-def _ref_violations(ref: str) -> Iterator[FieldViolation]:
     try:
         parse_reference(ref)
+    except RefInvalid as error:
+        raise RequestInvalid([FieldViolation("ref", repr(ref), ACCEPTED_REF)]) from error
+
+
+def _ref_violations(spec: DeploymentSpec) -> Iterator[FieldViolation]:
+    try:
+        reference = parse_reference(spec.ref)
     except RefInvalid:
-        yield FieldViolation("ref", repr(ref), ACCEPTED_REF)
+        yield FieldViolation("ref", repr(spec.ref), ACCEPTED_REF)
+        return
+    if spec.follow_alias and reference.alias is None:
+        yield FieldViolation("ref", repr(spec.ref), "NAME@ALIAS, because follow_alias is set")

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from bundle.errors import KilnError, ManifestInvalid
-from bundle.manifest import Manifest
-from bundle.reader import Bundle
-from execution.errors import IsaUnsupported
-from execution.isa import require_isa, supported_isas
-from runtime_svc.bundles.library import BundleLibrary
-from runtime_svc.capabilities import Capabilities
-from runtime_svc.deployments.cores import CorePool
-from runtime_svc.deployments.deployment import Deployment, DeploymentState, Serving
-from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsSource
-from runtime_svc.deployments.names import check_new_deployment
-from runtime_svc.deployments.progress import LoadStage
-from runtime_svc.engine.engine import Engine, EngineConfig
+from bundle.errors import BundleNotFound, KilnError
+from runtime_svc.bundles.source import ResolvedBundle
+from runtime_svc.deployments.backoff import backoff_delays
+from runtime_svc.deployments.bring_up import BringUp
+from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.names import check_spec
+from runtime_svc.deployments.records import DeploymentRecord, RecordStore
+from runtime_svc.deployments.resources import Resources, check_bundle
+from runtime_svc.deployments.spec import DeploymentSpec, Origin
+from runtime_svc.deployments.weights import WeightsLoad, load_weights
+from runtime_svc.engine.engine import WeightsReceipt
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.engine.requests import aborted
 from runtime_svc.errors import (
+    BundleSourceUnavailable,
     DeploymentExists,
     DeploymentNotFound,
     DeploymentNotReady,
@@ -35,42 +32,41 @@ from runtime_svc.errors import (
     RequestsInFlight,
     ShuttingDown,
 )
-from runtime_svc.text.chat_template import ChatTemplateError
-from runtime_svc.text.codec import TextCodec
 
 _log = structlog.get_logger("deployments")
 
-TARGET_KIND: Final = "cpu"
 # Streams that shutting down ends get this long to say so to their clients.
 FAREWELL_S: Final = 0.5
 
-
-@dataclass(frozen=True, slots=True)
-class RuntimeConfig:
-    """How deployments are run.
-
-    Attributes:
-        threads_per_core: Threads that a rank computes with on its core.
-        engine: Bounds of every engine.
-    """
-
-    threads_per_core: int
-    engine: EngineConfig
+FIRST_RETRY_S: Final = 0.5
+LONGEST_RETRY_S: Final = 30.0
 
 
 class Deployments:
-    """Deployments by id. Loads and unloads go on when their callers leave."""
+    """Deployments by id. Loads and unloads go on when their callers leave; the next process resumes loads."""
 
-    def __init__(self, library: BundleLibrary, cores: CorePool, start_ranks: StartRanks, config: RuntimeConfig) -> None:
-        """Begins with none."""
-        self.library = library
-        self.cores = cores
-        self._start_ranks = start_ranks
-        self._config = config
+    def __init__(self, bring_up: BringUp, resources: Resources, records: RecordStore, *, threads_per_core: int) -> None:
+        """Begins with none.
+
+        Args:
+            bring_up: Brings them up.
+            resources: What they are placed on.
+            records: What outlives this process; `restore` reads it.
+            threads_per_core: Threads of a rank where a deployment does not say.
+        """
+        self.library = bring_up.library
+        self.resources = resources
+        #: Called after the bundles in use have changed.
+        self.on_bundles_changed: Callable[[], None] = lambda: None
+        self._bring_up = bring_up
+        self._records = records
+        self._threads_per_core = threads_per_core
         self._deployments: dict[str, Deployment] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._unloads: dict[str, asyncio.Task[int]] = {}
+        self._saves: set[asyncio.Task[None]] = set()
         self._is_shutting_down = False
+        self._last_digests: set[str] | None = None
 
     def list(self) -> list[Deployment]:
         """Every deployment, by id."""
@@ -98,46 +94,69 @@ class Deployments:
             raise ShuttingDown
         return self.get(deployment_id)
 
-    async def load(self, ref: str, deployment_id: str, cores: Sequence[int] = ()) -> Deployment:
+    def bundle_digests(self) -> set[str]:
+        """Bundles that deployments use; while shutting down, those that the next process will use."""
+        if self._last_digests is not None:
+            return self._last_digests
+        return {digest for deployment in self._deployments.values() for digest in deployment.bundle_digests}
+
+    async def load(self, spec: DeploymentSpec) -> Deployment:
         """Begins to load a bundle; `Deployment.progress` tells how it goes, `Deployment.failure` how it went.
 
         The same bundle under the same id is not loaded twice; one that failed is replaced.
 
         Raises:
-            RequestInvalid: Id, reference or cores are malformed.
+            RequestInvalid: Id, reference, cores or threads are malformed.
             BundleNotFound, BundleSourceUnavailable, AbiUnsupported: See `BundleLibrary.resolve`.
             ManifestInvalid: Its parts do not fit each other.
-            DeploymentExists: The id belongs to another bundle.
+            DeploymentExists: The id belongs to another bundle, or was loaded in another way.
             DeploymentNotReady: The deployment is being unloaded.
-            IsaUnsupported, CoresUnavailable: This host cannot run it. Nothing has changed.
+            IsaUnsupported, ExecutablesMissing, CoresUnavailable, MemoryUnavailable: It cannot run here. Nothing has
+                changed.
             ShuttingDown: Nothing is loaded any more.
         """
-        check_new_deployment(deployment_id, ref)
-        bundle = await self.library.resolve(ref)
+        check_spec(spec)
+        bundle = await self.library.resolve(spec.ref)
         if self._is_shutting_down:
             raise ShuttingDown
-        existing = self._deployments.get(deployment_id)
+        existing = self._deployments.get(spec.deployment_id)
         if existing is not None and existing.state is not DeploymentState.FAILED:
-            if existing.bundle.digest != bundle.digest:
-                raise DeploymentExists(deployment_id, existing.bundle.digest)
-            if existing.is_unloading:
-                raise DeploymentNotReady(deployment_id, existing.state.name)
+            _require_same(existing, spec, bundle.digest)
             return existing
-        _check_target(bundle.manifest)
+        check_bundle(bundle)
         if existing is not None:
-            await self.unload(deployment_id, InFlightPolicy.ABORT)
-            return await self.load(ref, deployment_id, cores)
-        capabilities = Capabilities.from_manifest(bundle.manifest)
-        reserved = self.cores.reserve(bundle.manifest.tp_degree, cores)
-        deployment = Deployment(deployment_id, bundle, capabilities, reserved)
-        self._deployments[deployment_id] = deployment
-        # An empty context, because the engine's log lines must not carry the loading call's request id for ever.
-        load = asyncio.create_task(self._load(deployment), name=f"load {deployment_id}", context=Context())
-        self._loads[deployment_id] = load
+            await self.unload(spec.deployment_id, InFlightPolicy.ABORT)
+            return await self.load(spec)
+        deployment = Deployment(spec, Origin.RPC, default_threads=self._threads_per_core)
+        deployment.find(bundle)
+        self.resources.reserve(deployment, bundle.manifest)
+        self._deployments[spec.deployment_id] = deployment
+        self._begin(deployment)
+        return deployment
+
+    def restore(self, record: DeploymentRecord) -> Deployment:
+        """Begins to load a deployment of an earlier process again, from the same bundle; where its cores are free, on
+        the same ones. A bundle service that does not answer is asked again until it does."""
+        deployment = Deployment.from_record(record, default_threads=self._threads_per_core)
+        self._deployments[deployment.deployment_id] = deployment
+        try:
+            self.resources.prefer_cores(deployment)
+        except KilnError as error:
+            deployment.fail(error)
+        else:
+            self._begin(deployment)
+        return deployment
+
+    def declare(self, spec: DeploymentSpec) -> Deployment:
+        """Begins to load what the deployments file asks for, as soon as its bundle can be found."""
+        assert spec.deployment_id not in self._deployments
+        deployment = Deployment(spec, Origin.FILE, default_threads=self._threads_per_core)
+        self._deployments[spec.deployment_id] = deployment
+        self._begin(deployment)
         return deployment
 
     async def unload(self, deployment_id: str, policy: InFlightPolicy) -> int:
-        """Ends a deployment; its cores are free when this returns.
+        """Ends a deployment, for good; its cores are free when this returns.
 
         Returns:
             Requests that it ended.
@@ -145,6 +164,7 @@ class Deployments:
         Raises:
             DeploymentNotFound: There is none with this id.
             RequestsInFlight: Policy REFUSE, and a request has not ended.
+            StateUnwritable: It has ended, but may be loaded again by the next process.
         """
         deployment = self.get(deployment_id)
         if deployment_id in self._unloads:
@@ -153,15 +173,28 @@ class Deployments:
         else:
             if deployment.engine is not None and policy is InFlightPolicy.REFUSE and len(deployment.engine.requests):
                 raise RequestsInFlight(len(deployment.engine.requests))
-            deployment.is_unloading = True
-            task = asyncio.create_task(self._unload(deployment, policy), name=f"unload {deployment_id}")
-            self._unloads[deployment_id] = task
-            task.add_done_callback(lambda _: self._unloads.pop(deployment_id))
+            self._begin_unload(deployment, policy, is_final=True)
         return await asyncio.shield(self._unloads[deployment_id])
 
+    async def load_weights(self, deployment: Deployment, load: WeightsLoad) -> WeightsReceipt:
+        """Replaces the weights of a deployment; see `weights.load_weights`.
+
+        Raises:
+            StateUnwritable: The new weights serve, but a restart would bring back the old ones.
+            KilnError: The old weights serve.
+        """
+        saves: list[asyncio.Task[None]] = []
+        receipt = await load_weights(
+            deployment, load, self.library, self.resources.memory, lambda: saves.append(self._save(deployment))
+        )
+        await asyncio.shield(saves[0])
+        return receipt
+
     async def shut_down(self, timeout_s: float) -> None:
-        """Takes no new requests, lets running ones finish, ends what is left after `timeout_s`, ends every rank."""
+        """Takes no new requests, lets running ones finish, ends what is left after `timeout_s`, ends every rank. The
+        next process loads the deployments again."""
         self._is_shutting_down = True
+        self._last_digests = self.bundle_digests()
         engines = [deployment.engine for deployment in self.list() if deployment.engine is not None]
         drains = [asyncio.create_task(engine.requests.wait_until_empty()) for engine in engines]
         if drains:
@@ -171,12 +204,28 @@ class Deployments:
         finish = Finish(FinishReason.ERROR, error=ShuttingDown())
         if sum(engine.requests.end_all(lambda _: finish) for engine in engines):
             await asyncio.sleep(FAREWELL_S)
-        unloads = (self.unload(deployment.deployment_id, InFlightPolicy.ABORT) for deployment in self.list())
-        await asyncio.gather(*unloads)
+        for deployment in self.list():
+            if deployment.deployment_id in self._unloads:
+                _abort_requests(deployment)
+            else:
+                self._begin_unload(deployment, InFlightPolicy.ABORT, is_final=False)
+        await asyncio.gather(*self._unloads.values(), *self._saves, return_exceptions=True)
+
+    def _begin(self, deployment: Deployment) -> None:
+        # An empty context, because the engine's log lines must not carry the loading call's request id for ever.
+        name = f"load {deployment.deployment_id}"
+        self._loads[deployment.deployment_id] = asyncio.create_task(
+            self._load(deployment), name=name, context=Context()
+        )
+        self.on_bundles_changed()
 
     async def _load(self, deployment: Deployment) -> None:
         try:
-            deployment.succeed(await self._bring_up(deployment))
+            if deployment.bundle is None:
+                await self._bring_up_patiently(deployment)
+            else:
+                await asyncio.shield(self._save(deployment))
+                deployment.succeed(await self._bring_up.run(deployment))
         except KilnError as error:
             _log.warning("load failed", deployment_id=deployment.deployment_id, error=str(error))
             self._fail(deployment, error)
@@ -186,34 +235,60 @@ class Deployments:
         finally:
             del self._loads[deployment.deployment_id]
 
+    async def _bring_up_patiently(self, deployment: Deployment) -> None:
+        """Loads what nobody waits for: a bundle that cannot be found yet is looked for again and again."""
+        delays_s = backoff_delays(FIRST_RETRY_S, LONGEST_RETRY_S)
+        while deployment.engine is None:
+            try:
+                if deployment.bundle is None:
+                    await self._find(deployment)
+                deployment.succeed(await self._bring_up.run(deployment))
+            except (BundleSourceUnavailable, BundleNotFound) as error:
+                # What was found once and is gone does not come back.
+                if isinstance(error, BundleNotFound) and deployment.digest is not None:
+                    raise
+                _log.warning("load is delayed", deployment_id=deployment.deployment_id, error=str(error))
+                deployment.obstacle = error
+                await asyncio.sleep(next(delays_s))
+
+    async def _find(self, deployment: Deployment) -> None:
+        """Finds the bundle of a deployment that nobody waits for, and reserves what it needs."""
+        bundle = await self.library.resolve(deployment.digest or deployment.spec.ref)
+        check_bundle(bundle)
+        weights = bundle
+        if deployment.weights is not None and deployment.weights.digest != bundle.digest:
+            weights = await self.library.resolve(deployment.weights.digest)
+        deployment.find(ResolvedBundle(deployment.spec.ref, bundle.digest, bundle.manifest, bundle.blobs))
+        self.resources.reserve(deployment, weights.manifest)
+        await asyncio.shield(self._save(deployment))
+        self.on_bundles_changed()
+
+    def _save(self, deployment: Deployment) -> asyncio.Task[None]:
+        """Records a deployment as it is now, unless it is about to be forgotten."""
+
+        async def save() -> None:
+            if not deployment.is_gone:
+                await self._records.save(deployment.to_record())
+
+        task = asyncio.create_task(save(), name=f"save {deployment.deployment_id}")
+        self._saves.add(task)
+        task.add_done_callback(self._saves.discard)
+        self.on_bundles_changed()
+        return task
+
     def _fail(self, deployment: Deployment, error: KilnError) -> None:
-        self.cores.release(deployment.cores)
-        deployment.cores = ()
+        self.resources.release(deployment)
         deployment.fail(error)
 
-    async def _bring_up(self, deployment: Deployment) -> Serving:
-        report = deployment.progress.report
-        report(LoadStage.RESOLVE)
-        report(LoadStage.FETCH)
-        bundle = await self.library.fetch(deployment.bundle, lambda *counts: report(LoadStage.FETCH, *counts))
-        launcher = GroupLauncher(
-            deployment_id=deployment.deployment_id,
-            executables=bundle,
-            weights=WeightsSource(deployment.bundle.ref, bundle),
-            library=self.library,
-            start=self._start_ranks,
-            num_threads=self._config.threads_per_core,
-            report=report,
-        )
-        engine = await Engine.start(deployment.deployment_id, bundle.manifest, self._config.engine, launcher)
-        engine.launcher = dataclasses.replace(launcher, report=None)
-        try:
-            return Serving(engine, await asyncio.to_thread(_read_text, bundle))
-        except BaseException:
-            await engine.close()
-            raise
+    def _begin_unload(self, deployment: Deployment, policy: InFlightPolicy, *, is_final: bool) -> None:
+        deployment.is_unloading = True
+        deployment_id = deployment.deployment_id
+        unload = self._unload(deployment, policy, is_final=is_final)
+        task = asyncio.create_task(unload, name=f"unload {deployment_id}", context=Context())
+        self._unloads[deployment_id] = task
+        task.add_done_callback(lambda _: self._unloads.pop(deployment_id))
 
-    async def _unload(self, deployment: Deployment, policy: InFlightPolicy) -> int:
+    async def _unload(self, deployment: Deployment, policy: InFlightPolicy, *, is_final: bool) -> int:
         load = self._loads.get(deployment.deployment_id)
         if load is not None:
             load.cancel()
@@ -225,8 +300,15 @@ class Deployments:
             num_aborted = _abort_requests(deployment)
             await engine.close()
         deployment.progress.close()
-        self.cores.release(deployment.cores)
-        del self._deployments[deployment.deployment_id]
+        self.resources.release(deployment)
+        deployment.is_gone = True
+        try:
+            if is_final:
+                await asyncio.gather(*self._saves, return_exceptions=True)
+                await self._records.forget(deployment.deployment_id)
+        finally:
+            del self._deployments[deployment.deployment_id]
+            self.on_bundles_changed()
         return num_aborted
 
 
@@ -235,19 +317,22 @@ def _abort_requests(deployment: Deployment) -> int:
     return 0 if engine is None else engine.requests.end_all(lambda request: aborted(request, "UnloadBundle"))
 
 
-def _check_target(manifest: Manifest) -> None:
-    if manifest.target.kind != TARGET_KIND:
-        supported = [f"{TARGET_KIND}/{isa}" for isa in supported_isas()]
-        raise IsaUnsupported(f"{manifest.target.kind}/{manifest.target.isa}", supported)
-    require_isa(manifest)
+def _require_same(existing: Deployment, spec: DeploymentSpec, digest: str) -> None:
+    """Checks that a deployment is what LoadBundle asks for; what is unset there may be anything.
 
-
-def _read_text(bundle: Bundle) -> TextCodec:
-    tokenizer = bundle.manifest.tokenizer
-    if tokenizer is None:
-        return TextCodec(None, None)
-    files = {file.title: bundle.blob_path(file.blob) for file in tokenizer.files}
-    try:
-        return TextCodec.from_files(files, tokenizer.chat_template, bundle.manifest.tokens)
-    except (ChatTemplateError, ValueError) as error:
-        raise ManifestInvalid(f"tokenizer: {error}", bundle.digest) from error
+    Raises:
+        DeploymentExists: It is another bundle, or was loaded in another way.
+        DeploymentNotReady: It is being unloaded.
+    """
+    holds = existing.digest or "that is looked up"
+    # Where a followed alias points by now is the follower's business.
+    if existing.digest not in (None, digest) and not (spec.follow_alias and existing.followed_alias == spec.ref):
+        raise DeploymentExists(spec.deployment_id, holds)
+    if existing.spec.follow_alias != spec.follow_alias:
+        raise DeploymentExists(spec.deployment_id, holds, f"follow_alias {existing.spec.follow_alias}")
+    if spec.cores and existing.cores and spec.cores != existing.cores:
+        raise DeploymentExists(spec.deployment_id, holds, f"cores {', '.join(map(str, existing.cores))}")
+    if spec.threads_per_core not in (None, existing.threads_per_core):
+        raise DeploymentExists(spec.deployment_id, holds, f"threads_per_core {existing.threads_per_core}")
+    if existing.is_unloading:
+        raise DeploymentNotReady(spec.deployment_id, existing.state.name)

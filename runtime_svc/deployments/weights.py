@@ -3,61 +3,114 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Awaitable, Callable
 
 from bundle.manifest import Manifest
 from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.launcher import GroupLauncher, WeightsSource
-from runtime_svc.deployments.names import check_ref
+from runtime_svc.deployments.memory import MemoryPool, weights_need
 from runtime_svc.deployments.progress import LoadStage, ProgressFeed
+from runtime_svc.deployments.records import WeightsRecord
 from runtime_svc.engine.engine import WeightsReceipt
 from runtime_svc.engine.operations import InFlightPolicy
-from runtime_svc.errors import GraphAbiMismatch, LoadInProgress, TokenizerMismatch
+from runtime_svc.errors import GraphAbiMismatch, LoadInProgress, TokenizerMismatch, WeightsMissing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightsLoad:
+    """One load of weights.
+
+    Attributes:
+        find: Finds the bundle.
+        progress: Told of stages.
+        policy: What happens to running requests.
+        keep_kv: Leave the KV cache as it is.
+    """
+
+    find: Callable[[], Awaitable[ResolvedBundle]]
+    progress: ProgressFeed
+    policy: InFlightPolicy
+    keep_kv: bool
 
 
 async def load_weights(
     deployment: Deployment,
-    ref: str,
+    load: WeightsLoad,
     library: BundleLibrary,
-    progress: ProgressFeed,
-    *,
-    policy: InFlightPolicy,
-    keep_kv: bool,
+    memory: MemoryPool,
+    on_swapped: Callable[[], None],
 ) -> WeightsReceipt:
     """Replaces the weights of a deployment. Whatever fails, and a caller that is cancelled before the swap, leaves the
     old ones serving.
 
+    Args:
+        deployment: Whose weights.
+        load: What to load and how.
+        library: Where bundles come from.
+        memory: Both weights are held in it until the swap is over.
+        on_swapped: Called with the deployment changed, also where the caller was cancelled during the swap.
+
     Raises:
-        DeploymentNotReady: The deployment does not serve, or its ranks restart.
-        RequestInvalid: `ref` is no reference.
+        DeploymentNotReady: The deployment is not loaded, or its ranks restart.
         LoadInProgress: Other weights are being loaded.
         RequestsInFlight: Policy REFUSE met running requests.
-        GraphAbiMismatch, TokenizerMismatch: The weights do not fit.
+        WeightsMissing, GraphAbiMismatch, TokenizerMismatch: The weights do not fit.
+        MemoryUnavailable: There is no room for both.
         BundleError, BundleSourceUnavailable: See `BundleLibrary`.
         ExecutionError: The ranks could not map them.
     """
-    engine = deployment.require_serving(while_recovering=False).engine
+    serving = deployment.require_loaded()
     if deployment.weights_lock.locked():
         raise LoadInProgress(deployment.deployment_id)
     async with deployment.weights_lock:
-        check_ref(ref)
-        engine.check_policy(policy)
-        progress.report(LoadStage.RESOLVE)
-        resolved = await library.resolve(ref)
+        serving.engine.check_policy(load.policy)
+        load.progress.report(LoadStage.RESOLVE)
+        resolved = await load.find()
+        assert deployment.bundle is not None
+        if not resolved.manifest.has_weights:
+            raise WeightsMissing(resolved.ref)
         compare_manifests(deployment.bundle.manifest, resolved.manifest)
-        progress.report(LoadStage.FETCH)
-        bundle = await library.fetch(resolved, lambda *counts: progress.report(LoadStage.FETCH, *counts))
-        progress.report(LoadStage.VERIFY)
-        await library.verify(bundle, lambda *counts: progress.report(LoadStage.VERIFY, *counts))
-        weights = WeightsSource(ref, bundle)
-        paths = weights.shard_paths_by_rank()
-        progress.report(LoadStage.MAP)
-        await engine.stage_weights(paths)
-        progress.report(LoadStage.SWAP)
-        launcher = engine.launcher
-        assert isinstance(launcher, GroupLauncher)
-        launcher = dataclasses.replace(launcher, weights=weights)
-        return await engine.swap_weights(launcher, paths, policy, keep_kv=keep_kv)
+        need = weights_need(resolved.manifest)
+        memory.reserve(need)
+        try:
+            return await _stage_and_swap(deployment, load, resolved, library, on_swapped)
+        finally:
+            is_used = deployment.weights is not None and deployment.weights.digest == resolved.digest
+            if is_used and not deployment.is_gone:
+                need, deployment.weights_memory = deployment.weights_memory, need
+            memory.release(need)
+
+
+async def _stage_and_swap(
+    deployment: Deployment,
+    load: WeightsLoad,
+    resolved: ResolvedBundle,
+    library: BundleLibrary,
+    on_swapped: Callable[[], None],
+) -> WeightsReceipt:
+    report = load.progress.report
+    report(LoadStage.FETCH)
+    bundle = await library.fetch(resolved, lambda *counts: report(LoadStage.FETCH, *counts))
+    report(LoadStage.VERIFY)
+    await library.verify(bundle, lambda *counts: report(LoadStage.VERIFY, *counts))
+    weights = WeightsSource(resolved.ref, bundle)
+    paths = weights.shard_paths_by_rank()
+    engine = deployment.require_loaded().engine
+    report(LoadStage.MAP)
+    await engine.stage_weights(paths)
+    report(LoadStage.SWAP)
+    launcher = engine.launcher
+    assert isinstance(launcher, GroupLauncher)
+
+    def swapped() -> None:
+        deployment.weights = WeightsRecord(ref=resolved.ref, digest=resolved.digest)
+        on_swapped()
+
+    return await engine.swap_weights(
+        dataclasses.replace(launcher, weights=weights), paths, load.policy, keep_kv=load.keep_kv, on_swapped=swapped
+    )
 
 
 def compare_manifests(serving: Manifest, offered: Manifest) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
 from runtime_svc.engine.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.errors import EngineFailed, RequestsInFlight
+from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
 
@@ -88,7 +88,14 @@ class Engine:
     """Serves one deployment; construct with `start`."""
 
     def __init__(
-        self, deployment_id: str, manifest: Manifest, config: EngineConfig, launcher: RankLauncher, ranks: Ranks
+        self,
+        deployment_id: str,
+        manifest: Manifest,
+        config: EngineConfig,
+        launcher: RankLauncher,
+        ranks: Ranks,
+        *,
+        weight_epoch: int,
     ) -> None:
         """Takes over running ranks; see `start`."""
         self._deployment_id = deployment_id
@@ -106,6 +113,9 @@ class Engine:
             stream_capacity=config.stream_capacity,
             wake=self._work.set,
         )
+        self.requests.weight_epoch = weight_epoch
+        # Set where a swap may have reached some ranks only.
+        self._half_swapped: ExecutionError | None = None
         self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
         #: Where ranks and the weights in use come from.
         self.launcher = launcher
@@ -119,18 +129,32 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, deployment_id: str, manifest: Manifest, config: EngineConfig, launcher: RankLauncher
+        cls,
+        deployment_id: str,
+        manifest: Manifest,
+        config: EngineConfig,
+        launcher: RankLauncher,
+        *,
+        weight_epoch: int = 1,
     ) -> Engine:
         """Launches the ranks and then the loop.
+
+        Args:
+            deployment_id: For logs.
+            manifest: Of the executables.
+            config: Bounds.
+            launcher: Starts the ranks.
+            weight_epoch: Epoch of the launcher's weights; 0 where it has none.
 
         Raises:
             KilnError: What the launcher raised; nothing is left running.
         """
-        return cls(deployment_id, manifest, config, launcher, await launcher.launch())
+        assert launcher.has_weights == (weight_epoch > 0), "epochs count weights"
+        return cls(deployment_id, manifest, config, launcher, await launcher.launch(), weight_epoch=weight_epoch)
 
     @property
     def weight_epoch(self) -> int:
-        """1 after the load, one more with each swap."""
+        """One more with each swap; 0 while the first weights are awaited."""
         return self.requests.weight_epoch
 
     @property
@@ -151,6 +175,7 @@ class Engine:
             QueueFull: Too many wait.
         """
         assert self.state is not EngineState.FAILED, "nobody would ever run it"
+        assert self.weight_epoch, "there are no weights to run it with"
         return self.requests.submit(request, text, deadline_s=deadline_s)
 
     def check_policy(self, policy: InFlightPolicy) -> None:
@@ -193,7 +218,13 @@ class Engine:
             raise
 
     async def swap_weights(
-        self, launcher: RankLauncher, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy, *, keep_kv: bool
+        self,
+        launcher: RankLauncher,
+        shard_paths_by_rank: Mapping[int, Path],
+        policy: InFlightPolicy,
+        *,
+        keep_kv: bool,
+        on_swapped: Callable[[], None] = lambda: None,
     ) -> WeightsReceipt:
         """Makes staged weights the ones in use, between two steps, and raises the weight epoch.
 
@@ -202,11 +233,12 @@ class Engine:
             shard_paths_by_rank: What was staged; staged again where the ranks were restarted since.
             policy: What happens to running requests.
             keep_kv: Leave the KV cache as it is.
+            on_swapped: Called between the same two steps, also where the caller was cancelled meanwhile.
 
         Raises:
             RequestsInFlight: Policy REFUSE, and a request holds a slot.
             KilnError: The swap failed. As with every error here, and when the caller is cancelled before the swap
-                begins, the old weights serve on.
+                begins, the old weights serve on; where some ranks may have swapped, after a restart of all of them.
         """
         staged_in = self._ranks
         previous_epoch = self.weight_epoch
@@ -214,11 +246,18 @@ class Engine:
         async def swap() -> None:
             if self._ranks is not staged_in:
                 await self._ranks.stage_weights(shard_paths_by_rank)
-            await self._ranks.swap_weights()
-            if not keep_kv:
-                await self._ranks.zero_state(None)
+            try:
+                await self._ranks.swap_weights()
+                if not self.weight_epoch:
+                    await launcher.warm_up(self._ranks)
+                if not keep_kv:
+                    await self._ranks.zero_state(None)
+            except ExecutionError as error:
+                self._half_swapped = error
+                raise
             self.launcher = launcher
             self.requests.weight_epoch += 1
+            on_swapped()
 
         try:
             receipt = await self._operations.run("LoadWeights", policy, swap)
@@ -236,6 +275,7 @@ class Engine:
         """Stops the loop and ends the ranks. The caller has ended the requests."""
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._operations.fail_all(DeploymentNotReady(self._deployment_id, "UNLOADING"))
         await self._ranks.close()
 
     async def _run(self) -> None:
@@ -250,6 +290,9 @@ class Engine:
         if self._ranks.died.done():
             raise self._ranks.died.result()
         await self._operations.run_due()
+        if self._half_swapped is not None:
+            error, self._half_swapped = self._half_swapped, None
+            raise error
         plan = self.scheduler.schedule()
         if plan is None:
             self.requests.publish()

@@ -7,11 +7,15 @@ import enum
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from bundle.errors import KilnError
 from runtime_svc.engine.requests import RequestTable, aborted
 from runtime_svc.engine.scheduler import Scheduler
-from runtime_svc.errors import RequestsInFlight
+from runtime_svc.errors import QueueFull, RequestsInFlight
+
+MAX_OPERATIONS: Final = 64
+RETRY_AFTER_S: Final = 1.0
 
 
 class InFlightPolicy(enum.Enum):
@@ -61,8 +65,11 @@ class OperationQueue:
 
         Raises:
             RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            QueueFull: Too many operations wait.
             KilnError: What `action` raised.
         """
+        if len(self._queue) >= MAX_OPERATIONS:
+            raise QueueFull(MAX_OPERATIONS, RETRY_AFTER_S)
         loop = asyncio.get_running_loop()
         operation = _Operation(name, policy, action, loop.create_future())
         operation.receipt.add_done_callback(lambda _: self._wake())
@@ -77,13 +84,13 @@ class OperationQueue:
             if operation.policy is InFlightPolicy.WAIT and self._scheduler.running and not operation.receipt.done():
                 self._scheduler.is_admitting = False
                 return
-            self._queue.popleft()
             if not operation.receipt.done():
                 await self._run(operation)
+            self._queue.popleft()
         self._scheduler.is_admitting = True
 
     def fail_all(self, error: KilnError) -> None:
-        """Tells every caller that its operation will not happen."""
+        """Tells every caller, of the operation under way too, that its operation will not happen."""
         while self._queue:
             operation = self._queue.popleft()
             if not operation.receipt.done():

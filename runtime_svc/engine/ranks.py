@@ -26,6 +26,9 @@ class Ranks(Protocol):
     def state_bytes(self) -> int:
         """Memory of the KV cache, over all ranks."""
 
+    async def warm_up(self) -> None:
+        """Runs every executable once."""
+
     async def run(self, step: Step) -> StepResult:
         """Runs one executable once on every rank."""
 
@@ -49,12 +52,11 @@ class RankLauncher(Protocol):
     """Starts rank groups for the executables of one bundle and the weights in use, as often as ranks die."""
 
     @property
-    def weights_ref(self) -> str:
-        """Bundle whose weights are used, as asked for."""
-
-    @property
-    def weights_digest(self) -> str:
-        """Its digest."""
+    def has_weights(self) -> bool:
+        """Whether ranks start with weights; those without wait for a swap."""
 
     async def launch(self) -> Ranks:
         """Starts the processes, maps weights, loads every executable, warms up."""
+
+    async def warm_up(self, ranks: Ranks) -> None:
+        """Warms ranks up that have just got their first weights."""

@@ -10,6 +10,7 @@ from bundle.errors import FieldViolation
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.progress import LoadProgress, LoadStage
+from runtime_svc.deployments.spec import DeploymentSpec
 from runtime_svc.engine.engine import Engine, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import FeatureNotServed, RequestInvalid
@@ -21,6 +22,7 @@ _STATES = {
     DeploymentState.RECOVERING: pb.Deployment.STATE_RECOVERING,
     DeploymentState.UNLOADING: pb.Deployment.STATE_UNLOADING,
     DeploymentState.FAILED: pb.Deployment.STATE_FAILED,
+    DeploymentState.AWAITING_WEIGHTS: pb.Deployment.STATE_AWAITING_WEIGHTS,
 }
 _STAGES = {
     LoadStage.RESOLVE: pb.LoadProgress.STAGE_RESOLVE,
@@ -36,6 +38,17 @@ _POLICIES = {
     pb.IN_FLIGHT_POLICY_REFUSE: InFlightPolicy.REFUSE,
     pb.IN_FLIGHT_POLICY_CONTINUE: InFlightPolicy.CONTINUE,
 }
+
+
+def spec_from_pb(request: pb.LoadBundleRequest) -> DeploymentSpec:
+    """What LoadBundle asks for."""
+    return DeploymentSpec(
+        deployment_id=request.deployment_id,
+        ref=request.ref,
+        cores=tuple(request.cores),
+        threads_per_core=request.threads_per_core if request.HasField("threads_per_core") else None,
+        follow_alias=request.follow_alias,
+    )
 
 
 def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolicy) -> InFlightPolicy:
@@ -99,12 +112,15 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         state=_STATES[deployment.state],
         roles=[_target_role_to_pb(deployment)],
         cores=deployment.cores,
-        capabilities=_capabilities_to_pb(deployment.capabilities),
+        capabilities=None if deployment.capabilities is None else _capabilities_to_pb(deployment.capabilities),
         load=None if engine is None else _load_to_pb(engine),
-        message=str(deployment.failure or ""),
+        message=str(deployment.failure or deployment.obstacle or ""),
         create_time=timestamp_to_pb(deployment.created_at_s),
         weights_bytes=0 if engine is None else engine.weights_bytes,
         kv_bytes=0 if engine is None else engine.state_bytes,
+        threads_per_core=deployment.threads_per_core,
+        followed_alias=deployment.followed_alias,
+        follow_message=deployment.follow_message,
     )
 
 
@@ -147,15 +163,15 @@ def _policy_violation(value: pb.InFlightPolicy.ValueType, accepted: str) -> Fiel
 
 
 def _target_role_to_pb(deployment: Deployment) -> pb.RoleStatus:
-    engine, bundle = deployment.engine, deployment.bundle
+    bundle, weights = deployment.bundle, deployment.weights
     return pb.RoleStatus(
         role=pb.ROLE_TARGET,
-        bundle_ref=bundle.ref,
-        bundle_digest=bundle.digest,
-        weights_ref=bundle.ref if engine is None else engine.launcher.weights_ref,
-        weights_digest=bundle.digest if engine is None else engine.launcher.weights_digest,
-        weight_epoch=0 if engine is None else engine.weight_epoch,
-        graph_abi_digest=bundle.manifest.graph_abi_digest,
+        bundle_ref=deployment.spec.ref,
+        bundle_digest=deployment.digest or "",
+        weights_ref="" if weights is None else weights.ref,
+        weights_digest="" if weights is None else weights.digest,
+        weight_epoch=deployment.weight_epoch,
+        graph_abi_digest="" if bundle is None else bundle.manifest.graph_abi_digest,
     )
 
 

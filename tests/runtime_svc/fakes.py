@@ -299,7 +299,7 @@ class FakeLauncher:
     manifest: Manifest
     bias: int = BIAS
     weights_ref: str = "fake:v1"
-    weights_digest: str = DIGEST
+    has_weights: bool = True
     launched: list[FakeRanks] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
     step_s: float = 0.0
@@ -312,6 +312,9 @@ class FakeLauncher:
         ranks.step_s = self.step_s
         self.launched.append(ranks)
         return ranks
+
+    async def warm_up(self, ranks: FakeRanks) -> None:
+        await ranks.warm_up()
 
     @property
     def ranks(self) -> FakeRanks:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edge.errors import PlaintextRefused
+from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.settings import parse_settings
 
 REQUIRED = ["--address=127.0.0.1:0", "--compiler=127.0.0.1:7001", "--cache=cache"]
@@ -18,6 +20,9 @@ def test_defaults() -> None:
     assert settings.cache == Path("cache").absolute()
     assert settings.num_cores >= 1
     assert (settings.threads_per_core, settings.verify_always) == (1, False)
+    assert settings.state == settings.cache
+    assert settings.deployments_file is None
+    assert 0 < settings.memory_bytes < psutil.virtual_memory().total
 
 
 def test_every_option_is_read() -> None:
@@ -28,6 +33,13 @@ def test_every_option_is_read() -> None:
             "--verify=always",
             "--cores=8",
             "--threads-per-core=2",
+            "--state=state",
+            "--memory=3GiB",
+            "--deployments=deployments.yaml",
+            "--follow-interval=0.5",
+            "--compiler-ca=ca.pem",
+            "--compiler-certificate=c.pem",
+            "--compiler-key=k.pem",
             "--queue-capacity=3",
             "--stream-capacity=5",
             "--drain-timeout=1.5",
@@ -41,12 +53,31 @@ def test_every_option_is_read() -> None:
     assert settings.verify_always
     assert (settings.num_cores, settings.threads_per_core) == (8, 2)
     assert (settings.queue_capacity, settings.stream_capacity) == (3, 5)
+    assert settings.state == Path("state").absolute()
+    assert settings.memory_bytes == 3 << 30
+    assert settings.deployments_file == Path("deployments.yaml").absolute()
+    assert settings.follow_interval_s == 0.5
+    assert settings.compiler == CompilerEndpoint("127.0.0.1:7001", Path("ca.pem"), Path("c.pem"), Path("k.pem"))
     assert (settings.edge.drain_timeout_s, settings.log_level) == (1.5, "debug")
     assert settings.edge.tls is not None
     assert settings.edge.tls.client_ca_path == Path("ca.pem")
 
 
-@pytest.mark.parametrize("arguments", [[], REQUIRED[:2], [*REQUIRED, "--cores=0"], [*REQUIRED, "--verify=never"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        REQUIRED[:2],
+        [*REQUIRED, "--cores=0"],
+        [*REQUIRED, "--verify=never"],
+        [*REQUIRED, "--memory=0"],
+        [*REQUIRED, "--memory=3GB"],
+        [*REQUIRED, "--follow-interval=0"],
+        [*REQUIRED, "--follow-interval=nan"],
+        [*REQUIRED, "--compiler-certificate=c.pem"],
+        [*REQUIRED, "--compiler-certificate=c.pem", "--compiler-key=k.pem"],
+    ],
+)
 def test_mistakes_end_the_process(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         parse_settings(arguments)
@@ -56,3 +87,11 @@ def test_plaintext_stays_on_loopback() -> None:
     with pytest.raises(PlaintextRefused):
         parse_settings(["--address=0.0.0.0:0", *REQUIRED[1:]])
     assert parse_settings(["--address=0.0.0.0:0", "--allow-insecure", *REQUIRED[1:]]).edge.allow_insecure
+
+
+def test_plaintext_to_the_compiler_stays_on_loopback() -> None:
+    away = [REQUIRED[0], "--compiler=compiler.example:7001", REQUIRED[2]]
+    with pytest.raises(PlaintextRefused, match="compiler.example"):
+        parse_settings(away)
+    assert parse_settings([*away, "--allow-insecure"]).compiler.ca_path is None
+    assert parse_settings([*away, "--compiler-ca=ca.pem"]).compiler.ca_path == Path("ca.pem")

@@ -29,7 +29,8 @@ def test_reasons_are_unique_and_upper_snake() -> None:
 
 def test_tree_in_the_docstring_names_every_class() -> None:
     drawn = {line.partition("── ")[2].split()[0] for line in (errors.__doc__ or "").splitlines() if "── " in line}
-    kinds = {errors.RuntimeServiceError, *errors.RuntimeServiceError.__subclasses__()}
+    roots = (errors.RuntimeServiceError, errors.StartupError)
+    kinds = {*roots, *(kind for root in roots for kind in root.__subclasses__())}
     assert drawn == {kind.__name__ for kind in kinds}
 
 

@@ -14,6 +14,7 @@ from kiln.bundle.v1 import bundle_pb2_grpc
 from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid, RefInvalid
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
+from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.errors import BundleSourceUnavailable
@@ -35,7 +36,7 @@ async def service(tmp_path: Path) -> AsyncIterator[LayoutBundleService]:
 @pytest.fixture
 async def remote(service: LayoutBundleService, tmp_path: Path) -> AsyncIterator[BundleLibrary]:
     """A library that has no store on this host."""
-    source = GrpcBundleSource(service.address)  # type: ignore[attr-defined]
+    source = GrpcBundleSource(CompilerEndpoint(service.address))  # type: ignore[attr-defined]
     cache = Layout.create(tmp_path / "cache")
     yield BundleLibrary(source, store_root=None, cache=cache, verifier=BlobVerifier(tmp_path / "verified.db"))
     await source.close()
@@ -69,7 +70,7 @@ async def test_fetched_bundle_needs_the_service_no_more(service: LayoutBundleSer
 
 
 async def test_store_on_this_host_is_used_in_place(service: LayoutBundleService, tmp_path: Path) -> None:
-    source = GrpcBundleSource("127.0.0.1:1")
+    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
     library = BundleLibrary(
         source, store_root=service.layout.root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
     )
@@ -81,7 +82,7 @@ async def test_store_on_this_host_is_used_in_place(service: LayoutBundleService,
 
 
 async def test_store_may_appear_later(service: LayoutBundleService, tmp_path: Path) -> None:
-    source = GrpcBundleSource(service.address)  # type: ignore[attr-defined]
+    source = GrpcBundleSource(CompilerEndpoint(service.address))  # type: ignore[attr-defined]
     root = tmp_path / "later"
     library = BundleLibrary(
         source, store_root=root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
@@ -105,7 +106,7 @@ async def test_flipped_byte_on_the_way_names_the_blob(service: LayoutBundleServi
 
 
 async def test_flipped_byte_at_rest_names_the_blob(service: LayoutBundleService, tmp_path: Path) -> None:
-    source = GrpcBundleSource("127.0.0.1:1")
+    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
     library = BundleLibrary(
         source, store_root=service.layout.root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
     )
@@ -153,7 +154,7 @@ async def test_unknown_and_malformed_references(remote: BundleLibrary) -> None:
 
 
 async def test_service_that_is_not_there(tmp_path: Path) -> None:
-    source = GrpcBundleSource("127.0.0.1:1")
+    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
     library = BundleLibrary(
         source, store_root=None, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
     )

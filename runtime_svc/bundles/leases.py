@@ -1,0 +1,105 @@
+"""Leases on the bundles in use, so that the bundle service keeps their blobs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+
+from bundle.errors import BundleNotFound, KilnError
+
+_log = structlog.get_logger("leases")
+
+#: A runtime that vanishes for good keeps bundles from being collected for this long.
+LEASE_S: Final = 24 * 3600.0
+RENEW_S: Final = 3600.0
+RETRY_S: Final = 15.0
+
+
+class LeaseSource(Protocol):
+    """The part of a bundle service that leases; see `BundleSource`."""
+
+    async def lease(self, digest: str, holder: str, duration_s: float) -> None:
+        """Takes or renews a lease."""
+
+    async def release(self, digest: str, holder: str) -> None:
+        """Gives a lease back."""
+
+
+class LeaseKeeper:
+    """Takes, renews and gives back leases. A bundle service that is away is asked again, and never in the way."""
+
+    def __init__(
+        self,
+        source: LeaseSource,
+        holder: str,
+        digests: Callable[[], set[str]],
+        *,
+        renew_s: float = RENEW_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """Holds nothing yet; `run` does the work.
+
+        Args:
+            source: Who leases.
+            holder: Name of this runtime.
+            digests: Tells which bundles are in use.
+            renew_s: Age at which a lease is renewed.
+            retry_s: Pause after a failure.
+        """
+        self._source = source
+        self._holder = holder
+        self._digests = digests
+        self._renew_s = renew_s
+        self._retry_s = retry_s
+        self._changed = asyncio.Event()
+        #: When each lease was taken or last renewed, by digest.
+        self._taken_s: dict[str, float] = {}
+        self._is_complaining = False
+
+    def wake(self) -> None:
+        """The bundles in use may have changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keeps leases until it is cancelled."""
+        while True:
+            self._changed.clear()
+            is_settled = await self._settle()
+            timeout_s = self._renew_s / 4 if is_settled else self._retry_s
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _settle(self) -> bool:
+        """Takes, renews and gives back what is due; False where that has to be tried again."""
+        used, now_s = self._digests(), time.monotonic()
+        try:
+            for digest in sorted(used):
+                if now_s - self._taken_s.get(digest, float("-inf")) >= self._renew_s:
+                    await self._take(digest)
+            for digest in sorted(self._taken_s.keys() - used):
+                await self._source.release(digest, self._holder)
+                del self._taken_s[digest]
+        except KilnError as error:
+            if not self._is_complaining:
+                _log.warning("leases are not kept", error=str(error))
+            self._is_complaining = True
+            return False
+        if self._is_complaining:
+            _log.info("leases are kept again")
+        self._is_complaining = False
+        return True
+
+    async def _take(self, digest: str) -> None:
+        try:
+            await self._source.lease(digest, self._holder, LEASE_S)
+        except BundleNotFound:
+            # Deleted there, and in use here: nothing is left to keep.
+            _log.warning("bundle to lease is gone", digest=digest)
+        self._taken_s[digest] = time.monotonic()

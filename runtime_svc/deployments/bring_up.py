@@ -1,0 +1,87 @@
+"""From a bundle that was found to an engine that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass
+
+from bundle.errors import ManifestInvalid
+from bundle.reader import Bundle
+from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.capabilities import Capabilities
+from runtime_svc.deployments.deployment import Deployment, Serving
+from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsSource
+from runtime_svc.deployments.progress import LoadStage
+from runtime_svc.deployments.weights import compare_manifests
+from runtime_svc.engine.engine import Engine, EngineConfig
+from runtime_svc.text.chat_template import ChatTemplateError
+from runtime_svc.text.codec import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class BringUp:
+    """Brings deployments up.
+
+    Attributes:
+        library: Where bundles come from.
+        start_ranks: Starts rank groups.
+        engine: Bounds of every engine.
+    """
+
+    library: BundleLibrary
+    start_ranks: StartRanks
+    engine: EngineConfig
+
+    async def run(self, deployment: Deployment) -> Serving:
+        """Fetches and verifies the bundles, starts the ranks and the engine; reports progress on the way.
+
+        Raises:
+            KilnError: Whatever went wrong; nothing is left running.
+        """
+        assert deployment.bundle is not None
+        report = deployment.progress.report
+        report(LoadStage.RESOLVE)
+        report(LoadStage.FETCH)
+        bundle = await self.library.fetch(deployment.bundle, lambda *counts: report(LoadStage.FETCH, *counts))
+        launcher = GroupLauncher(
+            deployment_id=deployment.deployment_id,
+            executables=bundle,
+            weights=await self._find_weights(deployment, bundle),
+            library=self.library,
+            start=self.start_ranks,
+            num_threads=deployment.threads_per_core,
+            report=report,
+        )
+        engine = await Engine.start(
+            deployment.deployment_id, bundle.manifest, self.engine, launcher, weight_epoch=deployment.weight_epoch
+        )
+        engine.launcher = dataclasses.replace(launcher, report=None)
+        try:
+            text = await asyncio.to_thread(_read_text, bundle)
+            return Serving(engine, text, Capabilities.from_manifest(bundle.manifest))
+        except BaseException:
+            await engine.close()
+            raise
+
+    async def _find_weights(self, deployment: Deployment, executables: Bundle) -> WeightsSource | None:
+        """The weights that the deployment is to use: its bundle's own, those that were loaded last, or none yet."""
+        weights = deployment.weights
+        if weights is None:
+            return None
+        if weights.digest == executables.digest:
+            return WeightsSource(weights.ref, executables)
+        resolved = await self.library.resolve(weights.digest)
+        compare_manifests(executables.manifest, resolved.manifest)
+        return WeightsSource(weights.ref, await self.library.fetch(resolved, lambda *_: None))
+
+
+def _read_text(bundle: Bundle) -> TextCodec:
+    tokenizer = bundle.manifest.tokenizer
+    if tokenizer is None:
+        return TextCodec(None, None)
+    files = {file.title: bundle.blob_path(file.blob) for file in tokenizer.files}
+    try:
+        return TextCodec.from_files(files, tokenizer.chat_template, bundle.manifest.tokens)
+    except (ChatTemplateError, ValueError) as error:
+        raise ManifestInvalid(f"tokenizer: {error}", bundle.digest) from error

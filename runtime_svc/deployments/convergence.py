@@ -1,0 +1,97 @@
+"""Makes deployments be what the deployments file says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from bundle.errors import KilnError
+from runtime_svc.deployments.declared import read_deployments
+from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.records import RecordStore
+from runtime_svc.deployments.registry import Deployments
+from runtime_svc.deployments.spec import DeploymentSpec, Origin
+from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.errors import DeploymentsFileInvalid
+
+_log = structlog.get_logger("convergence")
+
+
+class Convergence:
+    """Loads what the file has and the runtime lacks, unloads what the file had. Deployments that were made by calls are
+    never touched."""
+
+    def __init__(self, deployments: Deployments, records: RecordStore, path: Path | None, *, patience_s: float) -> None:
+        """Converges nothing yet.
+
+        Args:
+            deployments: What to change.
+            records: Deployments of earlier processes.
+            path: The file; without one, what an earlier file had declared is left as it is.
+            patience_s: How long requests of what is unloaded may take to finish.
+        """
+        self._deployments = deployments
+        self._records = records
+        self._path = path
+        self._patience_s = patience_s
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Loads again what an earlier process had, but for what the file has dropped or changed since, and what is new
+        in the file.
+
+        Raises:
+            DeploymentsFileInvalid: See `read_deployments`; nothing is loaded then.
+            StateInvalid, StateUnwritable: See `RecordStore`.
+        """
+        declared = None if self._path is None else read_deployments(self._path)
+        for record in self._records.list():
+            if record.origin is Origin.FILE and declared is not None and record.spec not in declared:
+                await self._records.forget(record.spec.deployment_id)
+            else:
+                self._deployments.restore(record)
+        self._load_missing(declared or ())
+
+    async def reload(self) -> None:
+        """Reads the file again and converges; mistakes in it are logged, and change nothing."""
+        if self._path is None:
+            _log.warning("nothing to reload: the runtime was started without --deployments")
+            return
+        async with self._turn:
+            try:
+                declared = await asyncio.to_thread(read_deployments, self._path)
+            except DeploymentsFileInvalid as error:
+                _log.error("deployments file is not followed", error=str(error))
+                return
+            stale = [
+                one
+                for one in self._deployments.list()
+                if one.origin is Origin.FILE and (one.spec not in declared or one.state is DeploymentState.FAILED)
+            ]
+            # First, because what is new may need the same cores.
+            await asyncio.gather(*map(self._unload, stale))
+            self._load_missing(declared)
+            _log.info("deployments file is followed", unloaded=[one.deployment_id for one in stale])
+
+    def _load_missing(self, declared: Sequence[DeploymentSpec]) -> None:
+        present = {deployment.deployment_id: deployment for deployment in self._deployments.list()}
+        for spec in declared:
+            existing = present.get(spec.deployment_id)
+            if existing is None:
+                self._deployments.declare(spec)
+            elif existing.origin is not Origin.FILE:
+                _log.warning("declared deployment exists already, made by a call", deployment_id=spec.deployment_id)
+
+    async def _unload(self, deployment: Deployment) -> None:
+        deployment_id = deployment.deployment_id
+        waiting = asyncio.create_task(self._deployments.unload(deployment_id, InFlightPolicy.WAIT))
+        try:
+            await asyncio.wait([waiting], timeout=self._patience_s)
+            if not waiting.done():
+                await self._deployments.unload(deployment_id, InFlightPolicy.ABORT)
+            await waiting
+        except KilnError as error:
+            _log.warning("unload failed", deployment_id=deployment_id, error=str(error))

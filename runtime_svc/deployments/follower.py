@@ -1,0 +1,122 @@
+"""Deployments that follow an alias: when it moves, they load the weights of the version that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from bundle.errors import BlobCorrupt, KilnError, ManifestInvalid
+from execution.errors import ExecutableInvalid, WeightsInvalid
+from runtime_svc.bundles.source import ResolvedBundle
+from runtime_svc.deployments.backoff import backoff_delays
+from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.progress import ProgressFeed
+from runtime_svc.deployments.registry import Deployments
+from runtime_svc.deployments.weights import WeightsLoad
+from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.errors import GraphAbiMismatch, TokenizerMismatch, WeightsMissing
+
+_log = structlog.get_logger("follower")
+
+#: What no second try mends: only another version does.
+FINAL_ERRORS: Final = (
+    GraphAbiMismatch,
+    TokenizerMismatch,
+    WeightsMissing,
+    WeightsInvalid,
+    ExecutableInvalid,
+    ManifestInvalid,
+    BlobCorrupt,
+)
+LONGEST_RETRY_S: Final = 300.0
+
+
+@dataclass(slots=True)
+class _Pursuit:
+    """Tries of one deployment to load one version."""
+
+    digest: str
+    delays_s: Iterator[float]
+    #: When to try again, by the event loop's clock; None for never.
+    due_s: float | None = 0.0
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class AliasFollower:
+    """Asks where followed aliases point, once per interval and reference, and loads weights where that has changed."""
+
+    def __init__(self, deployments: Deployments, *, interval_s: float) -> None:
+        """Follows nothing yet; `run` does the work."""
+        self._deployments = deployments
+        self._interval_s = interval_s
+        self._pursuits: dict[Deployment, _Pursuit] = {}
+
+    async def run(self) -> None:
+        """Follows until it is cancelled; weights that are being loaded then are withdrawn."""
+        try:
+            while True:
+                await self._poll()
+                # Not all runtimes of a fleet at once.
+                await asyncio.sleep(self._interval_s * random.uniform(0.8, 1.2))
+        finally:
+            tasks = [pursuit.task for pursuit in self._pursuits.values() if pursuit.task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _poll(self) -> None:
+        following = [deployment for deployment in self._deployments.list() if deployment.followed_alias]
+        self._pursuits = {one: pursuit for one, pursuit in self._pursuits.items() if one in following}
+        loaded = [one for one in following if one.state in {DeploymentState.READY, DeploymentState.AWAITING_WEIGHTS}]
+        await asyncio.gather(*(self._poll_ref(ref, loaded) for ref in {one.followed_alias for one in loaded}))
+
+    async def _poll_ref(self, ref: str, deployments: list[Deployment]) -> None:
+        followers = [deployment for deployment in deployments if deployment.followed_alias == ref]
+        try:
+            resolved = await self._deployments.library.resolve(ref)
+        except KilnError as error:
+            for deployment in followers:
+                deployment.follow_message = str(error)
+            return
+        for deployment in followers:
+            self._consider(deployment, resolved)
+
+    def _consider(self, deployment: Deployment, resolved: ResolvedBundle) -> None:
+        pursuit = self._pursuits.get(deployment)
+        if pursuit is not None and pursuit.task is not None:
+            return
+        if deployment.weights is not None and deployment.weights.digest == resolved.digest:
+            self._pursuits.pop(deployment, None)
+            deployment.follow_message = ""
+            return
+        if pursuit is None or pursuit.digest != resolved.digest:
+            pursuit = _Pursuit(resolved.digest, backoff_delays(self._interval_s, LONGEST_RETRY_S))
+            self._pursuits[deployment] = pursuit
+        now_s = asyncio.get_running_loop().time()
+        if pursuit.due_s is not None and pursuit.due_s <= now_s:
+            pursuit.task = asyncio.create_task(self._pursue(deployment, pursuit, resolved))
+
+    async def _pursue(self, deployment: Deployment, pursuit: _Pursuit, resolved: ResolvedBundle) -> None:
+        async def find() -> ResolvedBundle:
+            return resolved
+
+        name = deployment.deployment_id
+        load = WeightsLoad(find, ProgressFeed(), InFlightPolicy.WAIT, keep_kv=False)
+        try:
+            receipt = await self._deployments.load_weights(deployment, load)
+        except KilnError as error:
+            deployment.follow_message = f"{resolved.digest} does not serve: {error}"
+            is_final = isinstance(error, FINAL_ERRORS)
+            _log.warning("alias not followed", deployment_id=name, is_final=is_final, error=str(error))
+            now_s = asyncio.get_running_loop().time()
+            pursuit.due_s = None if is_final else now_s + next(pursuit.delays_s)
+        else:
+            deployment.follow_message = ""
+            _log.info("alias followed", deployment_id=name, digest=resolved.digest, weight_epoch=receipt.weight_epoch)
+        finally:
+            pursuit.task = None
