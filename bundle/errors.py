@@ -102,8 +102,8 @@ class BundleNotFound(BundleError):
 
     reason = "BUNDLE_NOT_FOUND"
 
-    def __init__(self, ref: str) -> None:
-        super().__init__(f"no bundle {ref!r}", ref=ref)
+    def __init__(self, ref: str, detail: str = "") -> None:
+        super().__init__(f"no bundle {ref!r}" + (f": {detail}" if detail else ""), ref=ref)
 
 
 class ManifestInvalid(BundleError):

@@ -7,7 +7,7 @@ registries without the referrers API, so that tools that know only tags can carr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from bundle.digest import PREFIX, parse_digest
@@ -29,6 +29,9 @@ from bundle.oci import (
 from bundle.reader import MAX_IMAGE_MANIFEST_BYTES, is_title, read_small_blob
 
 MAX_REFERRER_BYTES: Final = 64 << 20
+
+#: Referrers by the digest of what they refer to.
+ReferrerTree = Mapping[str, tuple[BlobDescriptor, ...]]
 
 
 def add_referrer(
@@ -133,16 +136,17 @@ def find_referrers(layout: Layout, index: Index, digest: str) -> tuple[BlobDescr
     return tuple(found[digest] for digest in sorted(found))
 
 
-def find_all_referrers(layout: Layout, index: Index, digest: str) -> tuple[BlobDescriptor, ...]:
-    """Referrers of a manifest, their own referrers included."""
-    found: dict[str, BlobDescriptor] = {}
+def find_referrer_tree(layout: Layout, index: Index, digest: str) -> ReferrerTree:
+    """Referrers of a manifest, and their own referrers."""
+    tree: dict[str, tuple[BlobDescriptor, ...]] = {}
     waiting = [digest]
     while waiting:
-        for one in find_referrers(layout, index, waiting.pop()):
-            if one.digest not in found:
-                found[one.digest] = one
-                waiting.append(one.digest)
-    return tuple(found.values())
+        subject = waiting.pop()
+        referrers = find_referrers(layout, index, subject)
+        if referrers and subject not in tree:
+            tree[subject] = referrers
+            waiting += [one.digest for one in referrers]
+    return tree
 
 
 def with_referrers(layout: Layout, index: Index, subject_digest: str, added: tuple[BlobDescriptor, ...]) -> Index:
@@ -166,7 +170,8 @@ def with_referrers(layout: Layout, index: Index, subject_digest: str, added: tup
 
 def without_referrers(layout: Layout, index: Index, digest: str) -> Index:
     """The index without a manifest, its referrers, theirs, and the listings of all of them."""
-    gone = {digest, *(one.digest for one in find_all_referrers(layout, index, digest))}
+    tree = find_referrer_tree(layout, index, digest)
+    gone = {digest, *(one.digest for referrers in tree.values() for one in referrers)}
     for one in gone:
         index = index.without_manifest(one).without_tag(fallback_tag(one))
     return index

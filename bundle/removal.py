@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -139,19 +138,3 @@ def _reachable_blobs(layout: Layout, entry: BlobDescriptor) -> Iterator[str]:
 def _delete_blobs(layout: Layout, digests: Set[str]) -> FreedSpace:
     sizes = [layout.delete_blob(digest) for digest in sorted(digests) if layout.has(digest)]
     return FreedSpace(len(sizes), sum(sizes))
-
-
-def remove_unneeded_blobs(layout: Layout, *, min_age_s: float) -> FreedSpace:
-    """Deletes blobs that nobody needs and that are older than `min_age_s`."""
-    with layout.lock():
-        needed = {blob for entry in layout.read_index().manifests for blob in _reachable_blobs(layout, entry)}
-        needed |= layout.read_pins()
-        youngest_s = time.time() - min_age_s
-        return _delete_blobs(
-            layout,
-            {
-                blob
-                for blob in layout.list_blobs()
-                if blob not in needed and layout.blob_path(blob).stat().st_mtime <= youngest_s
-            },
-        )

@@ -21,17 +21,18 @@ from bundle.oci import (
     ImageManifest,
 )
 from bundle.reader import is_title, read_bundle
+from bundle.referrers import ReferrerTree, with_referrers
 
 
 class BundleWriter:
     """One bundle in the making. Add its blobs, then publish it once.
 
     Nothing is visible before `publish`. Blobs of a bundle that is never published stay in the store, where the next
-    writer finds them.
+    writer finds them, until they are collected.
     """
 
     def __init__(self, layout: Layout) -> None:
-        """Starts a bundle in a store."""
+        """Starts a bundle in a store; where somebody may collect meanwhile, through a `pinning` handle of it."""
         self._layout = layout
         self._layers: dict[str, BlobDescriptor] = {}
 
@@ -97,16 +98,23 @@ class BundleWriter:
 
     def _store(self, source: Path | bytes | StoredBlob) -> StoredBlob:
         if isinstance(source, StoredBlob):
+            self._layout.pin(source.digest)
             return self._layout.stored(source.digest)
         if isinstance(source, bytes):
             return self._layout.put_blob(source)
         return self._layout.ingest_file(source)
 
 
-def register_bundle(layout: Layout, digest: str, *, ref_name: str | None = None) -> None:
+def register_bundle(
+    layout: Layout, digest: str, *, ref_name: str | None = None, referrers: ReferrerTree | None = None
+) -> None:
     """Lists a bundle in the index once all its blobs, its image manifest included, are in the store.
 
     This is the last step of publishing, and of copying a bundle from another store.
+
+    Args:
+        ref_name: Tag of the index entry; it moves here from another bundle that has it.
+        referrers: Referrers whose blobs are in the store, to be listed with it.
 
     Raises:
         BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `bundle.reader.open_bundle`.
@@ -117,4 +125,7 @@ def register_bundle(layout: Layout, digest: str, *, ref_name: str | None = None)
         descriptor = read_bundle(layout, digest).descriptor
         if ref_name is not None:
             descriptor = msgspec.structs.replace(descriptor, annotations={REF_NAME: ref_name})
-        layout.replace_index(layout.read_index().with_manifest(descriptor))
+        index = layout.read_index().with_manifest(descriptor)
+        for subject, added in (referrers or {}).items():
+            index = with_referrers(layout, index, subject, added)
+        layout.replace_index(index)

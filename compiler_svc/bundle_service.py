@@ -10,17 +10,26 @@ from typing import Any
 from kiln.bundle.v1 import bundle_pb2 as pb
 from kiln.bundle.v1 import bundle_pb2_grpc
 
+from compiler_svc.bundle_import import BundleImporter, ImportOrder
 from compiler_svc.bundle_store import BundleStore
-from compiler_svc.bundle_wire import alias_to_pb, bundle_to_pb, version_to_pb
+from compiler_svc.bundle_wire import (
+    alias_to_pb,
+    bundle_to_pb,
+    collected_to_pb,
+    import_event_to_pb,
+    lease_to_pb,
+    version_to_pb,
+)
 from compiler_svc.paging import choose_page_size, read_page_token, write_page_token
 
 
 class BundleService(bundle_pb2_grpc.BundleServiceServicer):
-    """Serves versions, aliases and blobs."""
+    """Serves versions, aliases, leases and blobs."""
 
-    def __init__(self, store: BundleStore) -> None:
-        """Takes the bundles to serve."""
+    def __init__(self, store: BundleStore, importer: BundleImporter) -> None:
+        """Takes the bundles to serve, and what brings in others."""
         self._store = store
+        self._importer = importer
 
     async def GetBundle(self, request: pb.GetBundleRequest, context: Any) -> pb.GetBundleResponse:
         """Resolves a reference to a bundle."""
@@ -62,3 +71,38 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
     async def ListAliases(self, request: pb.ListAliasesRequest, context: Any) -> pb.ListAliasesResponse:
         """Lists aliases."""
         return pb.ListAliasesResponse(aliases=map(alias_to_pb, await self._store.list_aliases(request.name)))
+
+    async def LeaseBundle(self, request: pb.LeaseBundleRequest, context: Any) -> pb.LeaseBundleResponse:
+        """Keeps a bundle from being collected."""
+        duration_s = request.duration.ToNanoseconds() / 1e9 if request.HasField("duration") else None
+        lease = await self._store.lease(request.ref, holder=request.holder, duration_s=duration_s)
+        return pb.LeaseBundleResponse(lease=lease_to_pb(lease))
+
+    async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Any) -> pb.ReleaseLeaseResponse:
+        """Gives leases back."""
+        count = await self._store.release_leases(holder=request.holder, digest=request.digest)
+        return pb.ReleaseLeaseResponse(released_count=count)
+
+    async def ListLeases(self, request: pb.ListLeasesRequest, context: Any) -> pb.ListLeasesResponse:
+        """Lists leases."""
+        return pb.ListLeasesResponse(leases=map(lease_to_pb, await self._store.list_leases(request.digest)))
+
+    async def CollectGarbage(self, request: pb.CollectGarbageRequest, context: Any) -> pb.CollectGarbageResponse:
+        """Removes what nothing needs."""
+        age_s = request.max_cache_age.ToNanoseconds() / 1e9 if request.HasField("max_cache_age") else None
+        return collected_to_pb(await self._store.collect_garbage(dry_run=request.dry_run, max_cache_age_s=age_s))
+
+    async def ImportBundle(
+        self, request: pb.ImportBundleRequest, context: Any
+    ) -> AsyncIterator[pb.ImportBundleResponse]:
+        """Copies a bundle from another layout, the result last."""
+        order = ImportOrder(
+            layout=request.layout,
+            source_ref=request.source_ref,
+            name=request.name,
+            alias=request.alias or None,
+            alias_etag=request.alias_etag if request.HasField("alias_etag") else None,
+        )
+        async with aclosing(self._importer.run(order)) as events:
+            async for event in events:
+                yield import_event_to_pb(event)

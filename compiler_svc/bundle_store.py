@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +15,19 @@ from bundle.errors import BundleNotFound, RefInvalid
 from bundle.layout import Layout
 from bundle.reader import Bundle, open_bundle
 from bundle.reference import is_alias, parse_reference
-from bundle.removal import FreedSpace, remove_bundle
-from compiler_svc.database import versions
+from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
+from compiler_svc.bundle_errors import LeaseInvalid
+from compiler_svc.database import cache, leases, versions
 from compiler_svc.database.engine import Database
-from compiler_svc.database.versions import Alias, PageOfVersions, Version
+from compiler_svc.database.leases import Lease
+from compiler_svc.database.versions import Alias, Contents, PageOfVersions, Version
 from compiler_svc.errors import AliasInvalid, OffsetInvalid
 
 CHUNK_SIZE_BYTES: Final = 1 << 20
+
+LONGEST_HOLDER: Final = 128
+LEASE_DURATION_S: Final = 24 * 3600.0
+LONGEST_LEASE_S: Final = 30 * 24 * 3600.0
 
 T = TypeVar("T")
 
@@ -40,7 +47,7 @@ class BundleStore:
         """Joins the two stores."""
         self._database = database
         self.layout = layout
-        # A version is never added to a bundle that is just being removed.
+        # A bundle that is just being removed gets neither version nor lease.
         self._naming = asyncio.Lock()
 
     async def get(self, text: str) -> NamedBundle:
@@ -84,13 +91,15 @@ class BundleStore:
                     digest=digest,
                     size_bytes=bundle.size_bytes,
                     graph_abi_digest=bundle.manifest.graph_abi_digest,
+                    contents=contents_of(bundle),
                 )
+                leases.release_leases(session, holder=leases.BUILD_HOLDER, digest=digest)
                 return record(session, version)
 
             return await self._database.run(work)
 
     async def delete(self, text: str) -> FreedSpace:
-        """Removes a version; and its bundle, where no other version names it.
+        """Removes a version; and its bundle, unless another version, a lease or a running build needs it.
 
         Raises:
             RefInvalid: It is not of the form NAME:vN.
@@ -100,25 +109,86 @@ class BundleStore:
         reference = parse_reference(text)
         if reference.version is None:
             raise RefInvalid(text, "NAME:vN")
-
-        def work(session: Session) -> tuple[str, bool]:
-            version = versions.delete_version(session, reference)
-            session.flush()
-            return version.digest, versions.is_named(session, version.digest)
-
         async with self._naming:
-            digest, still_named = await self._database.run(work)
-            if still_named:
-                return FreedSpace(0, 0)
+            version = await self._database.run(lambda session: versions.delete_version(session, reference))
             try:
-                return await asyncio.to_thread(remove_bundle, self.layout, digest)
+                return await asyncio.to_thread(remove_bundle, self.layout, version.digest, self._find_needs)
             except BundleNotFound:
                 return FreedSpace(0, 0)
+
+    async def collect_garbage(self, *, dry_run: bool = False, max_cache_age_s: float | None = None) -> Collected:
+        """Removes what no version, lease, running build or cached executable needs; see `removal.collect_garbage`.
+
+        Args:
+            dry_run: Only tell.
+            max_cache_age_s: Forget executables that no bundle uses and that no build used for so long; None keeps all.
+
+        Raises:
+            LayoutInvalid: The store's index, or a manifest that it lists, cannot be read; nothing is removed.
+        """
+        used_since_ns = 0 if max_cache_age_s is None else time.time_ns() - round(max_cache_age_s * 1e9)
+        find_needs = partial(self._find_needs, used_since_ns)
+        async with self._naming:
+            collected = await asyncio.to_thread(collect_garbage, self.layout, find_needs, dry_run=dry_run)
+            if not dry_run:
+                has_bundle = frozenset(entry.digest for entry in self.layout.read_index().manifests).__contains__
+                forget = partial(cache.forget_lost, has_blob=self.layout.has, has_bundle=has_bundle)
+                await self._database.run(forget)
+        return collected
+
+    async def lease(self, text: str, *, holder: str, duration_s: float | None) -> Lease:
+        """Leases a bundle, or renews the lease that the holder has on it.
+
+        Args:
+            duration_s: From now, 1 second to 30 days; None for 1 day.
+
+        Raises:
+            LeaseInvalid: Holder or duration are none.
+            RefInvalid, BundleNotFound: See `get`.
+        """
+        if not 1 <= len(holder) <= LONGEST_HOLDER:
+            raise LeaseInvalid("holder", repr(holder), f"1 to {LONGEST_HOLDER} characters")
+        if duration_s is None:
+            duration_s = LEASE_DURATION_S
+        if not 1 <= duration_s <= LONGEST_LEASE_S:
+            raise LeaseInvalid("duration", f"{duration_s:g} s", f"1 s to {LONGEST_LEASE_S:g} s")
+        async with self._naming:
+            digest = (await self.get(text)).bundle.digest
+            lease = partial(leases.set_lease, holder=holder, digest=digest, duration_s=duration_s)
+            return await self._database.run(lease)
+
+    async def release_leases(self, *, holder: str, digest: str) -> int:
+        """Ends a lease, or all of a holder where `digest` is empty; returns how many had not expired."""
+        return await self._database.run(partial(leases.release_leases, holder=holder, digest=digest))
+
+    async def list_leases(self, digest: str) -> Sequence[Lease]:
+        """Leases that have not expired; of one bundle, or of all where `digest` is empty."""
+        return await self._database.run(partial(leases.list_leases, digest=digest))
+
+    def _find_needs(self, used_since_ns: int = 0) -> Needs:
+        def work(session: Session) -> Needs:
+            return Needs(
+                bundles=versions.list_named_digests(session) | leases.list_leased_digests(session),
+                blobs=cache.list_executable_blobs(session, used_since_ns=used_since_ns),
+            )
+
+        return self._database.run_and_wait(work)
 
     async def list_versions(self, *, name: str, page_size: int, after: tuple[str, int] | None) -> PageOfVersions:
         """Lists versions by name, then newest first."""
         work = partial(versions.list_versions, name=name, page_size=page_size, after=after)
         return await self._database.run(work)
+
+    async def list_lost_versions(self) -> Sequence[str]:
+        """References of the versions whose bundle the store's index does not list.
+
+        Raises:
+            LayoutInvalid: The index is broken.
+        """
+        held = {entry.digest for entry in (await asyncio.to_thread(self.layout.read_index)).manifests}
+        named = await self._database.run(versions.list_named_digests)
+        found = partial(versions.list_refs, digests=named - held)
+        return await self._database.run(found)
 
     async def set_alias(self, text: str, alias: str, etag: str | None) -> Alias:
         """Points an alias at a version; see `versions.set_alias`.
@@ -133,6 +203,10 @@ class BundleStore:
         if not is_alias(alias):
             raise AliasInvalid(alias)
         return await self._database.run(partial(versions.set_alias, reference=reference, alias=alias, etag=etag))
+
+    async def check_alias(self, name: str, alias: str, etag: str | None) -> None:
+        """Makes sure that an alias can be set with an etag; see `versions.check_alias`."""
+        await self._database.run(lambda session: versions.check_alias(session, name, alias, etag))
 
     async def delete_alias(self, name: str, alias: str, etag: str | None) -> None:
         """Removes an alias; see `versions.delete_alias`."""
@@ -156,3 +230,10 @@ class BundleStore:
             file.seek(offset_bytes)
             while chunk := await asyncio.to_thread(file.read, CHUNK_SIZE_BYTES):
                 yield chunk
+
+
+def contents_of(bundle: Bundle) -> Contents:
+    """What a bundle can be used for."""
+    if not bundle.manifest.has_executables:
+        return "weights"
+    return "full" if bundle.manifest.has_weights else "executables"

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kiln.bundle.v1 import bundle_pb2 as pb
 
 from bundle.oci import BlobDescriptor
-from compiler_svc.bundle_store import NamedBundle
-from compiler_svc.database.versions import Alias, Version
+from bundle.removal import Collected
+from compiler_svc.bundle_import import ImportedBundle, ImportProgress
+from compiler_svc.bundle_store import NamedBundle, contents_of
+from compiler_svc.database.leases import Lease
+from compiler_svc.database.versions import Alias, Contents, Version
 from compiler_svc.wire import timestamp_to_pb
+
+_CONTENTS: Final[dict[Contents, pb.BundleContents.ValueType]] = {
+    "full": pb.BUNDLE_CONTENTS_FULL,
+    "executables": pb.BUNDLE_CONTENTS_EXECUTABLES,
+    "weights": pb.BUNDLE_CONTENTS_WEIGHTS,
+}
 
 
 def version_to_pb(version: Version) -> pb.Bundle:
@@ -20,6 +31,7 @@ def version_to_pb(version: Version) -> pb.Bundle:
         create_time=timestamp_to_pb(version.create_time_ns),
         aliases=version.aliases,
         graph_abi_digest=version.graph_abi_digest,
+        contents=_CONTENTS[version.contents],
     )
 
 
@@ -31,6 +43,7 @@ def bundle_to_pb(named: NamedBundle) -> pb.Bundle:
     message.size_bytes = bundle.size_bytes
     message.graph_abi_digest = bundle.manifest.graph_abi_digest
     message.manifest_json = bundle.manifest.to_json()
+    message.contents = _CONTENTS[contents_of(bundle)]
     message.blobs.extend(map(_blob_to_pb, bundle.blobs))
     return message
 
@@ -38,6 +51,36 @@ def bundle_to_pb(named: NamedBundle) -> pb.Bundle:
 def alias_to_pb(alias: Alias) -> pb.Alias:
     """Writes an alias."""
     return pb.Alias(name=alias.name, alias=alias.alias, version=alias.version, etag=alias.etag)
+
+
+def lease_to_pb(lease: Lease) -> pb.Lease:
+    """Writes a lease."""
+    return pb.Lease(holder=lease.holder, digest=lease.digest, expire_time=timestamp_to_pb(lease.expire_time_ns))
+
+
+def collected_to_pb(collected: Collected) -> pb.CollectGarbageResponse:
+    """Writes what a collection took and left."""
+    return pb.CollectGarbageResponse(
+        deleted_bundle_count=collected.bundle_count,
+        deleted_blob_count=collected.freed.blob_count,
+        deleted_size_bytes=collected.freed.size_bytes,
+        kept_blob_count=collected.kept.blob_count,
+        kept_size_bytes=collected.kept.size_bytes,
+    )
+
+
+def import_event_to_pb(event: ImportProgress | ImportedBundle) -> pb.ImportBundleResponse:
+    """Writes one event of an import."""
+    if isinstance(event, ImportProgress):
+        progress = pb.ImportProgress(done_bytes=event.done_bytes, total_bytes=event.total_bytes)
+        return pb.ImportBundleResponse(progress=progress)
+    result = pb.ImportResult(
+        bundle=bundle_to_pb(event.named),
+        copied_blob_count=event.transfer.copied_blob_count,
+        copied_size_bytes=event.transfer.copied_size_bytes,
+        present_blob_count=event.transfer.present_blob_count,
+    )
+    return pb.ImportBundleResponse(result=result)
 
 
 def _blob_to_pb(blob: BlobDescriptor) -> pb.Blob:

@@ -7,10 +7,11 @@ cache. An entry says what a blob is, not that the store still holds it: whoever 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow
@@ -34,7 +35,10 @@ class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
 def find_executable(session: Session, action_digest: str) -> CachedExecutable | None:
     """What an action made, None where it was never done."""
     row = session.get(CachedExecutableRow, action_digest)
-    return None if row is None else msgspec.json.decode(row.record, type=CachedExecutable)
+    if row is None:
+        return None
+    row.use_time_ns = time.time_ns()
+    return msgspec.json.decode(row.record, type=CachedExecutable)
 
 
 def remember_executables(session: Session, executables: Mapping[str, CachedExecutable]) -> None:
@@ -48,6 +52,22 @@ def remember_executables(session: Session, executables: Mapping[str, CachedExecu
                 create_time_ns=time.time_ns(),
             )
         )
+
+
+def list_executable_blobs(session: Session, *, used_since_ns: int) -> frozenset[str]:
+    """Blobs of the executables that were made or found at or after a time."""
+    used = or_(CachedExecutableRow.create_time_ns >= used_since_ns, CachedExecutableRow.use_time_ns >= used_since_ns)
+    return frozenset(session.scalars(select(CachedExecutableRow.blob).where(used)))
+
+
+def forget_lost(session: Session, *, has_blob: Callable[[str], bool], has_bundle: Callable[[str], bool]) -> None:
+    """Forgets executables and bundles that the store does not hold any more."""
+    for executable in session.scalars(select(CachedExecutableRow)):
+        if not has_blob(executable.blob):
+            session.delete(executable)
+    for bundle in session.scalars(select(CachedBundleRow)):
+        if not has_bundle(bundle.bundle_digest):
+            session.delete(bundle)
 
 
 def find_bundle(session: Session, action_digest: str) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal, cast
 
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
@@ -14,6 +15,9 @@ from bundle.errors import BundleNotFound
 from bundle.reference import Reference
 from compiler_svc.database.tables import AliasRow, NameRow, VersionRow
 from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
+
+#: What a bundle can be used for.
+Contents = Literal["full", "executables", "weights"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Version:
     size_bytes: int
     graph_abi_digest: str
     create_time_ns: int
+    contents: Contents
     aliases: tuple[str, ...]
 
 
@@ -52,7 +57,9 @@ class PageOfVersions:
     next_key: tuple[str, int] | None
 
 
-def add_version(session: Session, *, name: str, digest: str, size_bytes: int, graph_abi_digest: str) -> Version:
+def add_version(
+    session: Session, *, name: str, digest: str, size_bytes: int, graph_abi_digest: str, contents: Contents = "full"
+) -> Version:
     """Names a bundle: by the newest version of the name where that names it already, otherwise by the next number."""
     newest = _newest(session, name)
     if newest is not None and newest.digest == digest:
@@ -69,6 +76,7 @@ def add_version(session: Session, *, name: str, digest: str, size_bytes: int, gr
         size_bytes=size_bytes,
         graph_abi_digest=graph_abi_digest,
         create_time_ns=time.time_ns(),
+        contents=contents,
     )
     session.add(row)
     session.flush()
@@ -121,9 +129,9 @@ def delete_version(session: Session, reference: Reference) -> Version:
     return version
 
 
-def is_named(session: Session, digest: str) -> bool:
-    """Whether some version names the bundle."""
-    return session.scalar(select(VersionRow.name).where(VersionRow.digest == digest).limit(1)) is not None
+def list_named_digests(session: Session) -> frozenset[str]:
+    """Digests of all bundles that some version names."""
+    return frozenset(session.scalars(select(VersionRow.digest).distinct()))
 
 
 def set_alias(session: Session, *, reference: Reference, alias: str, etag: str | None) -> Alias:
@@ -137,14 +145,29 @@ def set_alias(session: Session, *, reference: Reference, alias: str, etag: str |
         AliasChanged: The alias has another etag.
     """
     version = find_version(session, reference)
+    check_alias(session, version.name, alias, etag)
     row = session.get(AliasRow, (version.name, alias))
-    _check_etag(version.name, alias, etag, row)
     if row is None:
         row = AliasRow(name=version.name, alias=alias, version=version.version, etag=_new_etag())
         session.add(row)
     elif row.version != version.version:
         row.version, row.etag = version.version, _new_etag()
     return Alias(row.name, row.alias, row.version, row.etag)
+
+
+def list_refs(session: Session, digests: Collection[str]) -> Sequence[str]:
+    """References of the versions that name one of some bundles."""
+    rows = session.scalars(select(VersionRow).order_by(VersionRow.name, VersionRow.version))
+    return [f"{row.name}:v{row.version}" for row in rows if row.digest in digests]
+
+
+def check_alias(session: Session, name: str, alias: str, etag: str | None) -> None:
+    """Makes sure that an alias has an etag, or does not exist where the etag is empty.
+
+    Raises:
+        AliasChanged: It has another etag.
+    """
+    _check_etag(name, alias, etag, session.get(AliasRow, (name, alias)))
 
 
 def delete_alias(session: Session, *, name: str, alias: str, etag: str | None) -> None:
@@ -206,5 +229,6 @@ def _read(session: Session, row: VersionRow) -> Version:
         size_bytes=row.size_bytes,
         graph_abi_digest=row.graph_abi_digest,
         create_time_ns=row.create_time_ns,
+        contents=cast("Contents", row.contents),
         aliases=tuple(session.scalars(aliases.order_by(AliasRow.alias))),
     )

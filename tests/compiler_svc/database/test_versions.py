@@ -126,20 +126,27 @@ def test_a_version_with_an_alias_stays(database: Database) -> None:
     assert find(database, "a").version == 1
 
 
-def test_whether_a_bundle_is_named(database: Database) -> None:
-    add(database, "a", "1")
-    add(database, "b", "1")
+def test_named_bundles(database: Database) -> None:
+    for name, letter in ("a1", "b1", "b2"):
+        add(database, name, letter)
     delete(database, "a:v1")
-    assert database.run_and_wait(lambda session: versions.is_named(session, digest("1")))
+    assert database.run_and_wait(versions.list_named_digests) == {digest("1"), digest("2")}
     delete(database, "b:v1")
-    assert not database.run_and_wait(lambda session: versions.is_named(session, digest("1")))
+    assert database.run_and_wait(versions.list_named_digests) == {digest("2")}
 
 
-def test_aliases_are_listed_by_name(database: Database) -> None:
-    for name in "ab":
-        add(database, name, "1")
-        set_alias(database, name, "prod")
-    set_alias(database, "a", "canary")
-    listed = database.run_and_wait(lambda session: list(versions.list_aliases(session, "")))
-    assert [(alias.name, alias.alias) for alias in listed] == [("a", "canary"), ("a", "prod"), ("b", "prod")]
-    assert len(database.run_and_wait(lambda session: list(versions.list_aliases(session, "b")))) == 1
+def test_references_of_some_bundles(database: Database) -> None:
+    for name, letter in ("b1", "a1", "a2"):
+        add(database, name, letter)
+    listed = database.run_and_wait(lambda session: versions.list_refs(session, {digest("1"), digest("3")}))
+    assert listed == ["a:v1", "b:v1"]
+
+
+def test_an_alias_is_checked_without_being_set(database: Database) -> None:
+    add(database, "a", "1")
+    etag = set_alias(database, "a:v1", "prod").etag
+    for alias, good in (("prod", etag), ("prod", None), ("other", ""), ("other", None)):
+        database.run_and_wait(lambda session, a=alias, e=good: versions.check_alias(session, "a", a, e))
+    for alias, bad in (("prod", ""), ("prod", "stale"), ("other", "stale")):
+        with pytest.raises(AliasChanged):
+            database.run_and_wait(lambda session, a=alias, e=bad: versions.check_alias(session, "a", a, e))

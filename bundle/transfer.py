@@ -1,0 +1,119 @@
+"""Copying a bundle between two layouts: only what is missing moves, and every byte is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bundle.digest import CHUNK_SIZE_BYTES
+from bundle.errors import BlobCorrupt
+from bundle.layout import Layout
+from bundle.oci import BlobDescriptor, ImageManifest
+from bundle.reader import open_bundle
+from bundle.referrers import ReferrerTree, find_referrer_tree, read_manifest
+from bundle.verification import BlobVerifier
+from bundle.writer import register_bundle
+
+#: Called with bytes copied and bytes to copy in all.
+TransferProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a copy did.
+
+    Attributes:
+        digest: Digest of the bundle.
+        copied_blob_count: Blobs that were missing or corrupt in the target.
+        copied_size_bytes: Their bytes.
+        present_blob_count: Blobs that the target held already.
+    """
+
+    digest: str
+    copied_blob_count: int
+    copied_size_bytes: int
+    present_blob_count: int
+
+
+def copy_bundle(
+    source: Layout,
+    target: Layout,
+    digest: str,
+    *,
+    verifier: BlobVerifier,
+    ref_name: str | None = None,
+    with_referrers: bool = True,
+    progress: TransferProgress | None = None,
+) -> Transfer:
+    """Copies a bundle. It becomes visible in the target at the end, whole; what a killed copy brought over stays.
+
+    A blob that the target holds with other bytes than its digest's is replaced.
+
+    Args:
+        verifier: Verifies the blobs that the target holds already, and learns of those that are copied.
+        ref_name: Tag of the target's index entry; it moves here from another bundle that has it.
+        with_referrers: Copy what refers to the bundle, too.
+
+    Raises:
+        BundleNotFound: The source's index does not list the bundle.
+        BlobNotFound, BlobCorrupt: The source lacks a blob, or holds it with other bytes; nothing becomes visible.
+        ManifestInvalid, AbiUnsupported: A manifest does not follow its schema.
+        LayoutInvalid: An index, or a manifest that it lists, is broken.
+        DigestInvalid: `digest` is none.
+    """
+    bundle = open_bundle(source, digest)
+    referrers = find_referrer_tree(source, source.read_index(), digest) if with_referrers else {}
+    with target.pinning() as writer:
+        # What refers to others comes after them.
+        blobs = {blob.digest: blob for blob in (*_blobs_of_referrers(source, referrers), *reversed(bundle.blobs))}
+        missing = [blob for blob in blobs.values() if not _is_whole(writer, blob, verifier)]
+        total_bytes = sum(blob.size_bytes for blob in missing)
+        done_bytes = 0
+
+        def advance(count: int) -> None:
+            nonlocal done_bytes
+            done_bytes += count
+            if progress is not None:
+                progress(done_bytes, total_bytes)
+
+        advance(0)
+        for blob in missing:
+            _copy_blob(source, writer, blob, advance)
+            verifier.remember(writer.blob_path(blob.digest), blob.digest)
+        register_bundle(target, digest, ref_name=ref_name, referrers=referrers)
+    return Transfer(digest, len(missing), total_bytes, len(blobs) - len(missing))
+
+
+def _blobs_of_referrers(source: Layout, referrers: ReferrerTree) -> Iterable[BlobDescriptor]:
+    for referrer in (one for listed in referrers.values() for one in listed):
+        image = read_manifest(source, referrer)
+        if isinstance(image, ImageManifest):
+            yield from (image.config, *image.layers)
+        yield referrer
+
+
+def _is_whole(target: Layout, blob: BlobDescriptor, verifier: BlobVerifier) -> bool:
+    if not target.pin(blob.digest):
+        return False
+    try:
+        verifier.verify(target.blob_path(blob.digest), blob.digest, blob.title)
+    except BlobCorrupt:
+        return False
+    return True
+
+
+def _copy_blob(source: Layout, target: Layout, blob: BlobDescriptor, advance: Callable[[int], None]) -> None:
+    # In the place of a corrupt blob, should there be one: other bundles of the target get well with it.
+    with (
+        source.open_blob(blob.digest) as file,
+        target.new_blob(expected_digest=blob.digest, replace=True) as writer,
+    ):
+        left = blob.size_bytes
+        while left and (chunk := file.read(min(CHUNK_SIZE_BYTES, left))):
+            writer.write(chunk)
+            left -= len(chunk)
+            advance(len(chunk))
+        try:
+            writer.commit()
+        except BlobCorrupt as error:
+            raise BlobCorrupt(blob.digest, error.metadata["actual"], blob.title) from error
