@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from execution.sampling import candidates, greedy, sample
+from execution.sampling import candidates, greedy, sample, sum_weights, take_top
 
 VOCAB = 97
 
@@ -142,6 +142,46 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
     logits[0, [70, 11, 40]] = 1
     assert greedy(logits).tolist() == [11, 0]
     assert sample(logits, torch.tensor([[0.0, 1.0, 0.0]]).expand(2, 3), torch.rand(2, 1), 8).tolist() == [11, 0]
+
+
+def test_the_top_is_ordered_by_likelihood_and_then_by_id() -> None:
+    infinity = float("inf")
+    logits = torch.tensor([[0.0, 2.5, -0.0, -1.0, 2.5, -infinity, infinity, 1e-45, -1e-45, -infinity]])
+    top, ids = take_top(logits, 10)
+    assert ids.tolist() == [[6, 1, 4, 7, 0, 2, 8, 3, 5, 9]]
+    assert torch.equal(top, logits.gather(1, ids.long()))
+    assert ids.dtype == torch.int32
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, VOCAB))
+def test_the_top_is_that_of_a_stable_sort(seed: int, count: int) -> None:
+    logits = random_logits(3, seed=seed).round()
+    expected = logits.sort(dim=-1, descending=True, stable=True)
+    top, ids = take_top(logits, count)
+    assert torch.equal(top, expected.values[:, :count])
+    assert torch.equal(ids.long(), expected.indices[:, :count])
+
+
+def test_the_top_of_joined_tops_is_the_top_of_all() -> None:
+    logits = random_logits(5).round()
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(2)).to(torch.int32).expand(5, VOCAB)
+    top, top_ids = take_top(logits.gather(1, ids.long()), 20, ids)
+    expected, expected_ids = take_top(logits, 20)
+    assert torch.equal(top, expected)
+    assert torch.equal(top_ids, expected_ids)
+
+
+def test_weights_of_parts_add_up_exactly() -> None:
+    logits = random_logits(50)
+    params = torch.tensor([[0.0, 0.9, 1.3]]).expand(50, 3)
+    largest = logits.amax(-1, keepdim=True)
+    whole = sum_weights(logits, largest, params)
+    for length in (1, 7, 32):
+        parts = [sum_weights(part, largest, params) for part in logits.split(length, dim=1)]
+        assert torch.equal(torch.stack(parts).sum(0), whole)
+    expected = ((logits - largest) / 1.3).exp().sum(-1, keepdim=True)
+    torch.testing.assert_close(whole.float() * 2**-40, expected)
 
 
 def test_extreme_scores_stay_finite() -> None:

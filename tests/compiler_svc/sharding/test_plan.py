@@ -75,7 +75,7 @@ def test_shapes_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_shapes_of_a_padded_rank(tmp_path: Path) -> None:
-    """Five ranks divide neither 4 heads of 12 dimensions, nor 100, 48 and 211."""
+    """Five ranks divide neither 4 heads nor 101, 48 and 211."""
     shapes = rank_shapes(write(tmp_path, "mha-bias-untied", intermediate_size=101), 5)
     assert shapes["self_attn.q_proj.weight"] == (12, 48)
     assert shapes["self_attn.k_proj.bias"] == (12,)

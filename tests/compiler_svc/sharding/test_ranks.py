@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from bundle.manifest import Sampling
 from compiler_svc.trace.spec import ModelSpec
@@ -28,7 +29,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def make_stepper(tiny: TinyLlama, rank: int, spec: ModelSpec, make_run: Callable[..., Run] = run_eagerly) -> Stepper:
-    plan = tiny.plan(tp_degree=spec.tp_degree)
+    plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype)
     buckets: dict[str, Any] = {"context_buckets": (16,), "token_buckets": (32,)}
     return Stepper(spec, plan, tiny.checkpoint, **buckets, make_run=make_run, rank=rank)
 
@@ -94,6 +95,18 @@ def test_partial_sums_in_another_dtype(tmp_path: Path) -> None:
     check_against_transformers(tiny, 2, reduce_dtype="float32")
     # One rank has no partial sums.
     check_against_transformers(tiny, 1, reduce_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("geometry", "tp_degree"), [("padded-gqa2-yarn", 2), ("mha-bias-default", 4)])
+def test_bfloat16_is_about_as_near_to_float32_as_transformers_is(geometry: str, tp_degree: int, tmp_path: Path) -> None:
+    tiny = write_tiny_llama(tmp_path, GEOMETRIES[geometry], dtype=torch.bfloat16)
+    wide = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    truth = TinyLlama(wide, tiny.checkpoint).step_logits(TOKENS, NUM_PROMPT_TOKENS)
+    theirs = deviation(tiny.step_logits(TOKENS, NUM_PROMPT_TOKENS), truth)
+    for reduce_dtype in (None, "float32"):
+        spec = tiny.spec(tp_degree=tp_degree, dtype="bfloat16", reduce_dtype=reduce_dtype)
+        for outputs in generate_together(tiny, spec):
+            assert 0 < deviation(outputs["logits"], truth) < 2 * theirs
 
 
 SAMPLINGS: dict[str, dict[str, Any]] = {

@@ -98,3 +98,16 @@ def test_state_of_several_ranks() -> None:
     for tensor in layout.tensors:
         assert (tensor.dtype, tensor.shape) == ("bfloat16", (7, 2, 64, 8))
         assert tensor.axes == ("slot", "kv_head", "position", "head_dim")
+
+
+def test_state_of_padded_ranks() -> None:
+    """Three ranks for four KV heads of two query heads each: every query head has a copy, and one is padding."""
+    layout = describe_state(make_spec(tp_degree=3))
+    assert layout.kv_heads_by_rank == ((0, 0, 1), (1, 2, 2), (3, 3, -1))
+    assert {tensor.shape for tensor in layout.tensors} == {(7, 3, 64, 8)}
+
+
+def test_state_of_more_ranks_than_kv_heads() -> None:
+    layout = describe_state(make_spec(tp_degree=8))
+    assert layout.kv_heads_by_rank == ((0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,))
+    assert {tensor.shape for tensor in layout.tensors} == {(7, 1, 64, 8)}
