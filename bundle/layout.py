@@ -263,7 +263,9 @@ class Layout:
     @staticmethod
     def _read_record(path: Path, record: type[RecordT]) -> RecordT:
         try:
-            return parse_record(path.read_bytes(), record)
+            # No links: a directory that somebody else filled must not lead out of itself.
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                return parse_record(file.read(), record)
         except (OSError, ValueError) as error:
             raise LayoutInvalid(str(path), str(error)) from error
 
