@@ -17,6 +17,7 @@ from runtime_svc.text.tools import ACCEPTED_TOOL, parse_tool
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARS: Final = 256
+MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_REQUEST_ID_CHARS: Final = 128
 MAX_TOOLS: Final = 128
@@ -224,7 +225,11 @@ def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterat
         if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
             value, accepted = f"{len(text)} characters", f"1 to {MAX_STOP_STRING_CHARS} characters"
             yield FieldViolation(f"stop.stop_strings[{index}]", value, accepted)
-    yield from _token_id_violations("stop.stop_token_ids", call.stop_token_ids, capabilities)
+    if len(call.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        value = f"{len(call.stop_token_ids)} ids"
+        yield FieldViolation("stop.stop_token_ids", value, f"at most {MAX_STOP_TOKEN_IDS}")
+    else:
+        yield from _token_id_violations("stop.stop_token_ids", call.stop_token_ids, capabilities)
 
 
 def _output_violations(call: GenerationCall) -> Iterator[FieldViolation]:

@@ -32,6 +32,7 @@ from runtime_svc.generation_service import GenerationService
 from runtime_svc.runtime_service import RuntimeService
 from runtime_svc.settings import Settings
 from runtime_svc.status import STATUS_TABLE
+from runtime_svc.text.workers import TextWorkers
 
 SERVICES: Final = ("kiln.runtime.v1.GenerationService", "kiln.runtime.v1.RuntimeService")
 
@@ -114,8 +115,10 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
         )
         engine = EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity)
+        workers = TextWorkers()
+        stack.callback(workers.close)
         deployments = Deployments(
-            BringUp(library, start_ranks, engine),
+            BringUp(library, start_ranks, engine, workers),
             Resources(CorePool(settings.num_cores), MemoryPool(settings.memory_bytes)),
             records,
             threads_per_core=settings.threads_per_core,

@@ -102,9 +102,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--memory",
         type=_size,
         metavar="SIZE",
-        help=f"for weights and KV caches, such as 6GiB; default: {DEFAULT_SHARE:.0%} of what this process may use".replace(
-            "%", "%%"
-        ),
+        help=f"for weights and KV caches, such as 6GiB; default: {DEFAULT_SHARE} of what this process may use",
     )
     parser.add_argument("--deployments", type=Path, metavar="FILE", help="YAML or JSON: the deployments to have")
     parser.add_argument(

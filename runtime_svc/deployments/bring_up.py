@@ -17,6 +17,7 @@ from runtime_svc.deployments.weights import compare_manifests
 from runtime_svc.engine.engine import Engine, EngineConfig
 from runtime_svc.text.chat_template import ChatTemplateError
 from runtime_svc.text.codec import TextCodec
+from runtime_svc.text.workers import TextWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,13 @@ class BringUp:
         library: Where bundles come from.
         start_ranks: Starts rank groups.
         engine: Bounds of every engine.
+        workers: Where text is worked on.
     """
 
     library: BundleLibrary
     start_ranks: StartRanks
     engine: EngineConfig
+    workers: TextWorkers
 
     async def run(self, deployment: Deployment) -> Serving:
         """Fetches and verifies the bundles, starts the ranks and the engine; reports progress on the way.
@@ -59,7 +62,7 @@ class BringUp:
         engine.launcher = dataclasses.replace(launcher, report=None)
         try:
             text = await asyncio.to_thread(_read_text, bundle)
-            return Serving(engine, text, Capabilities.from_manifest(bundle.manifest))
+            return Serving(engine, text, Capabilities.from_manifest(bundle.manifest), self.workers)
         except BaseException:
             await engine.close()
             raise

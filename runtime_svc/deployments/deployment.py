@@ -22,7 +22,8 @@ from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, RequestInvalid
 from runtime_svc.text.chat_template import ChatTemplateError
 from runtime_svc.text.codec import TextCodec
-from runtime_svc.text.prompt import Prompt
+from runtime_svc.text.prompt import Prompt, prompt_size
+from runtime_svc.text.workers import TextWorkers
 
 
 class DeploymentState(enum.Enum):
@@ -50,6 +51,7 @@ class Serving:
     engine: Engine
     text: TextCodec
     capabilities: Capabilities
+    workers: TextWorkers
 
 
 class Deployment:
@@ -227,7 +229,7 @@ class Deployment:
         """Token ids that a prompt stands for.
 
         Raises:
-            DeploymentNotReady, RequestInvalid, FeatureNotServed: As named.
+            DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
         """
         check_prompt(prompt, self.require_serving().capabilities)
         assert prompt is not None
@@ -237,14 +239,16 @@ class Deployment:
         """Text of token ids.
 
         Raises:
-            DeploymentNotReady, RequestInvalid, FeatureNotServed: As named.
+            DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
         """
         serving = self.require_serving()
         tokenizer = serving.text.tokenizer
         check_token_ids("token_ids", token_ids, serving.capabilities)
         if tokenizer is None:
             raise FeatureNotServed([FieldViolation("token_ids", "set", "nothing: the bundle has no tokenizer")])
-        return await asyncio.to_thread(tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        return await serving.workers.run(
+            len(token_ids), tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
+        )
 
     def _not_ready(self) -> DeploymentNotReady:
         if self.state is DeploymentState.AWAITING_WEIGHTS:
@@ -255,7 +259,8 @@ class Deployment:
 
     async def _encode(self, prompt: Prompt) -> list[int]:
         try:
-            return await asyncio.to_thread(self.require_serving().text.encode, prompt)
+            serving = self.require_serving()
+            return await serving.workers.run(prompt_size(prompt), serving.text.encode, prompt)
         except ChatTemplateError as error:
             violation = FieldViolation(prompt_field(prompt), str(error), "what the bundle's chat template takes")
             raise RequestInvalid([violation]) from error

@@ -242,8 +242,11 @@ class Engine:
         """
         staged_in = self._ranks
         previous_epoch = self.weight_epoch
+        has_begun = False
 
         async def swap() -> None:
+            nonlocal has_begun
+            has_begun = True
             if self._ranks is not staged_in:
                 await self._ranks.stage_weights(shard_paths_by_rank)
             try:
@@ -262,7 +265,8 @@ class Engine:
         try:
             receipt = await self._operations.run("LoadWeights", policy, swap)
         except (KilnError, asyncio.CancelledError):
-            await self.discard_staged()
+            if not has_begun:
+                await self.discard_staged()
             raise
         return WeightsReceipt(previous_epoch, self.weight_epoch, receipt.aborted_requests, receipt.pause_s)
 

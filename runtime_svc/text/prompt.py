@@ -36,3 +36,14 @@ class TokenPrompt:
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+def prompt_size(prompt: Prompt) -> int:
+    """How long a prompt is, in characters or tokens."""
+    match prompt:
+        case TextPrompt(text=text):
+            return len(text)
+        case ChatPrompt(messages=messages, tools_json=tools):
+            return sum(len(message["content"]) for message in messages) + sum(map(len, tools))
+        case TokenPrompt(token_ids=token_ids):
+            return len(token_ids)

@@ -60,8 +60,8 @@ class Runtime:
         if self.start_failures:
             raise self.start_failures.pop(0)
         self.started_with.append({"num_threads": num_threads})
-        bias = int(blob_path[manifest.weight_sets[0].shards[0].blob].read_text())
-        ranks = FakeRanks(manifest, bias=bias)
+        blob = manifest.weight_sets[0].shards[0].blob
+        ranks = FakeRanks(manifest, bias=None if blob is None else int(blob_path[blob].read_text()))
         ranks.step_s = self.step_s
         ranks.load_gate = self.load_gate
         ranks.load_failures = self.load_failures
@@ -81,8 +81,10 @@ class Runtime:
         events = await self.load(ref, deployment_id)
         return events[-1].deployment
 
-    async def load(self, ref: str, deployment_id: str = "d", cores: list[int] | None = None) -> list[Any]:
-        request = runtime.LoadBundleRequest(ref=ref, deployment_id=deployment_id, cores=cores or [])
+    async def load(
+        self, ref: str, deployment_id: str = "d", cores: list[int] | None = None, **options: Any
+    ) -> list[Any]:
+        request = runtime.LoadBundleRequest(ref=ref, deployment_id=deployment_id, cores=cores or [], **options)
         return [event async for event in self.control.LoadBundle(request)]
 
     async def load_weights(self, ref: str, deployment_id: str = "d", **options: Any) -> list[Any]:
@@ -95,6 +97,20 @@ class Runtime:
     async def get(self, deployment_id: str = "d") -> runtime.Deployment:
         request = runtime.GetDeploymentRequest(deployment_id=deployment_id)
         return (await self.control.GetDeployment(request)).deployment
+
+    async def wait_for_state(self, state: str, deployment_id: str = "d") -> runtime.Deployment:
+        """Waits until a deployment is READY, FAILED, …"""
+        wanted = runtime.Deployment.State.Value(f"STATE_{state}")
+        async with asyncio.timeout(5):
+            while (deployment := await self.get(deployment_id)).state != wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return deployment
+
+    async def info(self) -> runtime.GetServerInfoResponse:
+        return await self.control.GetServerInfo(runtime.GetServerInfoRequest())
+
+    async def unload(self, deployment_id: str = "d", **options: Any) -> runtime.UnloadBundleResponse:
+        return await self.control.UnloadBundle(runtime.UnloadBundleRequest(deployment_id=deployment_id, **options))
 
     async def wait_for_slots(self, used: int) -> None:
         async with asyncio.timeout(2):
@@ -162,15 +178,22 @@ async def raises(code: str, reason: str) -> AsyncIterator[list[grpc.aio.AioRpcEr
 
 @asynccontextmanager
 async def serve_runtime(
-    tmp_path: Path, *arguments: str, start_ranks: StartRanks | None = None
+    tmp_path: Path,
+    *arguments: str,
+    start_ranks: StartRanks | None = None,
+    prepare: Callable[[LayoutBundleService], None] = lambda _: None,
 ) -> AsyncIterator[Runtime]:
-    """Serves a runtime with extra command line arguments, on fake ranks unless others are given."""
+    """Serves a runtime with extra command line arguments, on fake ranks unless others are given.
+
+    A second one with the same path takes over what the first one left. `prepare` sees the bundle service first.
+    """
     store = Layout.create(tmp_path / "store")
     bundles = LayoutBundleService(store)
     bundle_server = grpc.aio.server()
     bundle_pb2_grpc.add_BundleServiceServicer_to_server(bundles, bundle_server)
     bundle_port = bundle_server.add_insecure_port("127.0.0.1:0")
     await bundle_server.start()
+    prepare(bundles)
     settings = parse_settings(
         [
             "--address=127.0.0.1:0",
@@ -181,14 +204,15 @@ async def serve_runtime(
             *arguments,
         ]
     )
-    served: Runtime
+    serving: asyncio.Future[Runtime] = asyncio.get_running_loop().create_future()
 
     async def start_fake_ranks(*args: Any, **kwargs: Any) -> FakeRanks:
-        return await served.start_ranks(*args, **kwargs)
+        return await (await serving).start_ranks(*args, **kwargs)
 
     try:
         async with open_server(settings, start_ranks or start_fake_ranks) as server:
             served = Runtime(server, await server.start(), store, bundles)
+            serving.set_result(served)
             try:
                 yield served
                 for deployment in server.deployments.list():

@@ -167,7 +167,8 @@ def expected_tokens(prompt: Sequence[int], count: int, *, bias: int = BIAS, seed
 class FakeRanks:
     """One rank group, in this process."""
 
-    def __init__(self, manifest: Manifest, *, bias: int = BIAS) -> None:
+    def __init__(self, manifest: Manifest, *, bias: int | None = BIAS) -> None:
+        """Without a bias they wait for weights, and fail on a step before."""
         self.manifest = manifest
         self.bias = bias
         self.staged_bias: int | None = None
@@ -178,6 +179,9 @@ class FakeRanks:
         self.load_gate.set()
         self.stage_failure: Exception | None = None
         self.num_discarded = 0
+        self.swap_gate = asyncio.Event()
+        self.swap_gate.set()
+        self.swap_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
         self.step_s = 0.0
         self.steps: list[Step] = []
@@ -229,6 +233,7 @@ class FakeRanks:
 
     async def warm_up(self) -> None:
         await self._alive(asyncio.sleep(0))
+        assert self.bias is not None, "warmed up without weights"
         self.is_warm = True
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
@@ -238,7 +243,9 @@ class FakeRanks:
         self.staged_bias = int(shard_paths_by_rank[0].read_text())
 
     async def swap_weights(self) -> float:
-        await self._alive(asyncio.sleep(0))
+        await self._alive(self.swap_gate.wait())
+        if self.swap_failures:
+            raise self.swap_failures.pop(0)
         assert not self.is_running
         assert self.staged_bias is not None
         self.bias, self.staged_bias = self.staged_bias, None
@@ -289,6 +296,7 @@ class FakeRanks:
         noise = 0
         if "sampling_params" in step.inputs and step.inputs["sampling_params"][3 * row + 2] > 0:
             noise = int(step.inputs["rand"][row] * 1000)
+        assert self.bias is not None, "a step without weights"
         return (sum(tokens) + self.bias + noise) % VOCAB_SIZE
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 
 from bundle.digest import sha256_bytes
@@ -45,13 +47,17 @@ def publish(
     tokenizer: bytes | None = TOKENIZER_JSON,
     chat_template: str | None = CHAT_TEMPLATE,
     executable: bytes = b"executable",
+    has_executables: bool = True,
+    has_weights: bool = True,
     **manifest_options: Any,
 ) -> str:
     """Publishes a bundle whose weights are a bias; returns its digest."""
     writer = BundleWriter(layout)
-    writer.add_blob(executable, EXPORTED_PROGRAM_TYPE, "executables/fake")
+    if has_executables:
+        writer.add_blob(executable, EXPORTED_PROGRAM_TYPE, "executables/fake")
     weights = str(bias).encode()
-    writer.add_blob(weights, WEIGHTS_TYPE, "weights/tp0_sharded_checkpoint.safetensors")
+    if has_weights:
+        writer.add_blob(weights, WEIGHTS_TYPE, "weights/tp0_sharded_checkpoint.safetensors")
     described = None
     if tokenizer is not None:
         descriptor = writer.add_blob(tokenizer, TOKENIZER_TYPE, "tokenizer.json")
@@ -67,6 +73,13 @@ def publish(
         tokenizer=described,
         **manifest_options,
     )
+    if not has_executables:
+        manifest = msgspec.structs.replace(manifest, executables=())
+    if not has_weights:
+        (weight_set,) = manifest.weight_sets
+        shards = [msgspec.structs.replace(shard, blob=None, size_bytes=0) for shard in weight_set.shards]
+        weight_sets = (msgspec.structs.replace(weight_set, shards=tuple(shards)),)
+        manifest = msgspec.structs.replace(manifest, weight_sets=weight_sets)
     return writer.publish(manifest)
 
 
@@ -80,8 +93,14 @@ class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):
         self.flipped: set[str] = set()
         self.extra_bytes = 0
         self.fail_after_bytes: int | None = None
+        self.lookups: list[str] = []
+        self.is_away = False
+        #: (holder, digest) of each lease, and how often it was taken.
+        self.leases: Counter[tuple[str, str]] = Counter()
 
     async def GetBundle(self, request: Any, context: Any) -> bundle_pb2.GetBundleResponse:  # noqa: N802
+        self.lookups.append(request.ref)
+        await self._require_presence(context)
         digest = self.names.get(request.ref, request.ref)
         if not digest.startswith("sha256:") or not self.layout.has(digest):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no bundle {request.ref}")
@@ -106,3 +125,20 @@ class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):
             if self.fail_after_bytes is not None and start >= self.fail_after_bytes:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
             yield bundle_pb2.ReadBlobResponse(data=bytes(data[start : start + 1000]))
+
+    async def LeaseBundle(self, request: Any, context: Any) -> bundle_pb2.LeaseBundleResponse:  # noqa: N802
+        await self._require_presence(context)
+        if not self.layout.has(request.ref):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no bundle {request.ref}")
+        assert request.duration.ToSeconds() == 24 * 3600
+        self.leases[request.holder, request.ref] += 1
+        return bundle_pb2.LeaseBundleResponse()
+
+    async def ReleaseLease(self, request: Any, context: Any) -> bundle_pb2.ReleaseLeaseResponse:  # noqa: N802
+        await self._require_presence(context)
+        had = self.leases.pop((request.holder, request.digest), 0)
+        return bundle_pb2.ReleaseLeaseResponse(released_count=int(had > 0))
+
+    async def _require_presence(self, context: Any) -> None:
+        if self.is_away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")

@@ -91,7 +91,7 @@ def test_plaintext_stays_on_loopback() -> None:
 
 def test_plaintext_to_the_compiler_stays_on_loopback() -> None:
     away = [REQUIRED[0], "--compiler=compiler.example:7001", REQUIRED[2]]
-    with pytest.raises(PlaintextRefused, match="compiler.example"):
+    with pytest.raises(PlaintextRefused, match=r"compiler\.example"):
         parse_settings(away)
     assert parse_settings([*away, "--allow-insecure"]).compiler.ca_path is None
     assert parse_settings([*away, "--compiler-ca=ca.pem"]).compiler.ca_path == Path("ca.pem")
