@@ -11,7 +11,7 @@ from bundle.manifest import Target
 from bundle.reference import is_name
 from compiler_svc.builds.plan import plan_build
 from compiler_svc.config import NeuronConfig, resolve_config
-from compiler_svc.errors import FeatureNotServed, NameInvalid, PathOutsideModelRoots
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa
 from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.models.registry import parse_model_config
@@ -22,6 +22,8 @@ from execution.errors import IsaUnsupported
 from execution.isa import supported_isas
 
 DEFAULT_ISA: Final = "x86-64-v3"
+#: Of one submodel; each is an executable.
+MOST_BUCKETS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     path = find_checkpoint(request.model, model_roots)
     checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
     resolution = resolve_config(request.document, checkpoint_dtype=read_declared_dtype(checkpoint))
+    check_num_executables(resolution.config.neuron_config)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config)
     return CompileSpec(
@@ -78,7 +81,11 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         optimization_level=request.optimization_level,
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
-        warnings=(*resolution.warnings, *note_untrained_positions(checkpoint, resolution.config.neuron_config)),
+        warnings=(
+            *resolution.warnings,
+            *note_untrained_positions(checkpoint, resolution.config.neuron_config),
+            *note_unchecked_executables(resolution.config.neuron_config),
+        ),
     )
 
 
@@ -137,3 +144,23 @@ def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tu
     if config.longest_sequence <= trained:
         return ()
     return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)
+
+
+def note_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
+    """What the caller should know about a bundle that is published without a golden check."""
+    if not config.skip_sharding:
+        return ()
+    return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)
+
+
+def check_num_executables(config: NeuronConfig) -> None:
+    """Keeps a list of buckets from becoming days of work.
+
+    Raises:
+        ConfigInvalid: There would be too many executables.
+    """
+    for name in ("context_encoding_buckets", "token_generation_buckets"):
+        num_buckets = len(getattr(config, name))
+        if num_buckets > MOST_BUCKETS:
+            violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MOST_BUCKETS}")
+            raise ConfigInvalid([violation])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from sqlalchemy.orm import Session
+
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.errors import BundleError
 from bundle.reader import Bundle
@@ -19,7 +21,7 @@ from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.records import ExecutableResult
-from compiler_svc.spec import CompileSpec
+from compiler_svc.spec import BuildSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.checkpoint_digest import compute_checkpoint_digest
 
@@ -50,7 +52,7 @@ class BundleCache:
         # Hashing must not take every thread from those who read blobs.
         self._hashing = asyncio.Semaphore(_MOST_HASHING)
 
-    async def identify(self, spec: CompileSpec) -> Identity:
+    async def identify(self, spec: BuildSpec) -> Identity:
         """Hashes what a compile depends on. Files that were hashed before are not read again.
 
         Raises:
@@ -74,7 +76,16 @@ class BundleCache:
             return None
         return BuildResult(bundle_digest=digest, executables=_describe_executables(bundle), new_executables={})
 
-    def _identify(self, spec: CompileSpec, cancelled: threading.Event) -> Identity:
+    async def remember(self, action_digest: str, built: BuildResult) -> None:
+        """Records what a build that succeeded has made."""
+
+        def work(session: Session) -> None:
+            cache.remember_executables(session, built.new_executables)
+            cache.remember_bundle(session, action_digest, built.bundle_digest)
+
+        await self._database.run(work)
+
+    def _identify(self, spec: BuildSpec, cancelled: threading.Event) -> Identity:
         def stop_when_cancelled(_size_bytes: int) -> None:
             if cancelled.is_set():
                 raise InterruptedError

@@ -17,10 +17,14 @@ CompilerError
 ├── AliasChanged              an alias that moved since its etag was read
 ├── BundleInUse               a version that an alias still names
 ├── CompileCancelled          a compile that a client cancelled
-├── CompilerRestarted         a compile that a restart of the service ended
+├── CompilerRestarted         a compile that was interrupted too often, or cannot be resumed
 ├── BuildFailed               a build process that ended without a result
+├── GraphAbiMismatch          a checkpoint whose weights the executables of a bundle cannot take
+├── ExecutablesMissing        a bundle without executables where some are needed
+├── TooManyWatchers           more watchers of one operation than are served
 ├── StoreLocked               a store that another compiler serves
-└── DatabaseUnavailable       a database that cannot be opened
+├── DatabaseUnavailable       a database that cannot be opened
+└── DatabaseSchemaUnsupported a database whose tables a newer version made
 """
 
 from __future__ import annotations
@@ -209,12 +213,16 @@ class CompileCancelled(CompilerError):
 
 
 class CompilerRestarted(CompilerError):
-    """A compile that a restart of the service ended."""
+    """A compile that was interrupted too often, or cannot be resumed."""
 
     reason = "COMPILER_RESTARTED"
 
-    def __init__(self, operation: str) -> None:
-        super().__init__(f"the compiler restarted while {operation} ran: compile again", operation=operation)
+    def __init__(self, operation: str, detail: str) -> None:
+        super().__init__(
+            f"the compiler restarted while {operation} ran, and does not resume it: {detail}",
+            operation=operation,
+            detail=detail,
+        )
 
 
 class BuildFailed(CompilerError):
@@ -224,6 +232,41 @@ class BuildFailed(CompilerError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"the build failed: {detail}", detail=detail)
+
+
+class GraphAbiMismatch(CompilerError):
+    """A checkpoint whose weights the executables of a bundle cannot take."""
+
+    reason = "GRAPH_ABI_MISMATCH"
+
+    def __init__(self, attribute: str, actual: object, expected: object) -> None:
+        super().__init__(
+            f"the weights do not fit the bundle's executables: {attribute} is {actual}, theirs is {expected}",
+            attribute=attribute,
+            actual=actual,
+            expected=expected,
+        )
+
+
+class ExecutablesMissing(CompilerError):
+    """A bundle without executables where some are needed."""
+
+    reason = "EXECUTABLES_MISSING"
+
+    def __init__(self, ref: str) -> None:
+        violation = FieldViolation("executables_ref", repr(ref), "a bundle with executables, not one of weights only")
+        super().__init__(str(violation), violations=(violation,), ref=ref)
+
+
+class TooManyWatchers(CompilerError):
+    """More watchers of one operation than are served."""
+
+    reason = "TOO_MANY_WATCHERS"
+
+    def __init__(self, operation: str, limit: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{limit} calls watch {operation} already", retry_after_s=retry_after_s, operation=operation, limit=limit
+        )
 
 
 class StoreLocked(CompilerError):
@@ -242,6 +285,19 @@ class DatabaseUnavailable(CompilerError):
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(f"database {url} cannot be opened: {detail}", url=url, detail=detail)
+
+
+class DatabaseSchemaUnsupported(CompilerError):
+    """A database whose tables a newer version made."""
+
+    reason = "DATABASE_SCHEMA_UNSUPPORTED"
+
+    def __init__(self, version: int, supported: int) -> None:
+        super().__init__(
+            f"the database has tables of schema {version}; this version of Kiln knows them up to schema {supported}",
+            version=version,
+            supported=supported,
+        )
 
 
 def _summarize(what: str, violations: tuple[FieldViolation, ...]) -> str:

@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from compiler_svc.database.operations import Operation
+from compiler_svc.errors import TooManyWatchers
 
 #: Changes kept for a slow watcher; it misses the oldest of them, never the end.
 _MOST_KEPT: Final = 256
+#: Calls that watch one operation, or wait for it, at once.
+MOST_WATCHERS: Final = 128
+_RETRY_AFTER_S: Final = 5.0
 
 
 class OperationFeed:
@@ -30,7 +34,13 @@ class OperationFeed:
 
     @contextmanager
     def watch(self, operation_id: str) -> Iterator[asyncio.Queue[Operation]]:
-        """Collects every change of an operation from now on."""
+        """Collects every change of an operation from now on.
+
+        Raises:
+            TooManyWatchers: Too many do so already.
+        """
+        if len(self._watchers.get(operation_id, ())) >= MOST_WATCHERS:
+            raise TooManyWatchers(f"operations/{operation_id}", MOST_WATCHERS, _RETRY_AFTER_S)
         queue: asyncio.Queue[Operation] = asyncio.Queue(_MOST_KEPT)
         self._watchers[operation_id].add(queue)
         try:

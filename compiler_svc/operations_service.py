@@ -17,6 +17,7 @@ from compiler_svc.database import operations
 from compiler_svc.database.engine import Database
 from compiler_svc.database.operations import Operation, parse_resource_name
 from compiler_svc.errors import FilterInvalid, OperationNotFound
+from compiler_svc.operation_journal import OperationJournal
 from compiler_svc.paging import choose_page_size, read_page_token, write_page_token
 from compiler_svc.wire import operation_to_pb
 
@@ -28,9 +29,10 @@ _ANSWER_TIME_S: Final = 0.2
 class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
     """Serves compile operations."""
 
-    def __init__(self, *, database: Database, queue: CompileQueue) -> None:
-        """Takes the database that keeps operations, and the queue that runs them."""
+    def __init__(self, *, database: Database, journal: OperationJournal, queue: CompileQueue) -> None:
+        """Takes the database that keeps operations, the journal that tells of them, and the queue that runs them."""
         self._database = database
+        self._journal = journal
         self._queue = queue
 
     async def GetOperation(self, request: pb.GetOperationRequest, context: Any) -> pb.Operation:
@@ -79,6 +81,6 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
         return await self._database.run(partial(operations.get_operation, operation_id=parse_resource_name(name)))
 
     async def _wait(self, operation_id: str) -> None:
-        async with aclosing(self._queue.watch(operation_id)) as changes:
+        async with aclosing(self._journal.watch(operation_id)) as changes:
             async for _ in changes:
                 pass

@@ -1,4 +1,4 @@
-"""A compile from end to end, in a build process.
+"""A build from end to end, in a build process.
 
 Blobs enter the store on the way, where nothing refers to them until the manifest is published; the action cache is
 written by the service once it has the result. So a build that fails, or is killed, leaves nothing that counts.
@@ -6,72 +6,169 @@ written by the service once it has the result. So a build that fails, or is kill
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from bundle.digest import canonical_json
 from bundle.layout import Layout
-from bundle.manifest import WeightShard
-from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE
+from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
+from bundle.reader import open_bundle
 from bundle.writer import BundleWriter
 from compiler_svc.builds.build import Build
+from compiler_svc.builds.build_record import BuildRecorder
 from compiler_svc.builds.executable_stage import build_executables
-from compiler_svc.builds.job import BuildJob, BuildResult
-from compiler_svc.builds.manifest_stage import describe_bundle, resolved_config
+from compiler_svc.builds.finished_lowerings import FinishedLowerings
+from compiler_svc.builds.graph_abi import check_weights_fit
+from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
+from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer, resolved_config
 from compiler_svc.builds.plan import plan_build
 from compiler_svc.builds.progress import ProgressReport
+from compiler_svc.builds.weight_stage import WeightStage, with_shards
+from compiler_svc.database import leases
 from compiler_svc.database.engine import Database
 from compiler_svc.golden.check import check_golden
 from compiler_svc.records import Stage
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.spec import CompileSpec, ShardSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 
-# NxD Inference's names.
+# NxD Inference's name.
 CONFIG_TITLE: Final = "neuron_config.json"
-WEIGHTS_TITLE: Final = "weights/tp{rank}_sharded_checkpoint.safetensors"
 
 
-def build_bundle(job: BuildJob, work: Path, report: ProgressReport) -> BuildResult:
-    """Builds and publishes one bundle.
-
-    Args:
-        work: Scratch directory of this build alone.
+def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport) -> BuildResult:
+    """Builds and publishes what a job asks for.
 
     Raises:
         KilnError: What went wrong; nothing was published.
     """
-    checkpoint = Checkpoint.open(job.spec.model, roots=job.spec.model_roots)
-    plan = plan_build(checkpoint, job.spec.config.neuron_config)
-    layout = Layout(job.environment.store)
-    build = Build(job, checkpoint, plan, layout, Database(job.environment.database_url), work, report)
-    writer = BundleWriter(layout)
+    database = Database(job.environment.database_url)
+    with Layout(job.environment.store).pinning() as layout:
+        if isinstance(job.spec, CompileSpec):
+            result = build_bundle(job, job.spec, layout, database, directory=directory, report=report)
+        else:
+            result = build_weights(job, job.spec, layout, report)
+        # The pins end with this process: from here on, until a version names the bundle, a lease keeps it.
+        keep = partial(
+            leases.set_lease,
+            holder=leases.BUILD_HOLDER,
+            digest=result.bundle_digest,
+            duration_s=leases.BUILD_DURATION_S,
+        )
+        database.run_and_wait(keep)
+    return result
+
+
+def build_bundle(
+    job: BuildJob,
+    spec: CompileSpec,
+    layout: Layout,
+    database: Database,
+    directory: JobDirectory,
+    *,
+    report: ProgressReport,
+) -> BuildResult:
+    """Compiles a checkpoint.
+
+    Args:
+        layout: Pins what is written.
+        database: Holds the action cache.
+    """
+    checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots)
+    plan = plan_build(checkpoint, spec.config.neuron_config)
+    build = Build(
+        job=job,
+        spec=spec,
+        checkpoint=checkpoint,
+        plan=plan,
+        layout=layout,
+        database=database,
+        finished=FinishedLowerings(directory.lowered),
+        work=directory.work,
+        report=report,
+    )
+    writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
     executables = build_executables(build)
     for executable in executables:
         writer.add_blob(executable.blob, executable.media_type, executable.title)
 
-    report.enter(Stage.SHARD, "writing the rank weight shards")
-    report.update(total_bytes=plan.weights.shard_size_bytes * plan.model.tp_degree)
-    shards = [add_shard(build, writer, rank) for rank in range(plan.model.tp_degree)]
+    weights, config = WeightStage(plan, checkpoint, report), spec.config.neuron_config
+    aside: dict[str, Path] = {}
+    if config.skip_sharding:
+        shards = weights.describe()
+    elif config.save_sharded_checkpoint:
+        shards = weights.publish(layout, writer)
+    else:
+        shards, aside = weights.write_aside(directory.work)
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
     writer.add_blob(canonical_json(resolved_config(build)), NEURON_CONFIG_TYPE, CONFIG_TITLE)
     manifest = describe_bundle(build, executables, shards, tokenizer_files)
 
-    report.enter(Stage.VERIFY, "comparing logits with the reference")
-    check_golden(manifest, layout.blob_path, checkpoint)
+    if not config.skip_sharding:
+        report.enter(Stage.VERIFY, "comparing logits with the reference")
+        blob_path = partial(_find_blob, layout, aside)
+        recorder.golden = check_golden(manifest, blob_path, checkpoint)
+    if not config.save_sharded_checkpoint:
+        manifest = with_shards(manifest, weights.describe())
 
     report.enter(Stage.PUBLISH, "publishing")
+    results = tuple(executable.result for executable in executables)
+    digest = writer.publish(manifest)
+    recorder.attach(layout, digest, manifest, results)
     return BuildResult(
-        bundle_digest=writer.publish(manifest),
-        executables=tuple(executable.result for executable in executables),
+        bundle_digest=digest,
+        executables=results,
         new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
     )
 
 
-def add_shard(build: Build, writer: BundleWriter, rank: int) -> WeightShard:
-    """Streams one rank's weights into the store, hashing them on the way."""
-    with build.layout.new_blob() as blob:
-        write_shard(build.plan.weights, build.checkpoint, rank, blob, progress=build.report.add_sharded_bytes)
-        stored = blob.commit()
-    writer.add_blob(stored, WEIGHTS_TYPE, WEIGHTS_TITLE.format(rank=rank))
-    return build.plan.weights.describe_shard(rank, stored.digest, stored.size_bytes)
+def build_weights(job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport) -> BuildResult:
+    """Writes a checkpoint's weights for the executables of a bundle.
+
+    Args:
+        layout: Pins what is written.
+
+    Raises:
+        GraphAbiMismatch: They do not fit.
+        BundleNotFound: The executables are gone.
+    """
+    layout.pin(spec.executables)
+    executables = open_bundle(layout, spec.executables)
+    checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots)
+    plan = plan_build(checkpoint, spec.config.neuron_config)
+    check_weights_fit(executables.manifest, plan)
+    writer, recorder = BundleWriter(layout), BuildRecorder(report)
+
+    shards = WeightStage(plan, checkpoint, report).publish(layout, writer)
+    manifest = with_shards(executables.manifest, shards)
+
+    report.enter(Stage.VERIFY, "comparing logits with the reference")
+    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint)
+
+    report.enter(Stage.PUBLISH, "publishing")
+    tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
+    tokenizer = describe_tokenizer(checkpoint, tokenizer_files)
+    if tokenizer is None:
+        # A checkpoint of weights alone is for the text that the executables' bundle is for.
+        tokenizer = manifest.tokenizer
+        for layer in executables.image.layers:
+            if layer.media_type == TOKENIZER_TYPE:
+                writer.add_blob(layout.stored(layer.digest), TOKENIZER_TYPE, layer.title)
+    writer.add_blob(canonical_json(manifest.config), NEURON_CONFIG_TYPE, CONFIG_TITLE)
+    weights_only = msgspec.structs.replace(
+        manifest,
+        executables=(),
+        checkpoint_digest=job.checkpoint_digest,
+        tokens=plan.tokens,
+        tokenizer=tokenizer,
+    )
+    digest = writer.publish(weights_only)
+    recorder.attach(layout, digest, weights_only, ())
+    return BuildResult(bundle_digest=digest, executables=(), new_executables={})
+
+
+def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:
+    return aside.get(digest) or layout.blob_path(digest)

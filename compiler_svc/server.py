@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import grpc
-import structlog
 from google.longrunning import operations_pb2_grpc
 from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2_grpc
 
 from bundle.layout import Layout
+from bundle.verification import BlobVerifier
 from compiler_svc.builds.job import BuildEnvironment
 from compiler_svc.builds.runner import BuildRunner
-from compiler_svc.builds.turns import sweep_store
+from compiler_svc.builds.shared import SharedBuilds
+from compiler_svc.builds.turns import BuildTurns
+from compiler_svc.bundle_cache import BundleCache
+from compiler_svc.bundle_import import BundleImporter
 from compiler_svc.bundle_service import BundleService
 from compiler_svc.bundle_store import BundleStore
+from compiler_svc.collection import collecting
 from compiler_svc.compile_queue import CompileQueue
-from compiler_svc.database import operations
+from compiler_svc.compile_run import Workshop
 from compiler_svc.database.engine import Database
+from compiler_svc.operation_journal import OperationJournal
 from compiler_svc.operations_service import OperationsService
 from compiler_svc.service import CompilerService
 from compiler_svc.settings import Settings
@@ -36,12 +40,10 @@ SERVICES: Final = (
     "kiln.bundle.v1.BundleService",
 )
 
-_log = structlog.get_logger("compiler")
-
 
 @asynccontextmanager
 async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRunner]) -> AsyncIterator[EdgeServer]:
-    """Opens store and database, ends what a former process left running, and builds the server.
+    """Opens store and database, resumes what a former process left running, and builds the server.
 
     Args:
         make_runner: Makes the runner of builds, given a directory for running jobs.
@@ -49,40 +51,48 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
     Raises:
         StoreLocked: Another compiler serves the store.
         LayoutInvalid: The store is no OCI layout.
+        DatabaseUnavailable, DatabaseSchemaUnsupported: The database cannot be opened.
     """
     with lock_store(settings.store):
         layout = Layout.create(settings.store)
         settings.cache.mkdir(parents=True, exist_ok=True)
         database = Database(settings.database_url)
-        interrupted = await database.run(operations.fail_interrupted)
-        if interrupted:
-            _log.warning("operations were interrupted", count=interrupted)
-        await asyncio.to_thread(sweep_store, layout)
         store = BundleStore(database, layout)
-        queue = CompileQueue(
-            database=database,
+        importer = BundleImporter(
+            store, roots=settings.import_roots, verifier=BlobVerifier(settings.store / "verified.sqlite")
+        )
+        journal = OperationJournal(database, settings.retention)
+        workshop = Workshop(
+            journal=journal,
+            cache=BundleCache(database, store),
             store=store,
             runner=make_runner(settings.store / "jobs"),
+            shared=SharedBuilds(),
+            turns=BuildTurns(settings.max_builds),
             environment=BuildEnvironment(
                 store=settings.store,
                 database_url=settings.database_url,
                 lowering_cache=settings.cache / "lowering",
                 num_lowerings=settings.num_lowerings,
                 lowering_timeout_s=settings.lowering_timeout_s,
+                lowering_memory_bytes=settings.lowering_memory_bytes,
             ),
-            max_builds=settings.max_builds,
-            max_waiting=settings.max_waiting,
         )
+        queue = CompileQueue(workshop, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
 
         def register(server: grpc.aio.Server) -> None:
-            compiler = CompilerService(database=database, queue=queue, model_roots=settings.model_roots)
+            compiler = CompilerService(
+                database=database, journal=journal, queue=queue, store=store, model_roots=settings.model_roots
+            )
             compiler_pb2_grpc.add_CompilerServiceServicer_to_server(compiler, server)
-            long_running = OperationsService(database=database, queue=queue)
+            long_running = OperationsService(database=database, journal=journal, queue=queue)
             operations_pb2_grpc.add_OperationsServicer_to_server(long_running, server)
-            bundle_pb2_grpc.add_BundleServiceServicer_to_server(BundleService(store), server)
+            bundle_pb2_grpc.add_BundleServiceServicer_to_server(BundleService(store, importer), server)
 
         try:
-            yield EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
+            async with collecting(store):
+                await queue.resume()
+                yield EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
         finally:
             await queue.close()
             database.close()

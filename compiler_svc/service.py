@@ -15,39 +15,75 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.compiler.v1 import compiler_pb2_grpc
 
 from compiler_svc.admission import admit_request
+from compiler_svc.bundle_store import BundleStore
 from compiler_svc.compile_queue import CompileQueue
 from compiler_svc.database import operations
 from compiler_svc.database.engine import Database
-from compiler_svc.database.operations import parse_resource_name
-from compiler_svc.wire import digest_request, event_to_pb, operation_to_pb, request_from_pb
+from compiler_svc.database.operations import Operation, parse_resource_name
+from compiler_svc.operation_journal import OperationJournal
+from compiler_svc.request_limits import check_limits
+from compiler_svc.shard_admission import admit_shard_request
+from compiler_svc.wire import (
+    digest_request,
+    event_to_pb,
+    operation_to_pb,
+    request_from_pb,
+    shard_request_from_pb,
+)
 
 
 class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
     """Accepts compiles and lets clients watch them."""
 
-    def __init__(self, *, database: Database, queue: CompileQueue, model_roots: tuple[Path, ...]) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        journal: OperationJournal,
+        queue: CompileQueue,
+        store: BundleStore,
+        model_roots: tuple[Path, ...],
+    ) -> None:
         """Takes the queue that compiles go to, and the roots that checkpoints lie in."""
         self._database = database
+        self._journal = journal
         self._queue = queue
+        self._store = store
         self._model_roots = model_roots
 
     async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
         """Judges a request, then starts a compile."""
+        check_limits(request)
         digest = digest_request(request)
-        if request.request_id:
-            # A repeated call finds its operation, whatever became of the checkpoint since.
-            find = partial(operations.find_by_request_id, request_id=request.request_id, request_digest=digest)
-            existing = await self._database.run(find)
-            if existing is not None:
-                return operation_to_pb(existing)
-        spec = await asyncio.to_thread(admit_request, request_from_pb(request), self._model_roots)
-        operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
+        operation = await self._find(request.request_id, digest)
+        if operation is None:
+            spec = await asyncio.to_thread(admit_request, request_from_pb(request), self._model_roots)
+            operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
+        return operation_to_pb(operation)
+
+    async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
+        """Judges a request, then starts to write weights."""
+        check_limits(request)
+        digest = digest_request(request)
+        operation = await self._find(request.request_id, digest)
+        if operation is None:
+            executables = (await self._store.get(request.executables_ref)).bundle
+            wanted = shard_request_from_pb(request)
+            spec = await asyncio.to_thread(admit_shard_request, wanted, executables, self._model_roots)
+            operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
 
     async def WatchCompile(
         self, request: pb.WatchCompileRequest, context: Any
     ) -> AsyncIterator[pb.WatchCompileResponse]:
         """Streams the progress of one compile, the result last."""
-        async with aclosing(self._queue.watch(parse_resource_name(request.operation))) as changes:
+        async with aclosing(self._journal.watch(parse_resource_name(request.operation))) as changes:
             async for operation in changes:
                 yield event_to_pb(operation)
+
+    async def _find(self, request_id: str, request_digest: str) -> Operation | None:
+        """The operation of a repeated call, whatever became of the checkpoint since."""
+        if not request_id:
+            return None
+        find = partial(operations.find_by_request_id, request_id=request_id, request_digest=request_digest)
+        return await self._database.run(find)

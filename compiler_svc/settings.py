@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compiler_svc.memory import choose_lowering_memory, measure_memory, parse_size
+from compiler_svc.operation_journal import Retention
 from edge.config import EdgeConfig
 from edge.options import add_server_options, positive_integer, read_edge_config
 
@@ -21,11 +23,14 @@ class Settings:
         store: OCI layout that bundles are published in, with this compiler's other state beside the blobs.
         database_url: SQLAlchemy URL.
         model_roots: Directories that checkpoints may lie in.
+        import_roots: Directories that layouts may lie in which bundles are imported from.
         cache: Directory of the code generator's caches.
         max_builds: Builds that run at once.
         max_waiting: Compiles that may wait beside them.
         num_lowerings: Lowerings of one build that run at once.
         lowering_timeout_s: Of one lowering.
+        lowering_memory_bytes: Of each process of one lowering, beside what the model's tensors reserve.
+        retention: How long finished operations are remembered.
         log_level: Least severe level that is logged.
     """
 
@@ -33,11 +38,14 @@ class Settings:
     store: Path
     database_url: str
     model_roots: tuple[Path, ...]
+    import_roots: tuple[Path, ...]
     cache: Path
     max_builds: int
     max_waiting: int
     num_lowerings: int
     lowering_timeout_s: float
+    lowering_memory_bytes: int
+    retention: Retention
     log_level: str
 
 
@@ -51,11 +59,15 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
         store=store,
         database_url=options.database or f"sqlite:///{store / 'kiln.db'}",
         model_roots=tuple(root.absolute() for root in options.model_root),
+        import_roots=tuple(root.absolute() for root in options.import_root),
         cache=options.cache.absolute(),
         max_builds=options.max_builds,
         max_waiting=options.max_waiting,
         num_lowerings=options.lowerings,
         lowering_timeout_s=options.lowering_timeout,
+        lowering_memory_bytes=options.lowering_memory
+        or choose_lowering_memory(measure_memory(), options.lowerings * options.max_builds),
+        retention=Retention(keep=options.keep_operations, days=options.keep_operations_days),
         log_level=options.log_level,
     )
 
@@ -68,6 +80,13 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-root", required=True, type=Path, action="append", help="directory of checkpoints; may be repeated"
     )
+    parser.add_argument(
+        "--import-root",
+        type=Path,
+        action="append",
+        default=[],
+        help="directory of OCI image layouts that bundles may be imported from; may be repeated",
+    )
     parser.add_argument("--cache", required=True, type=Path, help="directory for the code generator's caches")
     parser.add_argument("--max-builds", type=positive_integer, default=1, help="builds that run at once")
     parser.add_argument("--max-waiting", type=positive_integer, default=16, help="compiles that may wait beside them")
@@ -78,4 +97,15 @@ def _build_parser() -> argparse.ArgumentParser:
         help="lowerings of one build that run at once",
     )
     parser.add_argument("--lowering-timeout", type=float, default=1800.0, help="seconds that one lowering may take")
+    parser.add_argument(
+        "--lowering-memory",
+        type=parse_size,
+        help="memory of each process of one lowering, such as 8GiB; default: its share of three quarters of the host's",
+    )
+    parser.add_argument(
+        "--keep-operations", type=positive_integer, default=10_000, help="finished operations that are remembered"
+    )
+    parser.add_argument(
+        "--keep-operations-days", type=float, default=30.0, help="days that finished operations are remembered"
+    )
     return parser

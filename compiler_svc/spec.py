@@ -1,4 +1,4 @@
-"""What one compile is: everything that a build process needs to know, and what identifies its result."""
+"""What is to be built: everything that a build process needs to know, and what identifies its result."""
 
 from __future__ import annotations
 
@@ -12,29 +12,37 @@ from bundle.manifest import ABI_VERSION, Target
 from compiler_svc.config import InferenceConfig
 
 
-class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted compile.
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What all specifications have.
 
     Attributes:
         name: Bundle name.
         model: Checkpoint directory, absolute, symbolic links resolved.
         model_roots: Directories that the checkpoint's files may lie in.
         config: Resolved configuration.
-        optimization_level: 0, 1 or 2.
         skip_cache_lookup: Build even where the cache has the result.
-        salt: Enters every action digest.
-        warnings: Notes on the configuration.
+        warnings: Notes for the caller.
     """
 
     name: str
     model: Path
     model_roots: tuple[Path, ...]
     config: InferenceConfig
+    skip_cache_lookup: bool
+    warnings: tuple[str, ...]
+
+
+class CompileSpec(_Spec, frozen=True, kw_only=True):
+    """One accepted compile.
+
+    Attributes:
+        optimization_level: 0, 1 or 2.
+        salt: Enters every action digest.
+    """
+
     target: Target
     optimization_level: Literal[0, 1, 2]
-    skip_cache_lookup: bool
     salt: str
-    warnings: tuple[str, ...]
 
     def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
         """Identifies the bundle that this compile makes: equal digests mean equal bundles, whatever their names.
@@ -44,8 +52,7 @@ class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
             toolchain: Versions of everything that shapes executables.
             code_digest: Digest of this compiler's own code.
         """
-        return digest_action(
-            self,
+        return self._digest_action(
             action="bundle",
             abi_version=ABI_VERSION,
             config=self.config.to_json(),
@@ -62,20 +69,66 @@ class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
             toolchain: Versions of everything that shapes executables.
             code_digest: Digest of the lowering code.
         """
-        return digest_action(
-            self, action="executable", graph_digest=graph_digest, toolchain=toolchain, code_digest=code_digest
+        return self._digest_action(
+            action="executable", graph_digest=graph_digest, toolchain=toolchain, code_digest=code_digest
         )
 
+    def _digest_action(self, **inputs: Any) -> str:
+        options = {
+            "target": msgspec.to_builtins(self.target),
+            "optimization_level": self.optimization_level,
+            "salt": self.salt,
+        }
+        return sha256_bytes(canonical_json(inputs | options))
 
-def digest_action(spec: CompileSpec, **inputs: Any) -> str:
-    """Digest of an action's inputs, together with the options that every action has."""
-    return sha256_bytes(
-        canonical_json(
-            {
-                **inputs,
-                "target": msgspec.to_builtins(spec.target),
-                "optimization_level": spec.optimization_level,
-                "salt": spec.salt,
-            }
-        )
-    )
+
+class ShardSpec(_Spec, frozen=True, kw_only=True):
+    """Weights to be written for executables that exist.
+
+    Attributes:
+        executables: Digest of the bundle that has them.
+    """
+
+    executables: str
+
+    @property
+    def optimization_level(self) -> Literal[0]:
+        """Weights need no more tools than level 0 does."""
+        return 0
+
+    def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
+        """Identifies the bundle that this makes; see `CompileSpec.bundle_action_digest`."""
+        inputs = {
+            "action": "weights",
+            "abi_version": ABI_VERSION,
+            "executables": self.executables,
+            "checkpoint_digest": checkpoint_digest,
+            "toolchain": toolchain,
+            "code_digest": code_digest,
+        }
+        return sha256_bytes(canonical_json(inputs))
+
+
+#: What a build process can be asked for.
+BuildSpec = CompileSpec | ShardSpec
+
+
+def write_spec(spec: BuildSpec) -> bytes:
+    """A specification as JSON."""
+    return msgspec.json.encode(spec, enc_hook=str)
+
+
+def read_spec(data: bytes) -> BuildSpec:
+    """The specification that `write_spec` wrote.
+
+    Raises:
+        ValueError: It is none; another version's may have other fields.
+    """
+    spec: BuildSpec = msgspec.json.decode(data, type=BuildSpec, dec_hook=read_path)
+    return spec
+
+
+def read_path(kind: type, text: str) -> Path:
+    """Paths are text in JSON: the hook that reads them."""
+    assert kind is Path, kind
+    return Path(text)

@@ -7,7 +7,7 @@ from typing import Final
 import grpc
 from google.rpc import status_pb2
 
-from compiler_svc import errors
+from compiler_svc import bundle_errors, errors
 from compiler_svc.golden.errors import GoldenMismatch
 from compiler_svc.lower.errors import IsaUnknown, LoweringError, ToolchainMissing
 from compiler_svc.models.errors import ModelError
@@ -38,6 +38,12 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.CompileCancelled: grpc.StatusCode.CANCELLED,
     errors.CompilerRestarted: grpc.StatusCode.UNAVAILABLE,
     errors.BuildFailed: grpc.StatusCode.INTERNAL,
+    errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ExecutablesMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.TooManyWatchers: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    bundle_errors.LeaseInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    bundle_errors.PathOutsideImportRoots: grpc.StatusCode.PERMISSION_DENIED,
+    bundle_errors.SourceLayoutInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     CheckpointError: grpc.StatusCode.INVALID_ARGUMENT,
     CheckpointNotFound: grpc.StatusCode.NOT_FOUND,
     ModelError: grpc.StatusCode.INVALID_ARGUMENT,

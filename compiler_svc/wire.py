@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Final, Literal
 
 from google.longrunning import operations_pb2
@@ -17,6 +18,7 @@ from compiler_svc.config import parse_document
 from compiler_svc.database.operations import Operation
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.records import CompileResult, ExecutableResult, Stage
+from compiler_svc.shard_admission import ShardRequest
 from compiler_svc.status import status_from_failure
 
 _TARGET_KINDS: Final = {
@@ -45,12 +47,11 @@ _STAGES: Final = {
 }
 
 
-def digest_request(request: pb.CompileRequest) -> str:
-    """Digest of a request's content, which a reused request id must have again."""
-    content = pb.CompileRequest()
-    content.CopyFrom(request)
+def digest_request(request: pb.CompileRequest | pb.ShardWeightsRequest) -> str:
+    """Digest of a request's method and content, which a reused request id must have again."""
+    content = deepcopy(request)
     content.request_id = ""
-    return sha256_bytes(content.SerializeToString(deterministic=True))
+    return sha256_bytes(content.DESCRIPTOR.full_name.encode() + content.SerializeToString(deterministic=True))
 
 
 def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
@@ -78,6 +79,16 @@ def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
         optimization_level=_LEVELS[request.optimization_level],
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
+    )
+
+
+def shard_request_from_pb(request: pb.ShardWeightsRequest) -> ShardRequest:
+    """Reads a request."""
+    return ShardRequest(
+        name=request.name,
+        model=request.model,
+        executables_ref=request.executables_ref,
+        skip_cache_lookup=request.skip_cache_lookup,
     )
 
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.layout import Layout
+from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.job import BuildJob
 from compiler_svc.builds.plan import BuildPlan
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.database.engine import Database
+from compiler_svc.spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 
 
@@ -18,16 +20,19 @@ class Build:
     """One build in progress.
 
     Attributes:
-        layout: Store that the bundle is published in.
+        layout: Store that the bundle is published in; pins what is written.
         database: Holds the action cache.
-        work: Scratch directory of this build alone.
+        finished: What is lowered already, by this attempt or an earlier one.
+        work: Scratch directory of this attempt alone.
         report: Where progress goes.
     """
 
     job: BuildJob
+    spec: CompileSpec
     checkpoint: Checkpoint
     plan: BuildPlan
     layout: Layout
     database: Database
+    finished: FinishedLowerings
     work: Path
     report: ProgressReport

@@ -11,14 +11,14 @@ from typing import Final
 
 from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_file
-from bundle.layout import Layout
 from bundle.manifest import ConstantBinding, Executable
 from bundle.oci import AOTI_TYPE, EXPORTED_PROGRAM_TYPE
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.code_digest import LOWERING_CODE, digest_code
+from compiler_svc.builds.finished_lowerings import FinishedLowering
 from compiler_svc.database import cache
 from compiler_svc.database.cache import CachedExecutable
-from compiler_svc.lower.job import LoweredExecutable, LoweringJob, LoweringOptions
+from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.staging import stage_job
 from compiler_svc.lower.toolchain import toolchain
@@ -36,7 +36,9 @@ class TracedExecutable:
 
     Attributes:
         action_digest: What identifies the result of lowering it.
-        cached: That result, where it is known; otherwise `job` has to be run.
+        cached: That result, where the cache has it.
+        finished: That result, where an earlier attempt at this build came so far.
+        job: What has to be run where there is no result.
     """
 
     spec: SubmodelSpec
@@ -44,6 +46,7 @@ class TracedExecutable:
     constants: tuple[ConstantBinding, ...]
     action_digest: str
     cached: CachedExecutable | None
+    finished: FinishedLowering | None
     job: LoweringJob | None
 
 
@@ -128,12 +131,14 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     for one in traced:
         if one.cached is not None:
             report.add_executable(f"{one.spec.tag} is in the cache", cached=True)
-    lowered = _lower(build, [one.job for one in traced if one.job is not None])
-    return tuple(_store(build.layout, one, lowered) for one in traced)
+        elif one.finished is not None:
+            report.add_executable(f"{one.spec.tag} was compiled before the restart", cached=False)
+    finished = _lower(build, [one for one in traced if one.job is not None])
+    return tuple(_store(build, one, finished) for one in traced)
 
 
 def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
-    spec = build.job.spec
+    spec = build.spec
     traced = export_submodel(build.plan.model, build.plan.weights, submodel)
     action_digest = spec.executable_action_digest(
         graph_digest=traced.graph_digest,
@@ -141,8 +146,9 @@ def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
         code_digest=digest_code(LOWERING_CODE),
     )
     cached = None if spec.skip_cache_lookup else _find_cached(build, action_digest)
+    finished = build.finished.find(action_digest) if cached is None else None
     staged = None
-    if cached is None:
+    if cached is None and finished is None:
         # Staged at once, so that one program at a time is in memory.
         staged = stage_job(
             traced.program,
@@ -152,12 +158,12 @@ def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
             directory=build.work / submodel.tag,
             cache_dir=build.job.environment.lowering_cache,
         )
-    return TracedExecutable(submodel, traced.graph_digest, traced.constants, action_digest, cached, staged)
+    return TracedExecutable(submodel, traced.graph_digest, traced.constants, action_digest, cached, finished, staged)
 
 
 def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
     cached = build.database.run_and_wait(partial(cache.find_executable, action_digest=action_digest))
-    if cached is None or not build.layout.has(cached.blob):
+    if cached is None or not build.layout.pin(cached.blob):
         return None
     if sha256_file(build.layout.blob_path(cached.blob)) != cached.blob:
         # Out of the way: the store would keep it instead of the same blob built anew.
@@ -166,34 +172,32 @@ def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
     return cached
 
 
-def _lower(build: Build, jobs: Sequence[LoweringJob]) -> dict[str, tuple[LoweredExecutable, float]]:
-    """Lowers jobs; returns executables and lowering times in seconds, by tag."""
+def _lower(build: Build, traced: Sequence[TracedExecutable]) -> dict[str, FinishedLowering]:
+    """Runs the jobs of executables, keeping each result as soon as it is there; returns them by tag."""
     environment = build.job.environment
-    durations_s: dict[str, float] = {}
+    action_digests = {one.spec.tag: one.action_digest for one in traced}
+    finished: dict[str, FinishedLowering] = {}
 
-    def count(progress: LoweringProgress) -> None:
-        durations_s[progress.tag] = progress.duration_s
+    def keep(progress: LoweringProgress) -> None:
+        tag = progress.tag
+        finished[tag] = build.finished.keep(action_digests[tag], progress.executable, progress.duration_s)
         rounds_left = math.ceil((progress.total - progress.done) / environment.num_lowerings)
-        mean_s = sum(durations_s.values()) / len(durations_s)
-        build.report.add_executable(f"{progress.tag} is compiled", cached=False, eta_s=rounds_left * mean_s)
+        mean_s = sum(one.duration_s for one in finished.values()) / len(finished)
+        build.report.add_executable(f"{tag} is compiled", cached=False, eta_s=rounds_left * mean_s)
 
-    pool = LoweringPool(num_processes=environment.num_lowerings, timeout_s=environment.lowering_timeout_s)
-    executables = asyncio.run(pool.lower(jobs, count))
-    return {executable.tag: (executable, durations_s[executable.tag]) for executable in executables}
+    pool = LoweringPool(
+        num_processes=environment.num_lowerings,
+        timeout_s=environment.lowering_timeout_s,
+        memory_limit_bytes=environment.lowering_memory_bytes,
+    )
+    asyncio.run(pool.lower([one.job for one in traced if one.job is not None], keep))
+    return finished
 
 
-def _store(
-    layout: Layout, traced: TracedExecutable, lowered: dict[str, tuple[LoweredExecutable, float]]
-) -> BuiltExecutable:
+def _store(build: Build, traced: TracedExecutable, finished: dict[str, FinishedLowering]) -> BuiltExecutable:
     if traced.cached is not None:
         return BuiltExecutable(traced, traced.cached, None)
-    executable, duration_s = lowered[traced.spec.tag]
-    stored = layout.ingest_file(executable.path, move=True)
-    entry = CachedExecutable(
-        blob=stored.digest,
-        size_bytes=stored.size_bytes,
-        format=executable.format,
-        state_convention=executable.state_convention,
-        constants=executable.constants,
-    )
-    return BuiltExecutable(traced, entry, duration_s)
+    result = traced.finished or finished[traced.spec.tag]
+    # Copied: an attempt that is killed from here on leaves it to the next one.
+    build.layout.ingest_file(build.finished.path(traced.action_digest))
+    return BuiltExecutable(traced, result.executable, result.duration_s)

@@ -2,18 +2,20 @@
 
 job.json        the job, written before the process starts
 result.json     the outcome, written by atomic rename at the end
-work/           scratch space of the build
+work/           scratch space of this attempt at the build
+lowered/        executables that are finished; outlives the attempt
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.records import ExecutableResult
-from compiler_svc.spec import CompileSpec
+from compiler_svc.spec import BuildSpec, read_path
 from execution.failure import Failure
 
 
@@ -26,6 +28,7 @@ class BuildEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         lowering_cache: Cache directory of the code generator, shared by all lowerings.
         num_lowerings: Lowerings of one build that run at once.
         lowering_timeout_s: Of one lowering.
+        lowering_memory_bytes: Of each process of one lowering.
     """
 
     store: Path
@@ -33,16 +36,19 @@ class BuildEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     lowering_cache: Path
     num_lowerings: int
     lowering_timeout_s: float
+    lowering_memory_bytes: int
 
 
 class BuildJob(msgspec.Struct, frozen=True, kw_only=True):
     """One build.
 
     Attributes:
+        build_id: Equal for all attempts at the same build, and for nothing else; a file name.
         checkpoint_digest: Digest of the weights, the configuration and the tokenizer.
     """
 
-    spec: CompileSpec
+    build_id: str
+    spec: BuildSpec
     checkpoint_digest: str
     environment: BuildEnvironment
 
@@ -52,11 +58,18 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         new_executables: What was lowered, by action digest: entries for the cache.
+        warnings: Notes that only building brings to light.
     """
 
     bundle_digest: str
     executables: tuple[ExecutableResult, ...]
     new_executables: dict[str, CachedExecutable]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether there were executables, and all of them came from the cache."""
+        return bool(self.executables) and all(executable.cached for executable in self.executables)
 
 
 class BuildOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,20 +83,36 @@ class JobDirectory:
     """The files of one build."""
 
     def __init__(self, path: Path) -> None:
-        """Takes an existing directory."""
+        """Takes the directory's path."""
+        self._path = path
         self._job = path / "job.json"
         self._outcome = path / "result.json"
         self.work = path / "work"
+        self.lowered = path / "lowered"
 
-    def write_job(self, job: BuildJob) -> None:
-        """Writes the job, readable by its owner only: a database's URL may hold a password."""
+    def begin(self, job: BuildJob) -> None:
+        """Makes the directory ready for an attempt; of a former one, finished executables stay.
+
+        The job is readable by its owner only: a database's URL may hold a password.
+        """
+        self.lowered.mkdir(parents=True, exist_ok=True)
+        self.end()
+        self._outcome.unlink(missing_ok=True)
         self.work.mkdir()
         self._job.touch(mode=0o600)
         self._job.write_bytes(msgspec.json.encode(job, enc_hook=str))
 
+    def end(self) -> None:
+        """Removes what only the attempt needed."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Removes everything."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
     def read_job(self) -> BuildJob:
         """Reads the job."""
-        return msgspec.json.decode(self._job.read_bytes(), type=BuildJob, dec_hook=_read_path)
+        return msgspec.json.decode(self._job.read_bytes(), type=BuildJob, dec_hook=read_path)
 
     def write_outcome(self, outcome: BuildOutcome) -> None:
         """Writes the outcome, whole or not at all."""
@@ -96,8 +125,3 @@ class JobDirectory:
         if not self._outcome.exists():
             return None
         return msgspec.json.decode(self._outcome.read_bytes(), type=BuildOutcome)
-
-
-def _read_path(kind: type, text: str) -> Path:
-    assert kind is Path, kind
-    return Path(text)

@@ -31,7 +31,7 @@ def describe_bundle(
         shards: Of every rank, in order.
         tokenizer_files: Blobs of the checkpoint's tokenizer files.
     """
-    spec, plan, model = build.job.spec, build.plan, build.plan.model
+    spec, plan, model = build.spec, build.plan, build.plan.model
     described = tuple(built.describe() for built in executables)
     return Manifest(
         abi_version=ABI_VERSION,
@@ -48,7 +48,7 @@ def describe_bundle(
         sampling=plan.sampling,
         limits=plan.limits,
         tokens=plan.tokens,
-        tokenizer=_describe_tokenizer(build.checkpoint, tokenizer_files),
+        tokenizer=describe_tokenizer(build.checkpoint, tokenizer_files),
         graph_abi_digest=compute_graph_abi_digest(
             graph_digests={executable.tag: executable.graph_digest for executable in described},
             shards=shards,
@@ -60,10 +60,15 @@ def describe_bundle(
 
 def resolved_config(build: Build) -> dict[str, Any]:
     """The configuration as it was compiled: `neuron_config` beside the model's attributes."""
-    return build.plan.model.config.to_json() | build.job.spec.config.to_json()
+    return build.plan.model.config.to_json() | build.spec.config.to_json()
 
 
-def _describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:
+def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:
+    """The manifest's record of a checkpoint's tokenizer, None where it has none.
+
+    Args:
+        files: Blobs of its files.
+    """
     digest = next((file.digest for file in files if file.title == TOKENIZER_FILE), None)
     if digest is None:
         return None

@@ -19,7 +19,7 @@ from bundle.errors import KilnError
 from compiler_svc.builds.job import BuildOutcome, JobDirectory
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
-from compiler_svc.pipeline import build_bundle
+from compiler_svc.pipeline import run_build
 from compiler_svc.records import Progress
 from edge.logs import configure_logging
 from execution.failure import Failure
@@ -37,7 +37,7 @@ def main(path: Path) -> None:
 
 def _build(directory: JobDirectory, report: ProgressReport) -> BuildOutcome:
     try:
-        return BuildOutcome(result=build_bundle(directory.read_job(), directory.work, report))
+        return BuildOutcome(result=run_build(directory.read_job(), directory, report))
     except KilnError as error:
         return BuildOutcome(error=Failure.of(error))
     except Exception as error:  # noqa: BLE001 - the last line before the service

@@ -22,11 +22,21 @@ class ProgressReport:
         self._write = write
         self._progress = Progress(stage=Stage.TRACE)
         self._written_at_s = 0.0
+        self._entered_at_s = time.monotonic()
+        self._durations_s: dict[Stage, float] = {}
 
     def enter(self, stage: Stage, message: str) -> None:
         """Begins a stage. What earlier stages counted stays."""
+        self._durations_s = self.measure_stages()
+        self._entered_at_s = time.monotonic()
         self._progress = msgspec.structs.replace(self._progress, stage=stage, message=message, eta_s=None)
         self._pass_on()
+
+    def measure_stages(self) -> dict[Stage, float]:
+        """Seconds of each stage so far."""
+        elapsed_s = time.monotonic() - self._entered_at_s
+        stage = self._progress.stage
+        return self._durations_s | {stage: self._durations_s.get(stage, 0.0) + elapsed_s}
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the progress."""

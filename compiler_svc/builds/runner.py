@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -34,15 +32,21 @@ class BuildRunner(Protocol):
             KilnError: What went wrong.
         """
 
+    def discard(self, build_id: str) -> None:
+        """Forgets what attempts at a build have left; one that runs keeps it."""
+
+    def retain(self, build_ids: Container[str]) -> None:
+        """Forgets what a former process left of builds other than these."""
+
 
 class ProcessBuildRunner:
     """Runs each build as `python -m compiler_svc.builds.process`."""
 
     def __init__(self, jobs: Path) -> None:
-        """Takes the directory of job directories, and empties it: what lies there belonged to a former process."""
-        shutil.rmtree(jobs, ignore_errors=True)
-        jobs.mkdir(parents=True)
+        """Takes the directory of job directories."""
+        jobs.mkdir(parents=True, exist_ok=True)
         self._jobs = jobs
+        self._running: set[str] = set()
 
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         """Runs one build; cancelling the call kills its process group.
@@ -51,15 +55,28 @@ class ProcessBuildRunner:
             BuildFailed: The process ended without a result.
             KilnError: What the process reported.
         """
-        path = Path(tempfile.mkdtemp(dir=self._jobs))
+        path = self._jobs / job.build_id
         directory = JobDirectory(path)
-        directory.write_job(job)
+        self._running.add(job.build_id)
         try:
+            directory.begin(job)
             return_code = await _run_process(path, on_progress)
             return _read_result(directory, return_code)
         finally:
             # Not awaited: a cancelled call must not be cancelled again half-way through.
-            shutil.rmtree(path, ignore_errors=True)
+            directory.end()
+            self._running.discard(job.build_id)
+
+    def discard(self, build_id: str) -> None:
+        """Forgets what attempts at a build have left; one that runs keeps it."""
+        if build_id not in self._running:
+            JobDirectory(self._jobs / build_id).remove()
+
+    def retain(self, build_ids: Container[str]) -> None:
+        """Forgets what a former process left of builds other than these."""
+        for path in self._jobs.iterdir():
+            if path.name not in build_ids:
+                JobDirectory(path).remove()
 
 
 async def _run_process(path: Path, on_progress: OnProgress) -> int:

@@ -22,7 +22,11 @@ class SharedBuilds:
 
     async def run(self, action_digest: str, build: Build, on_progress: OnProgress) -> BuildResult:
         """Joins the build of an action, or starts it. Cancelling the last call that waits for a build ends it."""
-        shared = self._in_flight.get(action_digest)
+        while (shared := self._in_flight.get(action_digest)) is not None and shared.is_over:
+            # Its processes have to be gone before the same build begins again.
+            await shared.wait()
+            if self._in_flight.get(action_digest) is shared:
+                del self._in_flight[action_digest]
         if shared is None:
             shared = self._in_flight[action_digest] = _SharedBuild(build)
         try:
@@ -43,6 +47,10 @@ class _SharedBuild:
     def is_over(self) -> bool:
         """Whether nobody may join any more."""
         return self._is_abandoned or self._task.done()
+
+    async def wait(self) -> None:
+        """Waits until the build has ended, however."""
+        await asyncio.wait([self._task])
 
     async def join(self, on_progress: OnProgress) -> BuildResult:
         self._listeners.append(on_progress)

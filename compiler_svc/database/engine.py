@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from compiler_svc.database.tables import Base
+from compiler_svc.database.schema import prepare_schema
 from compiler_svc.errors import DatabaseUnavailable
 
 T = TypeVar("T")
@@ -24,19 +24,20 @@ class Database:
     """A database with all tables."""
 
     def __init__(self, url: str) -> None:
-        """Opens the database and makes the tables that are missing.
+        """Opens the database, makes the tables that are missing and brings older ones up to date.
 
         Args:
             url: SQLAlchemy URL, such as `sqlite:////var/lib/kiln/kiln.db`.
 
         Raises:
             DatabaseUnavailable: The URL is none, its driver is missing, or nothing answers behind it.
+            DatabaseSchemaUnsupported: A newer version of Kiln made its tables.
         """
         try:
             self._engine = create_engine(url)
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _prepare_sqlite)
-            Base.metadata.create_all(self._engine)
+            prepare_schema(self._engine)
         except (SQLAlchemyError, ImportError) as error:
             raise DatabaseUnavailable(_hide_password(url), str(error).partition("\n")[0]) from error
         # One thread: SQLite has one writer, and transactions that read before they write then never meet.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
-from sqlalchemy import select, tuple_
+from sqlalchemy import delete, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from compiler_svc.database.tables import OperationRow
-from compiler_svc.errors import CompilerRestarted, OperationNotDone, OperationNotFound, RequestIdReused
+from compiler_svc.errors import OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
 
@@ -80,11 +80,17 @@ def find_by_request_id(session: Session, request_id: str, request_digest: str) -
         return None
     if row.request_digest != request_digest:
         raise RequestIdReused(request_id, f"operations/{row.operation_id}")
-    return _read(row)
+    return read_operation(row)
 
 
-def create_operation(session: Session, *, name: str, request_id: str | None, request_digest: str) -> Operation:
-    """Records an accepted compile. Ask `find_by_request_id` first: a request id has one operation."""
+def create_operation(
+    session: Session, *, name: str, request_id: str | None, request_digest: str, spec: bytes
+) -> Operation:
+    """Records an accepted compile. Ask `find_by_request_id` first: a request id has one operation.
+
+    Args:
+        spec: Whatever a restarted compiler needs to go on.
+    """
     now_ns = time.time_ns()
     row = OperationRow(
         operation_id=uuid.uuid4().hex,
@@ -95,9 +101,13 @@ def create_operation(session: Session, *, name: str, request_id: str | None, req
         progress=Progress(stage=Stage.QUEUED, message="accepted").to_json(),
         create_time_ns=now_ns,
         update_time_ns=now_ns,
+        spec=spec,
+        attempt=1,
+        unfinished_builds=0,
+        is_cancelled=False,
     )
     session.add(row)
-    return _read(row)
+    return read_operation(row)
 
 
 def get_operation(session: Session, operation_id: str) -> Operation:
@@ -106,7 +116,7 @@ def get_operation(session: Session, operation_id: str) -> Operation:
     Raises:
         OperationNotFound: There is none of that id.
     """
-    return _read(_get_row(session, operation_id))
+    return read_operation(_get_row(session, operation_id))
 
 
 def list_operations(
@@ -126,7 +136,7 @@ def list_operations(
     if after is not None:
         query = query.where(key < tuple_(*after))
     rows = session.scalars(query.limit(page_size + 1)).all()
-    page = tuple(map(_read, rows[:page_size]))
+    page = tuple(map(read_operation, rows[:page_size]))
     more = len(rows) > page_size
     return PageOfOperations(page, (page[-1].create_time_ns, page[-1].operation_id) if more else None)
 
@@ -137,7 +147,7 @@ def update_progress(session: Session, operation_id: str, progress: Progress) -> 
     if row.state == State.RUNNING:
         row.progress = progress.to_json()
         row.update_time_ns = time.time_ns()
-    return _read(row)
+    return read_operation(row)
 
 
 def finish_operation(session: Session, operation_id: str, outcome: CompileResult | Failure) -> Operation:
@@ -145,7 +155,7 @@ def finish_operation(session: Session, operation_id: str, outcome: CompileResult
     row = _get_row(session, operation_id)
     if row.state == State.RUNNING:
         _finish(row, outcome)
-    return _read(row)
+    return read_operation(row)
 
 
 def delete_operation(session: Session, operation_id: str) -> None:
@@ -161,12 +171,30 @@ def delete_operation(session: Session, operation_id: str) -> None:
     session.delete(row)
 
 
-def fail_interrupted(session: Session) -> int:
-    """Ends the operations that a former process left running; returns how many."""
-    rows = session.scalars(select(OperationRow).where(OperationRow.state == State.RUNNING)).all()
-    for row in rows:
-        _finish(row, Failure.of(CompilerRestarted(f"operations/{row.operation_id}")))
-    return len(rows)
+def request_cancel(session: Session, operation_id: str) -> Operation:
+    """Records that an operation shall be cancelled, which holds across a restart.
+
+    Raises:
+        OperationNotFound: There is none of that id.
+    """
+    row = _get_row(session, operation_id)
+    row.is_cancelled = True
+    return read_operation(row)
+
+
+def forget_finished(session: Session, *, keep: int, older_than_ns: int) -> int:
+    """Forgets finished operations, their request ids with them; returns how many.
+
+    Args:
+        keep: Of the finished operations, the newest that stay.
+        older_than_ns: Those that ended before this time go in any case.
+    """
+    finished = OperationRow.state != State.RUNNING
+    newest_first = select(OperationRow.create_time_ns).where(finished).order_by(OperationRow.create_time_ns.desc())
+    first_surplus = session.scalar(newest_first.offset(keep).limit(1))
+    surplus = OperationRow.create_time_ns <= (-1 if first_surplus is None else first_surplus)
+    outdated = delete(OperationRow).where(finished, or_(surplus, OperationRow.update_time_ns < older_than_ns))
+    return len(session.scalars(outdated.returning(OperationRow.operation_id)).all())
 
 
 def _get_row(session: Session, operation_id: str) -> OperationRow:
@@ -189,7 +217,8 @@ def _finish(row: OperationRow, outcome: CompileResult | Failure) -> None:
     row.update_time_ns = time.time_ns()
 
 
-def _read(row: OperationRow) -> Operation:
+def read_operation(row: OperationRow) -> Operation:
+    """The record of a row."""
     return Operation(
         operation_id=row.operation_id,
         name=row.name,

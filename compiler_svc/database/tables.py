@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKeyConstraint, LargeBinary, String
+from sqlalchemy import BigInteger, ForeignKeyConstraint, LargeBinary, String, false
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -10,6 +10,14 @@ class Base(DeclarativeBase):
     """Root of all tables."""
 
     type_annotation_map = {int: BigInteger, bytes: LargeBinary}  # noqa: RUF012 SQLAlchemy reads it from the class
+
+
+class SchemaRow(Base):
+    """The version of the tables, in one row; see `schema`."""
+
+    __tablename__ = "schema_version"
+
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 class OperationRow(Base):
@@ -30,6 +38,16 @@ class OperationRow(Base):
     error: Mapped[bytes | None]
     create_time_ns: Mapped[int] = mapped_column(index=True)
     update_time_ns: Mapped[int]
+    #: What was accepted, a record of `spec`, which a restarted compiler goes on with. None in rows of schema 1.
+    spec: Mapped[bytes | None]
+    #: 1, and one more with every restart.
+    attempt: Mapped[int] = mapped_column(server_default="1")
+    #: Builds that were begun and neither ended nor were stopped in good order.
+    unfinished_builds: Mapped[int] = mapped_column(server_default="0")
+    #: The latest of them.
+    build_id: Mapped[str | None]
+    #: A client has asked for the operation to be cancelled.
+    is_cancelled: Mapped[bool] = mapped_column(server_default=false())
 
 
 class CachedExecutableRow(Base):
@@ -41,6 +59,8 @@ class CachedExecutableRow(Base):
     blob: Mapped[str]
     record: Mapped[bytes]
     create_time_ns: Mapped[int]
+    #: When a build last found the entry; 0 where none has.
+    use_time_ns: Mapped[int] = mapped_column(server_default="0", default=0)
 
 
 class CachedBundleRow(Base):
@@ -85,6 +105,8 @@ class VersionRow(Base):
     size_bytes: Mapped[int]
     graph_abi_digest: Mapped[str]
     create_time_ns: Mapped[int]
+    #: What the bundle can be used for: "full", "executables" or "weights".
+    contents: Mapped[str] = mapped_column(server_default="full", default="full")
 
 
 class AliasRow(Base):
@@ -97,3 +119,13 @@ class AliasRow(Base):
     alias: Mapped[str] = mapped_column(String(128), primary_key=True)
     version: Mapped[int]
     etag: Mapped[str]
+
+
+class LeaseRow(Base):
+    """A bundle that somebody uses, until a time."""
+
+    __tablename__ = "leases"
+
+    holder: Mapped[str] = mapped_column(String(128), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(80), primary_key=True, index=True)
+    expire_time_ns: Mapped[int]

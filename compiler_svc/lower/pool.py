@@ -33,6 +33,7 @@ class LoweringProgress:
     done: int
     total: int
     duration_s: float
+    executable: LoweredExecutable
 
 
 class LoweringPool:
@@ -72,7 +73,8 @@ class LoweringPool:
                 executable = await self._lower(job)
                 done += 1
                 if on_progress is not None:
-                    on_progress(LoweringProgress(job.tag, done, len(jobs), time.perf_counter() - started))
+                    duration_s = time.perf_counter() - started
+                    on_progress(LoweringProgress(job.tag, done, len(jobs), duration_s, executable))
                 return executable
 
         try:

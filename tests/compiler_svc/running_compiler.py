@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Container
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,14 @@ class DirectedRunner:
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
     bundle_version: str = "1"
+    discarded: list[str] = field(default_factory=list)
+    retained: Container[str] = ()
+
+    def discard(self, build_id: str) -> None:
+        self.discarded.append(build_id)
+
+    def retain(self, build_ids: Container[str]) -> None:
+        self.retained = build_ids
 
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         self.jobs.append(job)
@@ -193,13 +201,15 @@ async def refusal(call: Any) -> Refusal:
 
 
 @asynccontextmanager
-async def serve_compiler(home: Path, *options: str) -> AsyncIterator[tuple[Client, DirectedRunner]]:
+async def serve_compiler(
+    home: Path, *options: str, runner: DirectedRunner | None = None
+) -> AsyncIterator[tuple[Client, DirectedRunner]]:
     """Runs a compiler with state below `home` and checkpoints below `home/models`."""
     arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
     settings = parse_settings([*arguments, "--model-root", f"{home}/models", "--drain-timeout", "1", *options])
-    runner = DirectedRunner(settings.store)
-    async with open_server(settings, lambda _: runner) as server:
+    directed = runner or DirectedRunner(settings.store)
+    async with open_server(settings, lambda _: directed) as server:
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Client(channel), runner
+            yield Client(channel), directed
         await server.drain()

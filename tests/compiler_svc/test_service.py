@@ -1,6 +1,5 @@
 import asyncio
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -472,55 +471,14 @@ class TestQueue:
             assert len(runner.jobs) == 1
 
 
-async def test_a_stopped_compiler_ends_its_operations_by_name(home: Path) -> None:
+async def test_a_start_sweeps_and_survives_a_store_that_cannot_be_swept(home: Path) -> None:
+    layout = Layout.create(home / "store")
+    abandoned = layout.put_blob(b"of a build that was killed").digest
+    async with serve_compiler(home):
+        assert not layout.has(abandoned)
+    manifest = layout.blob_path(publish_sample(layout))
+    manifest.chmod(0o644)
+    manifest.write_bytes(b"{}")
     async with serve_compiler(home) as (client, runner):
-        operation = await client.compile()
-        await client.reach_build(operation)
-    assert runner.cancelled == 1
-    async with serve_compiler(home) as (client, _):
-        refused = read_refusal((await client.get(operation.name)).error)
-    assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "COMPILER_RESTARTED")
-    assert refused.metadata == {"operation": operation.name}
-
-
-class TestSweeping:
-    async def test_an_unfinished_build_is_swept_up(self, client: Client, runner: DirectedRunner, home: Path) -> None:
-        old, young = abandon_blobs(home)
-        runner.error = BuildFailed("out of memory")
         runner.is_open.set()
-        await client.finish(await client.compile())
-        assert not Layout(home / "store").has(old)
-        assert Layout(home / "store").has(young)
-
-    async def test_nothing_is_swept_while_another_build_runs(self, home: Path) -> None:
-        async with serve_compiler(home, "--max-builds", "2") as (client, runner):
-            first, second = [await client.compile(salt=salt) for salt in "12"]
-            await client.reach_build(first, second)
-            old, _ = abandon_blobs(home)
-            await client.cancel(first.name)
-            await client.finish(first)
-            assert Layout(home / "store").has(old)
-            await client.cancel(second.name)
-            await client.finish(second)
-            assert not Layout(home / "store").has(old)
-            assert runner.cancelled == 2
-
-    async def test_a_start_sweeps_and_survives_a_store_that_cannot_be_swept(self, home: Path) -> None:
-        layout = Layout.create(home / "store")
-        old, _ = abandon_blobs(home)
-        async with serve_compiler(home):
-            assert not layout.has(old)
-        manifest = layout.blob_path(publish_sample(layout))
-        manifest.chmod(0o644)
-        manifest.write_bytes(b"{}")
-        async with serve_compiler(home) as (client, runner):
-            runner.is_open.set()
-            assert response_of(await client.finish(await client.compile())).version == 1
-
-
-def abandon_blobs(home: Path) -> tuple[str, str]:
-    """Stores two blobs that no bundle has, one of them long ago; returns their digests."""
-    layout = Layout(home / "store")
-    old, young = (layout.put_blob(data).digest for data in (b"old", b"young"))
-    os.utime(layout.blob_path(old), (0, 0))
-    return old, young
+        assert response_of(await client.finish(await client.compile())).version == 1

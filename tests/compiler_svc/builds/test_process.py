@@ -1,5 +1,6 @@
 """Real builds at optimization level 0, by a compiler in a process of its own."""
 
+import asyncio
 import json
 import signal
 import time
@@ -135,16 +136,34 @@ async def test_a_killed_build_fails_by_name(home: Path) -> None:
         assert Layout(home / "store").read_index().manifests == ()
 
 
-async def test_a_killed_compiler_takes_its_builds_along_and_says_so_afterwards(home: Path) -> None:
+async def test_a_killed_compiler_takes_its_builds_along_and_resumes_them(home: Path) -> None:
     async with run_compiler(home) as compiler:
         operation = await compile_tiny(compiler.client, wait=False)
         processes = await reach_trace(compiler, operation.name)
+        watching = asyncio.create_task(ending(compiler.client, operation.name))
         compiler.process.kill()
         await wait_until_gone(*processes)
+        assert await watching is grpc.StatusCode.UNAVAILABLE
     async with run_compiler(home) as compiler:
-        refused = read_refusal((await compiler.client.get(operation.name)).error)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "COMPILER_RESTARTED")
+        await reach_trace(compiler, operation.name)
+        watching = asyncio.create_task(ending(compiler.client, operation.name))
+        compiler.process.terminate()
+        assert await compiler.process.wait() == 0
+        assert await watching is grpc.StatusCode.UNAVAILABLE
+    async with run_compiler(home) as compiler:
+        response = response_of(await compiler.client.finish(operation))
+        assert (response.version, response.cache) == (1, pb.CACHE_RESULT_MISS)
+        check_bundle(home, response.digest, await get_bundle(compiler.client, "tiny"))
         assert list((home / "store" / "jobs").iterdir()) == []
+
+
+async def ending(client: Client, operation: str) -> grpc.StatusCode:
+    """How a watcher's stream ends."""
+    try:
+        await client.watch(operation)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
 
 
 async def test_a_broken_pickle_fails_in_the_build(home: Path) -> None:

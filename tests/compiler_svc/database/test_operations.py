@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -5,10 +6,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pytest
 from sqlalchemy.orm import Session
 
-from compiler_svc.database import operations
+from compiler_svc.database import operations, resumption
 from compiler_svc.database.engine import Database
 from compiler_svc.database.operations import Operation, State
-from compiler_svc.errors import BuildFailed, CompilerRestarted, OperationNotDone, OperationNotFound, RequestIdReused
+from compiler_svc.errors import BuildFailed, OperationNotDone, OperationNotFound, RequestIdReused
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
 
@@ -26,7 +27,12 @@ def run(database: Database, work: Callable[Concatenate[Session, P], T], *args: P
 
 def create(database: Database, request_id: str | None = None) -> Operation:
     return run(
-        database, operations.create_operation, name="a", request_id=request_id, request_digest="sha256:" + "1" * 64
+        database,
+        operations.create_operation,
+        name="a",
+        request_id=request_id,
+        request_digest="sha256:" + "1" * 64,
+        spec=b"{}",
     )
 
 
@@ -103,19 +109,40 @@ def test_names_of_another_form_name_nothing(name: str) -> None:
         operations.parse_resource_name(name)
 
 
-def test_a_restart_ends_what_was_running_and_nothing_else(tmp_path: Path) -> None:
+def test_a_restart_finds_what_was_running_in_order(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'kiln.db'}"
     before = Database(url)
-    finished, running = create(before), create(before)
+    finished, first, second = create(before), create(before), create(before)
     run(before, operations.finish_operation, finished.operation_id, RESULT)
+    run(before, resumption.begin_build, first.operation_id, "b")
+    run(before, operations.request_cancel, second.operation_id)
     before.close()
 
     after = Database(url)
-    assert run(after, operations.fail_interrupted) == 1
     assert run(after, operations.get_operation, finished.operation_id).result == RESULT
-    interrupted = run(after, operations.get_operation, running.operation_id)
-    assert interrupted.error is not None
-    error = interrupted.error.to_error()
-    assert isinstance(error, CompilerRestarted)
-    assert error.metadata == {"operation": running.resource_name}
+    found = run(after, resumption.list_unfinished)
+    assert [one.operation.operation_id for one in found] == [first.operation_id, second.operation_id]
+    assert [one.spec for one in found] == [b"{}"] * 2
+    assert [(one.unfinished_builds, one.build_id, one.is_cancelled) for one in found] == [
+        (1, "b", False),
+        (0, None, True),
+    ]
+    resumed = run(after, resumption.resume_operation, first.operation_id)
+    assert (resumed.progress.stage, resumed.progress.message) == (Stage.QUEUED, "resumed after a restart, attempt 2")
+    run(after, resumption.stop_build, first.operation_id)
+    assert run(after, resumption.list_unfinished)[0].unfinished_builds == 0
     after.close()
+
+
+def test_finished_operations_are_forgotten_by_number_and_age(database: Database) -> None:
+    created = [create(database, str(number)).operation_id for number in range(6)]
+    for operation_id in created[:5]:
+        run(database, operations.finish_operation, operation_id, RESULT)
+    assert run(database, operations.forget_finished, keep=5, older_than_ns=0) == 0
+    assert run(database, operations.forget_finished, keep=3, older_than_ns=0) == 2
+    with pytest.raises(OperationNotFound):
+        run(database, operations.get_operation, created[1])
+    assert run(database, operations.get_operation, created[2]).is_done
+    assert run(database, operations.forget_finished, keep=3, older_than_ns=time.time_ns()) == 3
+    assert not run(database, operations.get_operation, created[5]).is_done
+    assert run(database, operations.find_by_request_id, "0", "sha256:" + "1" * 64) is None

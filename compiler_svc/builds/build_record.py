@@ -1,0 +1,75 @@
+"""What is published about a build beside its bundle: facts that differ from one build to the next."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from bundle.digest import canonical_json
+from bundle.layout import Layout
+from bundle.manifest import Manifest
+from bundle.referrers import add_referrer
+from compiler_svc.builds.progress import ProgressReport
+from compiler_svc.golden.check import GoldenResult
+from compiler_svc.records import ExecutableResult
+
+GOLDEN_TYPE: Final = "application/vnd.kiln.golden.v1+json"
+BUILD_TYPE: Final = "application/vnd.kiln.build.v1+json"
+
+
+class BuildRecorder:
+    """Collects what a build has to tell, and attaches it to the bundle.
+
+    Attributes:
+        golden: The result of the golden check, None where there was none.
+    """
+
+    def __init__(self, report: ProgressReport) -> None:
+        """Takes the progress that says how long each stage took."""
+        self.golden: GoldenResult | None = None
+        self._report = report
+
+    def attach(self, layout: Layout, digest: str, manifest: Manifest, executables: Sequence[ExecutableResult]) -> None:
+        """Publishes the records as referrers of a bundle that is in the index.
+
+        Raises:
+            LayoutInvalid: The store's index, or a manifest that it lists, is broken.
+        """
+        if self.golden is not None:
+            _attach(layout, digest, GOLDEN_TYPE, msgspec.to_builtins(self.golden), "golden.json")
+        record = {
+            "toolchain": manifest.toolchain,
+            "stages_s": {stage: round(seconds, 3) for stage, seconds in self._report.measure_stages().items()},
+            "executables": msgspec.to_builtins(executables),
+            "host": {"cpu": _read_cpu_name(), "cpu_count": os.cpu_count(), "system": platform.platform()},
+            # Of one process each: the build's own, and the largest that it started.
+            "peak_memory_bytes": {
+                "build": _peak_memory_bytes(resource.RUSAGE_SELF),
+                "lowering": _peak_memory_bytes(resource.RUSAGE_CHILDREN),
+            },
+        }
+        _attach(layout, digest, BUILD_TYPE, record, "build.json")
+
+
+def _attach(layout: Layout, digest: str, kind: str, record: dict[str, Any], title: str) -> None:
+    add_referrer(layout, digest, kind, kind, canonical_json(record), title=title)
+
+
+def _peak_memory_bytes(who: int) -> int:
+    return resource.getrusage(who).ru_maxrss * 1024
+
+
+def _read_cpu_name() -> str:
+    """The processor's name; its architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

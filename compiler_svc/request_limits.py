@@ -1,0 +1,36 @@
+"""Sizes of requests: what clients send is kept, hashed and compared, so that none of it may be huge."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from bundle.errors import FieldViolation
+from compiler_svc.errors import ConfigInvalid
+
+MOST_REQUEST_BYTES: Final = 256 << 10
+MOST_REQUEST_ID_CHARACTERS: Final = 128
+MOST_SALT_CHARACTERS: Final = 256
+
+
+def check_limits(request: pb.CompileRequest | pb.ShardWeightsRequest) -> None:
+    """Checks lengths before anything else is done with a request.
+
+    Raises:
+        ConfigInvalid: Something is too long.
+    """
+    violations = []
+    if request.ByteSize() > MOST_REQUEST_BYTES:
+        violations.append(
+            FieldViolation("request", f"{request.ByteSize()} bytes", f"at most {MOST_REQUEST_BYTES} bytes")
+        )
+    salt = request.salt if isinstance(request, pb.CompileRequest) else ""
+    for field, text, most in (
+        ("request_id", request.request_id, MOST_REQUEST_ID_CHARACTERS),
+        ("salt", salt, MOST_SALT_CHARACTERS),
+    ):
+        if len(text) > most:
+            violations.append(FieldViolation(field, f"{len(text)} characters", f"at most {most}"))
+    if violations:
+        raise ConfigInvalid(violations)
