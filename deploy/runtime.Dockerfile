@@ -33,7 +33,7 @@ FROM ${PYTHON_IMAGE}
 # One user id in both images: what the compiler publishes in the shared store, the runtime may read.
 RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/kiln --shell /usr/sbin/nologin kiln
 # A volume that is mounted here for the first time takes over this owner.
-RUN install --directory --owner kiln --group kiln /var/lib/kiln/store /var/lib/kiln/cache
+RUN install --directory --owner kiln --group kiln /var/lib/kiln/store /var/lib/kiln/state /var/lib/kiln/cache
 COPY --from=build /opt/kiln /opt/kiln
 USER 10001:10001
 WORKDIR /var/lib/kiln

@@ -1,0 +1,133 @@
+"""Both services from virtual environments that hold what their Dockerfiles copy and install, started as Compose would.
+
+There is no container engine in this test: the steps of the Dockerfiles are carried out in a scratch directory.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kiln_client import Bundles, Compiler, Runtime, compile_request
+
+from tests.deploy.build_context import BuildContext
+from tests.deploy.compose_file import COMPOSE, ROOT, resolve
+from tests.deploy.container import Container
+from tests.deploy.image_builder import ImageBuilder, Stage
+
+CONFIG = {
+    "neuron_config": {
+        "seq_len": 64,
+        "batch_size": 2,
+        "torch_dtype": "float32",
+        "is_continuous_batching": True,
+        "ctx_batch_size": 1,
+    }
+}
+OURS = {"kiln-stubs", "kiln-bundle", "kiln-edge", "kiln-execution"}
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    """A directory that is gone afterwards: the images are gigabytes."""
+    with tempfile.TemporaryDirectory(prefix="kiln-images-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def images(scratch: Path) -> dict[str, Stage]:
+    model = resolve(COMPOSE)
+    files = {name: ROOT / service["build"]["dockerfile"] for name, service in model["services"].items()}
+    built = ImageBuilder(BuildContext(ROOT), scratch / "images").build(files.values())
+    return {name: built[path.name] for name, path in files.items()}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="module")
+def containers(images: dict[str, Stage], scratch: Path) -> dict[str, Container]:
+    model = resolve(COMPOSE)
+    ports = {port: free_port() for image in images.values() for port in image.ports}
+    return {
+        name: Container(
+            name, model["services"][name], image, volumes=scratch / "volumes", ports=ports, log=scratch / f"{name}.log"
+        )
+        for name, image in images.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def stack(containers: dict[str, Container]) -> Iterator[dict[str, Container]]:
+    """The services, started in Compose's order."""
+    started: list[Container] = []
+    try:
+        for name in ("compiler", "runtime"):
+            assert not containers[name].is_healthy()
+            containers[name].start()
+            started.append(containers[name])
+            containers[name].wait_healthy()
+        yield containers
+    finally:
+        codes = {container.name: container.stop() for container in reversed(started)}
+    assert codes == {"compiler": 0, "runtime": 0}
+
+
+@pytest.mark.parametrize(("name", "service"), [("compiler", "kiln-compiler"), ("runtime", "kiln-runtime")])
+def test_image_holds_its_own_distributions_only(containers: dict[str, Container], name: str, service: str) -> None:
+    program = (
+        "import importlib.metadata as metadata, sys\n"
+        "print(*sorted({found.name for found in metadata.distributions()}))\n"
+        "print(*sys.path)"
+    )
+    names, search_path = containers[name].run_python(program).stdout.splitlines()
+    assert {found for found in names.split() if found.startswith("kiln")} == {*OURS, service}
+    assert not [found for found in names.split() if found.startswith("nvidia") or found == "triton"]
+    assert str(ROOT) not in search_path
+    assert ("transformers" in names.split()) == (name == "compiler")
+
+
+@pytest.mark.parametrize("module", ["compiler_svc", "transformers", "sqlalchemy", "kiln_client"])
+def test_the_runtime_cannot_import_what_compiles(containers: dict[str, Container], module: str) -> None:
+    result = containers["runtime"].run_python(f"import {module}")
+    assert f"ModuleNotFoundError: No module named '{module}'" in result.stderr
+
+
+def test_the_compiler_cannot_import_the_runtime(containers: dict[str, Container]) -> None:
+    assert "ModuleNotFoundError" in containers["compiler"].run_python("import runtime_svc").stderr
+
+
+def test_the_images_need_the_packages_that_they_say(images: dict[str, Stage]) -> None:
+    assert [command for command in images["runtime"].recorded if "apt-get" in command] == []
+    assert "g++" in " ".join(images["compiler"].recorded)
+    assert {image.user for image in images.values()} == {"10001:10001"}
+
+
+def test_compile_load_and_generate(stack: dict[str, Container], scratch: Path) -> None:
+    with (
+        Compiler(stack["compiler"].address) as compiler,
+        Bundles(stack["compiler"].address) as bundles,
+        Runtime(stack["runtime"].address) as runtime,
+    ):
+        compiled = compiler.compile(compile_request("tiny", "kiln-tiny", CONFIG, optimization_level=0), timeout_s=240)
+        before = _listing(scratch / "volumes" / "store")
+        deployment = runtime.load_bundle(f"tiny:v{compiled.version}", "demo", timeout_s=120)
+        completion = runtime.complete("demo", "Once upon a time", max_new_tokens=8)
+        assert bundles.get_bundle("tiny").digest == compiled.digest == deployment.roles[0].bundle_digest
+    assert completion.usage.generated_tokens == 8
+    assert completion.text
+    assert _listing(scratch / "volumes" / "store") == before  # which the runtime's mount would not let it change
+    assert all(container.is_healthy() for container in stack.values())
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, float]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime) for path in sorted(folder.rglob("*"))
+    }
