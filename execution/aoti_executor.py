@@ -12,7 +12,7 @@ from bundle.manifest import Executable, Manifest
 from execution.aoti_library import AotiError, AotiLibrary
 from execution.arguments import StepArguments, order_constants
 from execution.dtypes import dtype_name
-from execution.errors import ExecutableInvalid, StepFailed, WeightsNotStaged
+from execution.errors import ExecutableInvalid, StepFailed, WeightsAwaited, WeightsNotStaged
 from execution.state import RankState
 from execution.weights import RankWeights
 
@@ -35,8 +35,9 @@ class AotiExecutor:
         for tag, executable in self._executables.items():
             self._libraries[tag] = _load_library(executable, blob_path(executable.blob))
             on_loaded(tag)
-        self._bind(self._weights.active)
-        self._swap()
+        if self._weights.is_complete:
+            self._bind(self._weights.active)
+            self._swap()
 
     @property
     def weights_bytes(self) -> int:
@@ -52,6 +53,9 @@ class AotiExecutor:
         """Runs one executable once."""
         executable = self._arguments.executable(tag)
         arguments = self._arguments.order(executable, inputs)
+        if not self._weights.is_complete:
+            # The libraries have no constants yet, and would read them all the same.
+            raise WeightsAwaited
         arguments += [self._state.tensors[name] for name in executable.state]
         try:
             outputs = self._libraries[tag].run(arguments)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._C import _aoti
 
+from execution.collective_library import load_collective_library
 from execution.dtypes import TORCH_DTYPES
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -65,6 +66,8 @@ class AotiLibrary:
         """
         # Read by the library at its first run: compare every argument with what was compiled.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
+        # Libraries of several ranks find their collectives in it.
+        load_collective_library()
         try:
             self._library = ctypes.CDLL(str(path))
             self._run = self._library.AOTInductorModelContainerRunSingleThreaded

@@ -41,6 +41,7 @@ class RunStep(_Message, frozen=True, kw_only=True):
 
     tag: str
     top_logprobs: int | None
+    return_logits: bool
 
 
 class StageWeights(_Message, frozen=True, kw_only=True):

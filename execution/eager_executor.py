@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
+import execution.collectives  # noqa: F401 - programs that call its operators are loaded here
 from bundle.manifest import Executable, Manifest
 from execution.arguments import StepArguments, order_constants
-from execution.errors import ExecutableInvalid, StepFailed
+from execution.errors import ExecutableInvalid, StepFailed, WeightsAwaited
 from execution.state import RankState
 from execution.weights import RankWeights
 
@@ -37,7 +38,7 @@ class EagerExecutor:
         for tag, executable in self._executables.items():
             self._programs[tag] = _Program(executable, blob_path(executable.blob))
             on_loaded(tag)
-        self._constants = self._bind(self._weights.active)
+        self._constants = self._bind(self._weights.active) if self._weights.is_complete else {}
 
     @property
     def weights_bytes(self) -> int:
@@ -54,6 +55,8 @@ class EagerExecutor:
         """Runs one executable once."""
         executable = self._arguments.executable(tag)
         arguments = self._arguments.order(executable, inputs)
+        if not self._weights.is_complete:
+            raise WeightsAwaited
         arguments += [self._state.tensors[name] for name in executable.state]
         try:
             results = self._programs[tag].graph(*self._constants[tag], *arguments)

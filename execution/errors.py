@@ -7,9 +7,12 @@ KilnError
     ├── ExecutableUnknown     a tag that the bundle does not have
     ├── WeightsInvalid        a weight file that is unreadable or does not fit the manifest
     ├── WeightsNotStaged      a swap with nothing staged
+    ├── WeightsAwaited        a step before the first weights of a bundle without any
     ├── SlotUnknown           a slot that the KV cache does not have
     ├── StepInvalid           inputs that do not fit the executable
     ├── StepFailed            an executable that raised while it ran
+    │   └── StepAborted       one that did not go on because another rank had failed
+    ├── CollectivesMissing    several ranks where the native library of their collectives has not been built
     ├── RankFailed            a rank process met an error that is not one of these: our bug
     └── RankDied              a rank process ended by itself
 """
@@ -85,6 +88,15 @@ class WeightsNotStaged(ExecutionError):
         super().__init__("no weights are staged: stage them before swapping")
 
 
+class WeightsAwaited(ExecutionError):
+    """A step before the first weights of a bundle without any."""
+
+    reason = "WEIGHTS_AWAITED"
+
+    def __init__(self) -> None:
+        super().__init__("the bundle came without weights: stage some and swap them in before the first step")
+
+
 class SlotUnknown(ExecutionError):
     """A slot that the KV cache does not have."""
 
@@ -111,6 +123,25 @@ class StepFailed(ExecutionError):
 
     def __init__(self, tag: str, detail: str) -> None:
         super().__init__(f"step of {tag} failed: {detail}", tag=tag, detail=detail)
+
+
+class StepAborted(StepFailed):
+    """An executable that did not go on because another rank had failed. State may be half written."""
+
+    reason = "STEP_ABORTED"
+
+
+class CollectivesMissing(ExecutionError):
+    """Several ranks where the native library of their collectives has not been built."""
+
+    reason = "COLLECTIVES_MISSING"
+
+    def __init__(self, tp_degree: int) -> None:
+        super().__init__(
+            f"{tp_degree} ranks need the native library of kiln-execution, which has not been built here: "
+            "reinstall it where there is a C++ compiler",
+            tp_degree=tp_degree,
+        )
 
 
 class RankFailed(ExecutionError):

@@ -38,6 +38,7 @@ class Executor(Protocol):
             ExecutableUnknown: No executable has this tag.
             StepInvalid: The inputs are not the manifest's.
             StepFailed: The executable raised.
+            WeightsAwaited: The bundle came without weights and none have been swapped in.
         """
 
     def stage_weights(self, path: Path) -> None:

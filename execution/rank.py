@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -32,9 +33,11 @@ from execution.control import (
     ZeroState,
 )
 from execution.dtypes import TORCH_DTYPES
+from execution.errors import StepAborted, StepFailed
 from execution.executor import Executor, load_executor
 from execution.logprobs import pick_logprobs
 from execution.sampling import greedy, sample
+from execution.shared_communicator import SharedCommunicator
 from execution.step_memory import Region, StepLayout, StepRegions
 
 _DTYPES: Final = {"i": torch.int32, "f": torch.float32}
@@ -49,13 +52,19 @@ class _StepViews:
     logprobs: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
+    logits: Tensor | None
 
 
 class Rank:
     """Answers calls, one at a time."""
 
-    def __init__(self, launch: Launch, memory: mmap.mmap) -> None:
-        """Takes over the step memory; loads nothing yet."""
+    def __init__(self, launch: Launch, memory: mmap.mmap, communicator: SharedCommunicator | None) -> None:
+        """Takes over the step memory; loads nothing yet.
+
+        Args:
+            communicator: The other ranks, None where there are none.
+        """
+        self._communicator = communicator
         self._launch = launch
         self._manifest = launch.manifest
         self._views = {
@@ -101,7 +110,8 @@ class Rank:
 
     def _warm_up(self) -> None:
         for executable in self._manifest.executables:
-            self._executor.run(executable.tag, self._idle_inputs(executable))
+            with self._failing_together(executable.tag):
+                self._executor.run(executable.tag, self._idle_inputs(executable))
 
     def _idle_inputs(self, executable: Executable) -> dict[str, Tensor]:
         """Inputs of a step that has only idle rows: they write the scratch slot."""
@@ -116,7 +126,14 @@ class Rank:
         started = time.perf_counter()
         views = self._views[call.tag]
         names = [spec.name for spec in self._executables[call.tag].inputs]
-        outputs = self._executor.run(call.tag, {name: views.inputs[name] for name in names})
+        with self._failing_together(call.tag):
+            outputs = self._executor.run(call.tag, {name: views.inputs[name] for name in names})
+        # The outputs are the same on all ranks.
+        if self._launch.rank == 0:
+            self._write_result(call, outputs, views)
+        return Stepped(duration_s=time.perf_counter() - started)
+
+    def _write_result(self, call: RunStep, outputs: Mapping[str, Tensor], views: _StepViews) -> None:
         tokens = outputs["tokens"] if "tokens" in outputs else self._sample(outputs["logits"], views)
         views.tokens.copy_(tokens)
         if call.top_logprobs is not None:
@@ -124,7 +141,21 @@ class Rank:
             views.logprobs.copy_(picked)
             views.top_ids[:, : call.top_logprobs] = top_ids
             views.top_logprobs[:, : call.top_logprobs] = top
-        return Stepped(duration_s=time.perf_counter() - started)
+        if call.return_logits and views.logits is not None:
+            views.logits.copy_(outputs["logits"])
+
+    @contextmanager
+    def _failing_together(self, tag: str) -> Iterator[None]:
+        """Lets no other rank wait for this one in a collective that it will not come to."""
+        try:
+            yield
+        except BaseException as error:
+            if self._communicator is None:
+                raise
+            if isinstance(error, StepFailed) and self._communicator.is_aborted:
+                raise StepAborted(tag, "another rank failed") from error
+            self._communicator.abort()
+            raise
 
     def _sample(self, logits: Tensor, views: _StepViews) -> Tensor:
         params = views.inputs["sampling_params"]
@@ -146,4 +177,5 @@ def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:
         logprobs=view(regions.logprobs),
         top_ids=view(regions.top_ids),
         top_logprobs=view(regions.top_logprobs),
+        logits=None if regions.logits is None else view(regions.logits),
     )

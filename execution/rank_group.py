@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
+from bundle.errors import KilnError
 from bundle.manifest import Manifest
+from execution.collective_memory import CollectiveMemory
 from execution.control import (
     Call,
     DiscardStaged,
@@ -26,11 +28,13 @@ from execution.control import (
     Zeroed,
     ZeroState,
 )
-from execution.errors import RankDied
+from execution.errors import RankDied, StepAborted, WeightsNotStaged
 from execution.isa import require_isa
 from execution.rank_handle import AnswerT, RankHandle
 from execution.step import Step, StepResult
 from execution.step_memory import StepMemory
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,10 @@ class LoadProgress:
 class RankGroup:
     """The rank processes of one deployment.
 
-    Calls are answered in order and one step runs at a time. Every call raises `RankDied` once a rank has ended.
+    Calls are answered in order and one step runs at a time. What concerns all ranks happens on all: a call that its
+    caller gives up is seen through, and where a rank ends or cannot follow the others, the group is dead. Then its
+    processes end and every call raises `RankDied`.
+
     Processes end with the thread that started them: start a group from a thread that lives as long as the group.
 
     Attributes:
@@ -56,14 +63,22 @@ class RankGroup:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        """Makes the shared memory; use `start`."""
+        """Makes the shared memory; use `start`.
+
+        Raises:
+            CollectivesMissing: There are several ranks, and the native library for them has not been built.
+        """
         self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
         self.weights_bytes = 0
         self.state_bytes = 0
         self._num_parts = 1 + len(manifest.executables)
+        self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
         self._memory = StepMemory(manifest)
         self._ranks: list[RankHandle] = []
-        self._step = asyncio.Lock()
+        self._first_dead: RankHandle | None = None
+        # Held by what must come between the same two steps on all ranks.
+        self._turn = asyncio.Lock()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     @classmethod
@@ -84,6 +99,7 @@ class RankGroup:
                 the ranks on this process's own.
 
         Raises:
+            CollectivesMissing: There are several ranks, and the native library for them has not been built.
             IsaUnsupported: The executables need instructions that this host lacks.
             RankDied: A process ended before it was ready.
         """
@@ -94,7 +110,7 @@ class RankGroup:
             for rank in range(manifest.tp_degree):
                 paths = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
                 launch = Launch(rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=paths)
-                group._ranks.append(RankHandle.spawn(launch, group._memory.fd, log_sink, group._report_death))
+                group._ranks.append(RankHandle.spawn(launch, group._memory_fds, log_sink, group._report_death))
             await asyncio.gather(*(rank.wait_ready() for rank in group._ranks))
         except BaseException:
             await group.close()
@@ -119,6 +135,7 @@ class RankGroup:
             return await rank.call(Load(), Loaded, report)
 
         try:
+            # The first failure ends it: the other ranks may have much to read yet.
             loaded = await asyncio.gather(*(load_rank(number, rank) for number, rank in enumerate(self._ranks)))
         except BaseException:
             await self.close()
@@ -127,8 +144,13 @@ class RankGroup:
         self.state_bytes = sum(answer.state_bytes for answer in loaded)
 
     async def warm_up(self) -> None:
-        """Runs every executable once, on the scratch slot, so that no request pays for first touches."""
-        await self._call_all(WarmUp(), Done)
+        """Runs every executable once, on the scratch slot, so that no request pays for first touches.
+
+        Raises:
+            StepFailed: An executable raised.
+            WeightsAwaited: The bundle came without weights and none have been swapped in.
+        """
+        await self._see_through(self._warm_up())
 
     async def run(self, step: Step) -> StepResult:
         """Runs one executable once on every rank.
@@ -136,31 +158,33 @@ class RankGroup:
         Raises:
             ExecutableUnknown: No executable has this tag.
             StepInvalid: The inputs do not fit, or log probabilities were asked of an executable without logits.
-            StepFailed: The executable raised.
+            StepFailed: The executable raised, on one rank at least.
+            WeightsAwaited: The bundle came without weights and none have been swapped in.
         """
-        # A caller that gives up must not let the next step overwrite the inputs of the one that runs.
-        return await asyncio.shield(self._run(step))
+        return await self._see_through(self._run(step))
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
-        """Maps new weights beside the ones in use, replacing what was staged.
+        """Maps new weights beside the ones in use, replacing what was staged: on all ranks or on none.
 
         Raises:
-            WeightsInvalid: A file is missing or its tensors differ from the manifest's; what served still serves.
+            WeightsInvalid: A file is missing or its tensors differ from the manifest's. What served still serves, and
+                nothing is staged.
         """
-        calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
-        await asyncio.gather(*(rank.call(call, Done) for rank, call in zip(self._ranks, calls, strict=True)))
+        await self._see_through(self._stage_weights(shard_paths_by_rank))
 
     async def swap_weights(self) -> float:
         """Makes the staged weights the ones in use and lets go of the old; returns the longest pause in seconds.
 
+        Where one rank swaps and another cannot, the group ends.
+
         Raises:
             WeightsNotStaged: Nothing is staged.
         """
-        return max(answer.duration_s for answer in await self._call_all(SwapWeights(), Swapped))
+        return await self._see_through(self._swap_weights())
 
     async def discard_staged(self) -> None:
         """Lets go of staged weights, if there are any."""
-        await self._call_all(DiscardStaged(), Done)
+        await self._see_through(self._call_all(DiscardStaged(), Done))
 
     async def zero_state(self, slots: Sequence[int] | None) -> int:
         """Zeroes the KV cache of some slots, or with None all of it; returns the bytes written, over all ranks.
@@ -168,8 +192,7 @@ class RankGroup:
         Raises:
             SlotUnknown: A slot that the KV cache does not have.
         """
-        call = ZeroState(slots=None if slots is None else list(slots))
-        return sum(answer.size_bytes for answer in await self._call_all(call, Zeroed))
+        return await self._see_through(self._zero_state(slots))
 
     async def close(self) -> None:
         """Ends the processes. Calling it again is harmless."""
@@ -178,22 +201,99 @@ class RankGroup:
         if not self._is_closed:
             self._is_closed = True
             self._memory.close()
+            if self._collectives is not None:
+                self._collectives.close()
+
+    @property
+    def _memory_fds(self) -> tuple[int, ...]:
+        return (self._memory.fd,) if self._collectives is None else (self._memory.fd, self._collectives.fd)
+
+    async def _see_through(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Awaits something that happens to its end though the caller may give up: all ranks must take part in it, and
+        no later step may overwrite the inputs of one that runs."""
+        task = asyncio.create_task(coroutine)
+        self._calls.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            # Nobody may be left to hear of it.
+            task.exception()
+
+    async def _warm_up(self) -> None:
+        async with self._turn:
+            await self._compute(WarmUp(), Done)
 
     async def _run(self, step: Step) -> StepResult:
-        async with self._step:
+        async with self._turn:
             self._memory.write_inputs(step)
-            stepped = await self._call_all(RunStep(tag=step.tag, top_logprobs=step.top_logprobs), Stepped)
+            call = RunStep(tag=step.tag, top_logprobs=step.top_logprobs, return_logits=step.return_logits)
+            stepped = await self._compute(call, Stepped)
             return self._memory.read_result(step, max(answer.duration_s for answer in stepped))
 
-    async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
-        return await asyncio.gather(*(rank.call(call, answer_type) for rank in self._ranks))
+    async def _stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
+        calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
+        try:
+            await self._gather([rank.call(call, Done) for rank, call in zip(self._ranks, calls, strict=True)])
+        except KilnError:
+            await self._call_all(DiscardStaged(), Done)
+            raise
 
-    def _report_death(self, death: RankDied) -> None:
-        if not self.died.done():
-            self.died.set_result(death)
+    async def _swap_weights(self) -> float:
+        async with self._turn:
+            calls = (rank.call(SwapWeights(), Swapped) for rank in self._ranks)
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            failed = [not isinstance(outcome, Swapped) for outcome in outcomes]
+            if any(failed) and not all(isinstance(outcome, WeightsNotStaged) for outcome in outcomes):
+                # Ranks with different weights would compute something, and it would be garbage.
+                self._ranks[failed.index(True)].kill()
+                await self._ranks[failed.index(True)].wait_ended()
+            return max(answer.duration_s for answer in self._unwrap(outcomes))
+
+    async def _zero_state(self, slots: Sequence[int] | None) -> int:
+        call = ZeroState(slots=None if slots is None else list(slots))
+        async with self._turn:
+            return sum(answer.size_bytes for answer in await self._call_all(call, Zeroed))
+
+    async def _compute(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
+        """Calls for something that the ranks do together."""
+        try:
+            return await self._call_all(call, answer_type)
+        except KilnError:
+            # All have answered, so none is in a collective any more.
+            if self._collectives is not None:
+                self._collectives.reset()
+            raise
+
+    async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
+        return await self._gather([rank.call(call, answer_type) for rank in self._ranks])
+
+    async def _gather(self, calls: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:
+        """Waits until all ranks have answered; one's failure is the group's."""
+        return self._unwrap(await asyncio.gather(*calls, return_exceptions=True))
+
+    def _unwrap(self, outcomes: Sequence[AnswerT | BaseException]) -> list[AnswerT]:
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if not failures:
+            return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        if self._first_dead is not None and self._first_dead.death is not None:
+            raise self._first_dead.death
+        # Rather the rank that failed than those that it made fail.
+        raise min(failures, key=lambda failure: isinstance(failure, StepAborted))
+
+    def _report_death(self, rank: RankHandle) -> None:
+        """Ends the other ranks, which can do nothing alone and may be waiting for the dead one."""
+        if self._first_dead is None:
+            self._first_dead = rank
+        if not self.died.done() and rank.death is not None:
+            self.died.set_result(rank.death)
+        for other in self._ranks:
+            other.kill()
 
 
 def _blobs_of(manifest: Manifest, rank: int) -> set[str]:
     shards = (shard for weight_set in manifest.weight_sets for shard in weight_set.shards)
-    weights = {shard.blob for shard in shards if shard.rank == rank}
+    weights = {shard.blob for shard in shards if shard.rank == rank and shard.blob is not None}
     return weights | {executable.blob for executable in manifest.executables}

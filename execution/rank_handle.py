@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Self, TypeVar
 
@@ -37,7 +37,7 @@ class RankHandle:
         process: subprocess.Popen[bytes],
         control: socket.socket,
         log_sink: LogSink | None,
-        on_death: Callable[[RankDied], None],
+        on_death: Callable[[RankHandle], None],
     ) -> None:
         """Takes over a process that has just been started; see `spawn`."""
         self._rank = rank
@@ -61,11 +61,16 @@ class RankHandle:
 
     @classmethod
     def spawn(
-        cls, launch: Launch, memory_fd: int, log_sink: LogSink | None, on_death: Callable[[RankDied], None]
+        cls,
+        launch: Launch,
+        memory_fds: Sequence[int],
+        log_sink: LogSink | None,
+        on_death: Callable[[RankHandle], None],
     ) -> Self:
         """Starts a process.
 
         Args:
+            memory_fds: Of the step memory and, where there are several ranks, of the collective memory.
             on_death: Called once, should the process end other than by `close`.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -73,7 +78,7 @@ class RankHandle:
         try:
             os.write(launch_fd, msgspec.json.encode(launch))
             os.lseek(launch_fd, 0, os.SEEK_SET)
-            descriptors = (theirs.fileno(), memory_fd, launch_fd)
+            descriptors = (theirs.fileno(), launch_fd, *memory_fds)
             process = subprocess.Popen(
                 [sys.executable, "-m", "execution.rank_process", *map(str, descriptors)],
                 pass_fds=descriptors,
@@ -91,6 +96,12 @@ class RankHandle:
         ours.setblocking(False)
         return cls(launch.rank, process, ours, log_sink, on_death)
 
+    @property
+    def death(self) -> RankDied | None:
+        """How the process ended, None while it lives."""
+        return_code = self._process.returncode
+        return None if return_code is None else RankDied(self._rank, return_code)
+
     async def wait_ready(self) -> None:
         """Waits until the process takes calls.
 
@@ -98,6 +109,10 @@ class RankHandle:
             RankDied: It ended before.
         """
         await self._pending[READY]
+
+    async def wait_ended(self) -> None:
+        """Waits until the process has ended and been collected."""
+        await asyncio.shield(self._exited)
 
     async def call(
         self, call: Call, answer_type: type[AnswerT], on_progress: Callable[[str], None] | None = None
@@ -108,8 +123,8 @@ class RankHandle:
             RankDied: The process has ended.
             KilnError: The rank's own failure.
         """
-        if self._process.returncode is not None:
-            raise RankDied(self._rank, self._process.returncode)
+        if self.death is not None:
+            raise self.death
         number, self._next_number = self._next_number, self._next_number + 1
         answered = self._pending[number] = self._loop.create_future()
         if on_progress is not None:
@@ -133,10 +148,15 @@ class RankHandle:
         self._hang_up()
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
-                await asyncio.shield(self._exited)
+                await self.wait_ended()
         except TimeoutError:
-            self._kill()
-            await self._exited
+            self.kill()
+            await self.wait_ended()
+
+    def kill(self) -> None:
+        """Ends the process by force; harmless where it has ended."""
+        if not self._exited.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _receive(self) -> None:
         try:
@@ -148,7 +168,7 @@ class RankHandle:
         if not packet:
             # It is ending, or can no longer be talked to, which comes to the same.
             self._loop.remove_reader(self._control.fileno())
-            self._kill()
+            self.kill()
             return
         reply = decode_reply(packet)
         if isinstance(reply.answer, Progress):
@@ -170,16 +190,12 @@ class RankHandle:
                 answered.set_exception(RankDied(self._rank, return_code))
         self._exited.set_result(None)
         if not self._is_closing:
-            self._on_death(RankDied(self._rank, return_code))
+            self._on_death(self)
 
     def _hang_up(self) -> None:
         if self._control.fileno() >= 0:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
-
-    def _kill(self) -> None:
-        if not self._exited.done():
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
 def _child_environment(num_threads: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A rank's process: `python -m execution.rank_process CONTROL_FD MEMORY_FD LAUNCH_FD`.
+"""A rank's process: `python -m execution.rank_process CONTROL_FD LAUNCH_FD MEMORY_FD [COLLECTIVE_MEMORY_FD]`.
 
 Waits for calls and answers them; between calls it sleeps. Ends when its parent closes the socket, or ends itself.
 """
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 
 import msgspec
 import torch
@@ -32,19 +33,25 @@ from execution.errors import RankFailed
 from execution.failure import Failure
 from execution.parent_death import die_with_parent
 from execution.rank import Rank
+from execution.shared_communicator import SharedCommunicator
 
 logger = logging.getLogger(__name__)
 
 
-def main(control_fd: int, memory_fd: int, launch_fd: int) -> None:
-    """Serves one parent until it hangs up."""
+def main(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
+    """Serves one parent until it hangs up; with other ranks, if there is memory for collectives."""
     die_with_parent(signal.SIGKILL)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with os.fdopen(launch_fd, "rb") as file:
         launch = msgspec.json.decode(file.read(), type=Launch)
     torch.set_num_threads(launch.num_threads)
-    rank = Rank(launch, mmap.mmap(memory_fd, 0))
-    with socket.socket(fileno=control_fd) as control:
+    with ExitStack() as stack:
+        communicator = None
+        if collective_memory_fd is not None:
+            communicator = SharedCommunicator(collective_memory_fd, launch.rank, launch.manifest.tp_degree)
+            stack.enter_context(communicator.joined())
+        rank = Rank(launch, mmap.mmap(memory_fd, 0), communicator)
+        control = stack.enter_context(socket.socket(fileno=control_fd))
         control.sendall(encode(Reply(READY, Done())))
         while packet := control.recv(PACKET_SIZE_BYTES):
             _serve(rank, decode_request(packet), control, launch.rank)

@@ -21,11 +21,13 @@ class Step:
         inputs: Values of every input that `step_inputs` names, row-major and as many as the manifest's shape holds.
         top_logprobs: None: no log probabilities. 0: those of the picked tokens. n: also the n most probable tokens.
             Needs an executable that outputs logits; at most MAX_TOP_LOGPROBS.
+        return_logits: Return all logits; needs an executable that outputs them. For comparing models: they are large.
     """
 
     tag: str
     inputs: Mapping[str, Sequence[int] | Sequence[float]]
     top_logprobs: int | None = None
+    return_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class StepResult:
         top_ids: The most probable tokens, most probable first, as many as the step asked for. None unless it asked.
         top_logprobs: Their log probabilities.
         duration_s: Time in the rank process, from the doorbell to the answer.
+        logits: f32 [rows, vocab_size], a copy. None unless the step asked.
     """
 
     tokens: list[int]
@@ -46,6 +49,7 @@ class StepResult:
     top_ids: list[list[int]] | None
     top_logprobs: list[list[float]] | None
     duration_s: float
+    logits: memoryview[float] | None = None
 
 
 def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec, ...]:

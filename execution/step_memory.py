@@ -50,6 +50,8 @@ class StepRegions:
     top_ids: Region
     #: [N, K].
     top_logprobs: Region
+    #: [N, V]; None where the executable returns none.
+    logits: Region | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,15 @@ class StepLayout:
             rows = executable.batch_size
             num_top = max_top_logprobs(manifest)
             inputs = step_inputs(executable, manifest.sampling)
+            # The memory is as large as the logits, but takes room only where a step has written some.
+            logits = next((spec for spec in executable.outputs if spec.name == "logits"), None)
             return StepRegions(
                 inputs={spec.name: place("i" if spec.dtype == "int32" else "f", *spec.shape) for spec in inputs},
                 tokens=place("i", rows),
                 logprobs=place("f", rows),
                 top_ids=place("i", rows, num_top),
                 top_logprobs=place("f", rows, num_top),
+                logits=place("f", *logits.shape) if logits is not None else None,
             )
 
         regions = {executable.tag: place_step(executable) for executable in manifest.executables}
@@ -97,11 +102,6 @@ class StepMemory:
     def __init__(self, manifest: Manifest) -> None:
         """Makes the memory, zeroed."""
         self._layout = StepLayout.of(manifest)
-        self._with_logits = {
-            executable.tag
-            for executable in manifest.executables
-            if any(spec.name == "logits" for spec in executable.outputs)
-        }
         self._max_top_logprobs = max_top_logprobs(manifest)
         self.fd = os.memfd_create("kiln-steps")
         os.ftruncate(self.fd, self._layout.size_bytes)
@@ -112,14 +112,17 @@ class StepMemory:
 
         Raises:
             ExecutableUnknown: No executable has this tag.
-            StepInvalid: Names, lengths or values do not fit, or log probabilities are asked for that there are not.
+            StepInvalid: Names, lengths or values do not fit, or what the step asks for is not to be had.
         """
         regions = self._regions(step.tag)
         if step.inputs.keys() != regions.inputs.keys():
             got = ", ".join(sorted(step.inputs)) or "nothing"
             raise StepInvalid(step.tag, FieldViolation("inputs", got, ", ".join(regions.inputs)))
-        if step.top_logprobs is not None:
-            self._check_top_logprobs(step.tag, step.top_logprobs)
+        if regions.logits is None:
+            _check_needs_no_logits(step)
+        if step.top_logprobs is not None and not 0 <= step.top_logprobs <= self._max_top_logprobs:
+            accepted = f"0 to {self._max_top_logprobs}"
+            raise StepInvalid(step.tag, FieldViolation("top_logprobs", str(step.top_logprobs), accepted))
         packed = {name: _pack(step.tag, name, step.inputs[name], region) for name, region in regions.inputs.items()}
         for name, region in regions.inputs.items():
             self._view(region)[:] = packed[name]
@@ -128,12 +131,16 @@ class StepMemory:
         """Takes the results of a step that the ranks have answered."""
         regions = self._regions(step.tag)
         tokens: list[int] = self._view(regions.tokens).tolist()
+        logits = None
+        if step.return_logits and regions.logits is not None:
+            copied = bytearray(self._view(regions.logits))
+            logits = memoryview(copied).cast("f", list(regions.logits.shape))
         if step.top_logprobs is None:
-            return StepResult(tokens, None, None, None, duration_s)
+            return StepResult(tokens, None, None, None, duration_s, logits)
         logprobs: list[float] = self._view(regions.logprobs).tolist()
         top_ids: list[list[int]] = self._read_rows(regions.top_ids, step.top_logprobs)
         top_logprobs: list[list[float]] = self._read_rows(regions.top_logprobs, step.top_logprobs)
-        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s)
+        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits)
 
     def close(self) -> None:
         """Lets no more ranks in. The memory itself goes with this object, whom late callers may still ask."""
@@ -152,12 +159,14 @@ class StepMemory:
         flat, width = self._view(region).tolist(), region.shape[1]
         return [flat[start : start + num_columns] for start in range(0, len(flat), width)]
 
-    def _check_top_logprobs(self, tag: str, asked: int) -> None:
-        if tag not in self._with_logits:
-            accepted = "none: the executable returns no logits"
-            raise StepInvalid(tag, FieldViolation("top_logprobs", str(asked), accepted))
-        if not 0 <= asked <= self._max_top_logprobs:
-            raise StepInvalid(tag, FieldViolation("top_logprobs", str(asked), f"0 to {self._max_top_logprobs}"))
+
+def _check_needs_no_logits(step: Step) -> None:
+    if step.top_logprobs is not None:
+        accepted = "none: the executable returns no logits"
+        raise StepInvalid(step.tag, FieldViolation("top_logprobs", str(step.top_logprobs), accepted))
+    if step.return_logits:
+        accepted = "false: the executable returns no logits"
+        raise StepInvalid(step.tag, FieldViolation("return_logits", "true", accepted))
 
 
 def _pack(tag: str, name: str, values: Sequence[int] | Sequence[float], region: Region) -> array[int] | array[float]:

@@ -53,7 +53,7 @@ class RankWeights:
     """One rank's weights: those in use, and perhaps others staged to take their place.
 
     Attributes:
-        active: Tensors in use, by weight set and name.
+        active: Tensors in use, by weight set and name; sets that came without a file are missing until a swap.
         staged: What would be in use after a swap, None where nothing is staged.
     """
 
@@ -67,8 +67,17 @@ class RankWeights:
             weight_set.name: next(shard for shard in weight_set.shards if shard.rank == rank)
             for weight_set in manifest.weight_sets
         }
-        self.active = {name: map_weights(blob_path(shard.blob), shard) for name, shard in self._shards.items()}
+        self.active = {
+            name: map_weights(blob_path(shard.blob), shard)
+            for name, shard in self._shards.items()
+            if shard.blob is not None
+        }
         self.staged: dict[str, dict[str, Tensor]] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every weight set is there, so that executables can run."""
+        return self.active.keys() == self._shards.keys()
 
     @property
     def size_bytes(self) -> int:

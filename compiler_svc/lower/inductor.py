@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch._inductor import codecache, cpu_vec_isa
 
+from compiler_svc.lower.collectives import C_FUNCTIONS
 from compiler_svc.lower.isa import VECTOR_BITS
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.toolchain import COMPILER, find_compiler
@@ -59,6 +60,7 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             "aot_inductor.package_constants_in_so": False,
             # Weights have no values yet: Inductor would bake the garbage in small ones into the code.
             "always_keep_tensor_constants": True,
+            "aot_inductor.custom_ops_to_c_shims": C_FUNCTIONS,
             "aot_inductor.enable_line_tables": False,
             # The wrapper is most of the text and none of the arithmetic.
             "aot_inductor.compile_wrapper_opt_level": "O1",

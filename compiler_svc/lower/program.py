@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+import execution.collectives  # noqa: F401 - programs that call its operators are loaded here
 from compiler_svc.lower.errors import ProgramUnsupported
 
 _CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)

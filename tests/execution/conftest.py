@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from compiler_svc.lower.pool import LoweringPool
 from tests.execution.toy import Picks, ToyBundle, make_bundle, stage_toy
 
-MakeToy = Callable[[Picks, int], ToyBundle]
+
+class MakeToy(Protocol):
+    def __call__(self, picks: Picks, level: int, tp_degree: int = 1) -> ToyBundle: ...
 
 
 @pytest.fixture(scope="session")
@@ -23,14 +25,15 @@ def lowering_cache(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory, lowering_cache: Path) -> MakeToy:
     """Makes a bundle of each kind at its first use."""
-    made: dict[tuple[Picks, int], ToyBundle] = {}
+    made: dict[tuple[Picks, int, int], ToyBundle] = {}
 
-    def make(picks: Picks, level: int) -> ToyBundle:
-        if (picks, level) not in made:
-            directory = tmp_path_factory.mktemp(f"{picks}-O{level}")
-            jobs = stage_toy(directory, lowering_cache, picks, level)
+    def make(picks: Picks, level: int, tp_degree: int = 1) -> ToyBundle:
+        kind = (picks, level, tp_degree)
+        if kind not in made:
+            directory = tmp_path_factory.mktemp(f"{picks}-O{level}-tp{tp_degree}")
+            jobs = stage_toy(directory, lowering_cache, picks, level, tp_degree)
             executables = asyncio.run(LoweringPool(num_processes=2, timeout_s=240).lower(jobs))
-            made[picks, level] = make_bundle(executables, picks, directory / "bundle")
-        return made[picks, level]
+            made[kind] = make_bundle(executables, picks, directory / "bundle", tp_degree)
+        return made[kind]
 
     return make

@@ -221,7 +221,10 @@ async def test_weights_are_swapped_between_steps(bundle: ToyBundle, tmp_path: Pa
         await group.stage_weights({0: bundle.weights[1]})
         with pytest.raises(WeightsInvalid, match="absent"):
             await group.stage_weights({0: tmp_path / "absent"})
+        with pytest.raises(WeightsNotStaged):
+            await group.swap_weights()
         assert (await group.run(PREFILL)).tokens == before.tokens
+        await group.stage_weights({0: bundle.weights[1]})
         assert 0 < await group.swap_weights() < 0.1
         after = await group.run(step(CTE, prompt_inputs([5, 6, 7], 0), 0))
         logprobs = Reference(1).run(prompt_inputs([5, 6, 7], 0)).log_softmax(-1)

@@ -14,6 +14,7 @@ from execution.errors import ExecutableUnknown, StepInvalid
 from execution.step import MAX_TOP_LOGPROBS, Step, step_inputs
 from execution.step_memory import Region, StepLayout, StepMemory, _pack
 from tests.execution.conftest import MakeToy
+from tests.execution.toy import VOCAB
 
 TKG = "token_generation_16"
 
@@ -44,7 +45,8 @@ def regions_of(layout: StepLayout) -> list[Region]:
     return [
         region
         for step in layout.regions.values()
-        for region in (*step.inputs.values(), step.tokens, step.logprobs, step.top_ids, step.top_logprobs)
+        for region in (*step.inputs.values(), step.tokens, step.logprobs, step.top_ids, step.top_logprobs, step.logits)
+        if region is not None
     ]
 
 
@@ -87,6 +89,18 @@ def test_results_are_read_from_where_the_layout_says(manifest: Manifest, memory:
     two = memory.read_result(Step(TKG, {}, 2), 0.5)
     assert two.top_ids == [[0, 1], [100, 101]]
     assert two.top_logprobs == [[-0.0, -1.0], [-float(width), -float(width + 1)]]
+
+
+def test_logits_keep_their_shape(manifest: Manifest, memory: StepMemory) -> None:
+    region = StepLayout.of(manifest).regions[TKG].logits
+    assert region is not None
+    assert region.shape == (2, VOCAB)
+    memory._view(region)[:] = array("f", range(2 * VOCAB))
+    logits = memory.read_result(Step(TKG, {}, return_logits=True), 0.5).logits
+    assert logits is not None
+    assert logits.shape == (2, VOCAB)
+    assert logits[1, 2] == VOCAB + 2
+    assert memory.read_result(Step(TKG, {}), 0.5).logits is None
 
 
 def test_inputs_lie_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:
@@ -135,6 +149,8 @@ def test_logprobs_without_logits(manifest: Manifest) -> None:
     memory = StepMemory(msgspec.structs.replace(manifest, executables=silent))
     with pytest.raises(StepInvalid, match="top_logprobs: got 0; accepted: none: the executable returns no logits"):
         memory.write_inputs(Step(TKG, decode_inputs(), 0))
+    with pytest.raises(StepInvalid, match="return_logits: got true; accepted: false: the executable returns no logits"):
+        memory.write_inputs(Step(TKG, decode_inputs(), return_logits=True))
     memory.close()
 
 
