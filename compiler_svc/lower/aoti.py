@@ -11,6 +11,7 @@ from compiler_svc.lower.adapters import InPlaceProgram
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.inductor import steered
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
+from compiler_svc.lower.linear import use_linear_kernel
 from compiler_svc.lower.program import example_inputs, load_program
 from execution.aoti_library import AotiLibrary
 
@@ -29,7 +30,9 @@ class AotiBackend:
         inputs = example_inputs(program)
         with torch.no_grad(), steered(job) as options:
             in_place = torch.export.export(InPlaceProgram(program, job.num_state), inputs)
-            path = Path(aot_compile(in_place.module(check_guards=False), inputs, options=options))
+            module = in_place.module(check_guards=False)
+            use_linear_kernel(module)
+            path = Path(aot_compile(module, inputs, options=options))
         constants = tuple(constant.name for constant in AotiLibrary(path).constants)
         check_constants(constants, job.constants)
         return LoweredExecutable(

@@ -1,0 +1,179 @@
+"""The kernel by itself, the graphs that call it, and a library that holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn import functional
+
+from compiler_svc.builds.code_digest import LOWERING_CODE, digest_code
+from compiler_svc.lower import linear
+from compiler_svc.lower.job import LoweringOptions
+from compiler_svc.lower.linear import MAX_ROWS, use_linear_kernel
+from compiler_svc.lower.pool import LoweringPool
+from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.toolchain import find_compiler
+from execution.aoti_library import AotiLibrary
+from execution.isa import supported_isas
+
+SOURCE = Path(linear.__file__).with_name("kernels") / "linear.cpp"
+ENTRY = """
+#include "{source}"
+#define ENTRY(name, Element)                                                                                  \\
+  extern "C" void name(void* out, const void* x, const void* const* weights, const int64_t* outputs,          \\
+                       int64_t count, int64_t rows, int64_t inputs, int threads) {{                            \\
+    omp_set_num_threads(threads);                                                                             \\
+    kiln::multiply<Element>(out, x, weights, outputs, count, rows, inputs);                                   \\
+  }}
+ENTRY(float32, float)
+ENTRY(bfloat16, uint16_t)
+"""
+TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
+
+Multiply = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4"])
+def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Multiply:
+    """The kernel, compiled for one instruction set."""
+    if request.param not in supported_isas():
+        pytest.skip(f"this host has no {request.param}")
+    directory = tmp_path_factory.mktemp(request.param)
+    source, library = directory / "entry.cpp", directory / "entry.so"
+    source.write_text(ENTRY.format(source=SOURCE))
+    flags = ["-std=c++20", "-O3", f"-march={request.param}", "-fopenmp", "-shared", "-fPIC", "-ffp-contract=off"]
+    subprocess.run([find_compiler(), *flags, source, "-o", library], check=True)
+    functions = ctypes.CDLL(str(library))
+
+    def run(x: Tensor, weights: Sequence[Tensor], threads: int = 2) -> Tensor:
+        outputs = [weight.shape[0] for weight in weights]
+        out = torch.full((len(x), sum(outputs)), float("nan"), dtype=x.dtype)
+        getattr(functions, str(x.dtype).removeprefix("torch."))(
+            ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_void_p(x.data_ptr()),
+            (ctypes.c_void_p * len(weights))(*(weight.data_ptr() for weight in weights)),
+            (ctypes.c_int64 * len(weights))(*outputs),
+            ctypes.c_int64(len(weights)),
+            ctypes.c_int64(len(x)),
+            ctypes.c_int64(x.shape[1]),
+            threads,
+        )
+        return out
+
+    return run
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_results_are_those_of_a_wide_product(multiply: Multiply, dtype: torch.dtype) -> None:
+    for rows in range(1, 20):
+        for inputs in (1, 7, 16, 33, 130, 768):
+            x = random(rows, inputs, dtype=dtype)
+            weights = [random(outputs, inputs, dtype=dtype) for outputs in (1, 5, 102, 7)]
+            expected = x.double() @ torch.cat(weights).double().T
+            error = (multiply(x, weights) - expected).abs().max() / expected.abs().max()
+            assert error < TOLERANCES[dtype], (rows, inputs)
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("rows", [2, 3, 5, 7, 16])
+def test_a_row_depends_on_no_other_row_and_not_on_the_threads(multiply: Multiply, rows: int) -> None:
+    weights = [random(outputs, 200) for outputs in (13, 64)]
+    x = random(rows, 200)
+    expected = multiply(x, weights, 1)
+    for threads in (2, 3):
+        assert multiply(x, weights, threads).equal(expected)
+    for row in range(rows):
+        other = torch.full_like(x, float("inf"))
+        other[row] = x[row]
+        assert multiply(other, weights)[row].equal(expected[row])
+
+
+class Layers(nn.Module):
+    """Three layers of one input, one with a bias, and one layer of bfloat16; the state is what came before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(40, 24, bias=False), nn.Linear(40, 9), nn.Linear(40, 16, bias=False)
+        self.narrow = nn.Linear(49, 10, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        joined = torch.cat([self.q(x).sigmoid(), self.k(x), self.v(x)], -1)
+        return self.narrow(joined.to(torch.bfloat16)) + last, last + 1
+
+
+def calls_of(module: GraphModule, target: object) -> int:
+    return len(module.graph.find_nodes(op="call_function", target=target))
+
+
+def test_layers_of_one_input_become_one_call() -> None:
+    model, x, last = Layers(), random(3, 1, 40), torch.zeros(3, 1, 10, dtype=torch.bfloat16)
+    module = torch.export.export(model, (x, last)).module()
+    expected = module(x, last)[0]
+    assert use_linear_kernel(module) == 2
+    assert calls_of(module, torch.ops.kiln.linear.default) == 2
+    assert calls_of(module, torch.ops.aten.linear.default) == 0
+    torch.testing.assert_close(module(x, last)[0], expected)
+
+
+def test_layers_of_many_rows_and_of_computed_weights_stay() -> None:
+    class Computed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 8, dtype=torch.bfloat16))
+
+        def forward(self, few: Tensor, many: Tensor) -> tuple[Tensor, Tensor]:
+            return functional.linear(few, self.weight.float()), functional.linear(many, self.weight)
+
+    inputs = (torch.ones(2, 8), torch.ones(MAX_ROWS + 1, 8, dtype=torch.bfloat16))
+    module = torch.export.export(Computed(), inputs).module()
+    assert use_linear_kernel(module) == 0
+    assert calls_of(module, torch.ops.aten.linear.default) == 2
+
+
+@pytest.mark.toolchain
+def test_a_library_holds_the_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    model, x, last = Layers().requires_grad_(False), random(3, 1, 40), torch.ones(3, 1, 10, dtype=torch.bfloat16)
+    job = stage_job(
+        torch.export.export(model, (x, last)),
+        tag="layers",
+        num_state=1,
+        options=LoweringOptions(optimization_level=1, isa="x86-64-v3"),
+        directory=tmp_path / "layers",
+        cache_dir=Path(request.config.cache.mkdir("lowering")),
+    )
+    (executable,) = asyncio.run(LoweringPool(num_processes=1, timeout_s=240).lower([job]))
+    symbols = subprocess.run(["nm", "-C", executable.path], capture_output=True, text=True, check=True).stdout
+    assert {"kiln_linear_float", "kiln_linear_uint16_t"} <= {line.split()[-1] for line in symbols.splitlines()}
+    library = AotiLibrary(executable.path)
+    library.bind_constants(model.state_dict())
+    library.swap_constants()
+    expected = model(x, last)[0]
+    torch.testing.assert_close(library.run([x, last])[0], expected)
+    assert last.eq(2).all()
+    library.close()
+
+
+def test_the_kernels_source_is_part_of_cache_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels = tmp_path / "compiler_svc" / "lower" / "kernels"
+    kernels.mkdir(parents=True)
+    monkeypatch.setattr("compiler_svc.builds.code_digest._ROOT", tmp_path)
+    digests = []
+    for text in ("// one", "// two"):
+        (kernels / "linear.cpp").write_text(text)
+        digest_code.cache_clear()
+        digests.append(digest_code(LOWERING_CODE))
+    digest_code.cache_clear()
+    assert digests[0] != digests[1]
