@@ -112,9 +112,8 @@ async def test_what_cannot_be_loaded_again_is_kept_and_tried_at_every_start(tmp_
     async with serve_runtime(tmp_path, "--memory=1KiB") as again:
         assert "bytes of memory are needed" in (await again.wait_for_state("FAILED")).message
         await again.unload()
-    async with serve_runtime(tmp_path) as again:
-        async with raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):
-            await again.get()
+    async with serve_runtime(tmp_path) as again, raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):
+        await again.get()
 
 
 async def test_bundle_that_is_gone_fails_and_takes_no_other(tmp_path: Path) -> None:

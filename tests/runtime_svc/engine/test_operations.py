@@ -11,9 +11,9 @@ from bundle.errors import BlobCorrupt
 from execution.errors import RankDied, StepFailed, WeightsInvalid
 from execution.step import Step
 from runtime_svc.engine.engine import Engine, EngineState
-from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.operations import MAX_OPERATIONS, InFlightPolicy
 from runtime_svc.engine.request import FinishReason
-from runtime_svc.errors import EngineFailed, RequestsInFlight
+from runtime_svc.errors import EngineFailed, QueueFull, RequestsInFlight
 from tests.runtime_svc.engine.conftest import (
     EngineHarness,
     StartEngine,
@@ -339,3 +339,17 @@ async def test_engine_closes_while_it_restarts(start_engine: StartEngine) -> Non
     await wait_until(lambda: harness.engine.state is EngineState.RECOVERING)
     engine: Engine = harness.engine
     await asyncio.wait_for(engine.close(), 1)
+
+
+async def test_operations_that_wait_are_bounded(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    harness.ranks.gate.clear()
+    stream = harness.submit([5], max_new_tokens=3)
+    await wait_until(lambda: len(harness.ranks.steps) == 1)
+    resets = [asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT)) for _ in range(MAX_OPERATIONS)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(QueueFull):
+        await harness.engine.reset_kv_cache(InFlightPolicy.WAIT)
+    harness.ranks.gate.set()
+    await collect(stream)
+    await asyncio.gather(*resets)

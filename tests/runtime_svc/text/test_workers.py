@@ -1,0 +1,49 @@
+"""Bounds on text at work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from runtime_svc.errors import QueueFull
+from runtime_svc.text.workers import MIN_CALL_CHARS, TextWorkers
+
+
+async def test_text_that_waits_is_bounded() -> None:
+    workers, gate = TextWorkers(capacity_chars=3 * MIN_CALL_CHARS), threading.Event()
+    calls = [asyncio.create_task(workers.run(1, gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull) as caught:
+        await workers.run(1, gate.wait)
+    assert caught.value.retry_after_s == 1.0
+    calls[0].cancel()
+    await asyncio.sleep(0.01)
+    with pytest.raises(QueueFull):
+        await workers.run(1, gate.wait)
+    gate.set()
+    assert await asyncio.gather(*calls[1:]) == [True, True]
+    async with asyncio.timeout(2):
+        while workers._num_pending:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert await workers.run(1, str.upper, "again") == "AGAIN"
+    workers.close()
+
+
+async def test_one_long_text_is_taken_alone() -> None:
+    workers, gate = TextWorkers(capacity_chars=10), threading.Event()
+    long = asyncio.create_task(workers.run(1 << 30, gate.wait))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await workers.run(1, gate.wait)
+    gate.set()
+    assert await long
+    workers.close()
+
+
+async def test_errors_come_through() -> None:
+    workers = TextWorkers()
+    with pytest.raises(ZeroDivisionError):
+        await workers.run(1, lambda: 1 // 0)
+    workers.close()
