@@ -99,9 +99,7 @@ def _check(tensor: Tensor, tp_degree: int) -> None:
         accepted = ", ".join(str(dtype) for dtype in COLLECTIVE_DTYPES)
         raise TypeError(f"a collective of {tensor.dtype}; accepted: {accepted}")
     if tensor.dim() == 0 or tp_degree < 1:
-        raise ValueError(
-            f"a collective of {tensor.dim()} dimensions among {tp_degree} ranks; accepted: at least 1 each"
-        )
+        raise ValueError(f"a collective of {tensor.dim()} axes among {tp_degree} ranks; accepted: at least 1 of each")
 
 
 _LIBRARY: Final = torch.library.Library("kiln", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from execution.control import DiscardStaged, Done
 from execution.errors import (
     CollectivesMissing,
     RankDied,
+    StepAborted,
     StepFailed,
     StepInvalid,
     WeightsAwaited,
@@ -93,19 +95,34 @@ def with_rank(path: Path, rank: int, directory: Path) -> Path:
     return directory / "wrong.safetensors"
 
 
-async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(each_pair: ToyBundle, tmp_path: Path) -> None:
-    shards = each_pair.shards[0]
-    async with loaded(each_pair.manifest, each_pair.blobs) as (group, _):
+async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(pair: ToyBundle, tmp_path: Path) -> None:
+    shards = pair.shards[0]
+    async with loaded(pair.manifest, pair.blobs) as (group, _):
         before = await group.run(PREFILL)
         await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
         await group.swap_weights()
-        for call in (group.run(PREFILL), group.warm_up(), group.run(DECODE)):
+        for call in (partial(group.run, PREFILL), group.warm_up, partial(group.run, DECODE)):
             async with asyncio.timeout(5):
                 with pytest.raises(StepFailed) as caught:
-                    await call
+                    await call()
             assert caught.value.reason == "STEP_FAILED", "the cause, not what followed from it"
         await group.stage_weights(shards)
         await group.swap_weights()
+        assert (await group.run(PREFILL)).tokens == before.tokens
+
+
+async def test_an_aborted_collective_fails_the_step_and_not_the_next(each_pair: ToyBundle) -> None:
+    async with loaded(each_pair.manifest, each_pair.blobs) as (group, processes):
+        before = await group.run(PREFILL)
+        processes[1].suspend()
+        waiting = asyncio.create_task(group.run(PREFILL))
+        await asyncio.sleep(0.1)
+        assert group._collectives is not None
+        group._collectives.abort()
+        processes[1].resume()
+        async with asyncio.timeout(5):
+            with pytest.raises(StepAborted, match="another rank failed"):
+                await waiting
         assert (await group.run(PREFILL)).tokens == before.tokens
 
 
