@@ -7,7 +7,8 @@ import type { RunningCall } from "./calls.js";
  * The responses of one call, as an asynchronous iterator.
  *
  * The call runs from the moment the stream exists. Leaving a `for await` over it, `cancel`, or `await using` cancels it.
- * A stream that is neither read to its end nor left runs until its deadline.
+ * A stream that is neither read to its end nor left runs until its deadline. When a call fails, responses that came
+ * shortly before may be missing.
  */
 export class EventStream<T> implements AsyncIterableIterator<T>, AsyncDisposable {
   readonly #source: ClientReadableStream<T>;
@@ -28,9 +29,10 @@ export class EventStream<T> implements AsyncIterableIterator<T>, AsyncDisposable
     });
     source.on("end", () => call.end());
     this.#responses = source[Symbol.asyncIterator]();
+    source.read(0); // reads ahead, up to 16 responses: grpc-js drops what it has not handed out when a call fails
   }
 
-  /** The next response. Rejects with KilnError when the call has failed, after every response that came before. */
+  /** The next response. Rejects with KilnError, once, when the call has failed. */
   async next(): Promise<IteratorResult<T, undefined>> {
     if (this.#isOver) {
       return { done: true, value: undefined };

@@ -1,0 +1,55 @@
+import assert from "node:assert/strict";
+import { it } from "node:test";
+import { fromBinary, toBinary } from "@bufbuild/protobuf";
+import { chat, type GenerateOptions, generateRequest, KilnError, type Prompt } from "kiln-client";
+import { GenerateRequestSchema } from "kiln-client/messages";
+
+function sent(prompt: Prompt, options: GenerateOptions = {}) {
+  return fromBinary(GenerateRequestSchema, toBinary(GenerateRequestSchema, generateRequest("d", prompt, options)));
+}
+
+it("leaves unset what is left out, and sends zeros", () => {
+  const unset = sent("hi");
+  assert.deepEqual(
+    [unset.sampling?.temperature, unset.sampling?.topK, unset.sampling?.topP, unset.sampling?.seed],
+    [undefined, undefined, undefined, undefined],
+  );
+  assert.deepEqual(
+    [unset.stop?.maxNewTokens, unset.stop?.ignoreEos, unset.output?.logprobs],
+    [undefined, undefined, undefined],
+  );
+  const zero = sent("hi", { temperature: 0, topK: 0, seed: 0, maxNewTokens: 0, ignoreEos: false, logprobs: 0 });
+  assert.deepEqual([zero.sampling?.temperature, zero.sampling?.topK, zero.sampling?.seed], [0, 0, 0n]);
+  assert.deepEqual([zero.stop?.maxNewTokens, zero.stop?.ignoreEos, zero.output?.logprobs], [0, false, 0]);
+});
+
+it("sends text, token ids and conversations", () => {
+  assert.deepEqual(sent("hi").prompt, { case: "text", value: "hi" });
+  const ids = sent([1, 2, 3]).prompt;
+  assert.deepEqual(ids.case === "tokenIds" && ids.value.ids, [1, 2, 3]);
+  const tool = { type: "function", function: { name: "now" } };
+  const conversation = chat([{ role: "user", content: "hi" }], {
+    tools: [tool, '{"a": 1.0}'],
+    addGenerationPrompt: false,
+  });
+  const { prompt } = sent(conversation);
+  assert.ok(prompt.case === "chat");
+  assert.deepEqual(
+    prompt.value.messages.map(({ role, content }) => [role, content]),
+    [["user", "hi"]],
+  );
+  assert.deepEqual(prompt.value.toolsJson, [JSON.stringify(tool), '{"a": 1.0}']);
+  assert.equal(prompt.value.addGenerationPrompt, false);
+  assert.equal(chat([]).addGenerationPrompt, undefined);
+});
+
+it("keeps every bit of a seed", () => {
+  assert.equal(sent("hi", { seed: 2n ** 64n - 1n }).sampling?.seed, 2n ** 64n - 1n);
+  assert.equal(sent("hi", { seed: Number.MAX_SAFE_INTEGER }).sampling?.seed, 2n ** 53n - 1n);
+  for (const seed of [1.5, 2 ** 53, Number.NaN]) {
+    assert.throws(
+      () => generateRequest("d", "hi", { seed }),
+      (error) => error instanceof KilnError && error.fields[0]?.field === "sampling.seed",
+    );
+  }
+});
