@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 #: What can be reduced and gathered.
-COLLECTIVE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.int32)
+COLLECTIVE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 
 
 class CollectiveError(RuntimeError):

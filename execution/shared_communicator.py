@@ -23,7 +23,7 @@ SPIN_S: Final = 50e-6
 TIMEOUT_S: Final = 300.0
 
 #: `DType` in execution/native/collectives.h.
-_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2}
+_DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2, torch.float16: 3}
 _FAILURES: Final = {ABORTED: "another rank failed", TIMED_OUT: "another rank did not come"}
 
 
@@ -72,7 +72,7 @@ class SharedCommunicator:
         self._library.kiln_abort(self._address)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of the ranks' tensors, added in rank order; bfloat16 is added in float32 and rounded once."""
+        """The sum of the ranks' tensors, added in rank order; narrow numbers are added in float32 and rounded once."""
         total = torch.empty_like(tensor)
         dtype, count = _DTYPES[tensor.dtype], tensor.numel()
         _check(self._library.kiln_all_reduce(byref(self._native), dtype, tensor.data_ptr(), count, total.data_ptr()))

@@ -130,20 +130,55 @@ uint32_t turn_of(const Communicator& communicator) {
   return (shared_of(communicator).generation.load(std::memory_order_acquire) >> 1) & 1;
 }
 
-float widen(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+float from_bits(uint32_t bits) {
   float value;
-  memcpy(&value, &wide, sizeof value);
+  memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-// To the nearest, ties to even, as torch rounds.
-uint16_t narrow(float value) {
+uint32_t to_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>(value == value ? rounded : 0x7fc0);
+  return bits;
 }
+
+// Both narrow to the nearest, ties to even, as torch does.
+
+struct BFloat16 {
+  static float widen(uint16_t bits) { return from_bits(static_cast<uint32_t>(bits) << 16); }
+
+  static uint16_t narrow(float value) {
+    const uint32_t bits = to_bits(value);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return static_cast<uint16_t>(value == value ? rounded : 0x7fc0);
+  }
+};
+
+struct Float16 {
+  static float widen(uint16_t bits) {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7fff;
+    // Exponents differ by 112; a product is right for subnormal numbers too.
+    const uint32_t wide = to_bits(from_bits(rest << 13) * 0x1p112f) | (rest >= 0x7c00 ? 0x7f800000 : 0);
+    return from_bits(wide | sign);
+  }
+
+  static uint16_t narrow(float value) {
+    constexpr uint32_t kInfinity = 0x7f800000, kRoundsToInfinity = 0x477ff000, kSmallestNormal = 0x38800000;
+    const uint32_t bits = to_bits(value), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff;
+    uint32_t narrow;
+    if (rest > kInfinity) {
+      narrow = 0x7e00;
+    } else if (rest >= kRoundsToInfinity) {
+      narrow = 0x7c00;
+    } else if (rest < kSmallestNormal) {
+      // The last bit of 0.5 is worth as much as that of a subnormal number: the sum rounds where it should.
+      narrow = to_bits(from_bits(rest) + 0.5f) - to_bits(0.5f);
+    } else {
+      narrow = ((rest + 0xfff + ((rest >> 13) & 1)) >> 13) - (112 << 10);
+    }
+    return static_cast<uint16_t>(narrow | sign);
+  }
+};
 
 constexpr int64_t kBlock = 512;
 
@@ -171,19 +206,28 @@ KILN_EVERY_CPU void add_int32(const char* const* parts, int num_parts, int64_t c
 }
 
 // Adds in float32 and rounds once.
-KILN_EVERY_CPU void add_bfloat16(const char* const* parts, int num_parts, int64_t count, char* out) {
+template <typename Narrow>
+inline __attribute__((always_inline)) void add_narrow(const char* const* parts, int num_parts, int64_t count, char* out) {
   float sum[kBlock];
   for (int64_t start = 0; start < count; start += kBlock) {
     const int64_t length = start + kBlock < count ? kBlock : count - start;
     const uint16_t* first = reinterpret_cast<const uint16_t*>(parts[0]) + start;
-    for (int64_t i = 0; i < length; ++i) sum[i] = widen(first[i]);
+    for (int64_t i = 0; i < length; ++i) sum[i] = Narrow::widen(first[i]);
     for (int part = 1; part < num_parts; ++part) {
       const uint16_t* next = reinterpret_cast<const uint16_t*>(parts[part]) + start;
-      for (int64_t i = 0; i < length; ++i) sum[i] += widen(next[i]);
+      for (int64_t i = 0; i < length; ++i) sum[i] += Narrow::widen(next[i]);
     }
     uint16_t* rounded = reinterpret_cast<uint16_t*>(out) + start;
-    for (int64_t i = 0; i < length; ++i) rounded[i] = narrow(sum[i]);
+    for (int64_t i = 0; i < length; ++i) rounded[i] = Narrow::narrow(sum[i]);
   }
+}
+
+KILN_EVERY_CPU void add_bfloat16(const char* const* parts, int num_parts, int64_t count, char* out) {
+  add_narrow<BFloat16>(parts, num_parts, count, out);
+}
+
+KILN_EVERY_CPU void add_float16(const char* const* parts, int num_parts, int64_t count, char* out) {
+  add_narrow<Float16>(parts, num_parts, count, out);
 }
 
 // Adds items [first, first + count) of the ranks' buffers of a turn.
@@ -197,6 +241,7 @@ void add_parts(const Communicator& communicator, uint32_t turn, DType dtype, int
     case kFloat32: return add_float32(parts, communicator.tp_degree, count, out);
     case kBFloat16: return add_bfloat16(parts, communicator.tp_degree, count, out);
     case kInt32: return add_int32(parts, communicator.tp_degree, count, out);
+    case kFloat16: return add_float16(parts, communicator.tp_degree, count, out);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 enum Outcome : int32_t { kDone = 0, kWasAborted = 1, kTimedOut = 2, kInvalid = 3 };
-enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt32 = 2 };
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt32 = 2, kFloat16 = 3 };
 
 // One rank's end. Every rank calls the same collectives in the same order, in one thread.
 struct Communicator {
@@ -21,7 +21,7 @@ struct Communicator {
   int64_t timeout_ns;
 };
 
-inline size_t item_size(int32_t dtype) { return dtype == kBFloat16 ? 2 : 4; }
+inline size_t item_size(int32_t dtype) { return dtype == kBFloat16 || dtype == kFloat16 ? 2 : 4; }
 
 extern "C" {
 

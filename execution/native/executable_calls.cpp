@@ -24,19 +24,21 @@ struct Torch {
   int32_t (*get_dtype)(TensorHandle, int32_t*);
   int32_t (*empty_strided)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, TensorHandle*);
   int32_t (*delete_tensor_object)(TensorHandle);
-  int32_t float32, bfloat16, int32, cpu;
+  int32_t float32, bfloat16, int32, float16, cpu;
   bool is_found = false;
 
   Torch() {
     void* library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
-    int32_t (*get_float32)(), (*get_bfloat16)(), (*get_int32)(), (*get_cpu)();
+    int32_t (*get_float32)(), (*get_bfloat16)(), (*get_int32)(), (*get_float16)(), (*get_cpu)();
     is_found = library != nullptr && find(library, "get_data_ptr", get_data_ptr) && find(library, "get_dim", get_dim) &&
                find(library, "get_sizes", get_sizes) && find(library, "get_strides", get_strides) &&
                find(library, "get_dtype", get_dtype) && find(library, "empty_strided", empty_strided) &&
                find(library, "delete_tensor_object", delete_tensor_object) &&
                find(library, "dtype_float32", get_float32) && find(library, "dtype_bfloat16", get_bfloat16) &&
-               find(library, "dtype_int32", get_int32) && find(library, "device_type_cpu", get_cpu);
-    if (is_found) float32 = get_float32(), bfloat16 = get_bfloat16(), int32 = get_int32(), cpu = get_cpu();
+               find(library, "dtype_int32", get_int32) && find(library, "dtype_float16", get_float16) &&
+               find(library, "device_type_cpu", get_cpu);
+    if (!is_found) return;
+    float32 = get_float32(), bfloat16 = get_bfloat16(), int32 = get_int32(), float16 = get_float16(), cpu = get_cpu();
   }
 
   template <typename Function>
@@ -83,6 +85,7 @@ bool read_operand(TensorHandle handle, Operand& operand) {
   if (operand.torch_dtype == torch().float32) return operand.dtype = kFloat32, true;
   if (operand.torch_dtype == torch().bfloat16) return operand.dtype = kBFloat16, true;
   if (operand.torch_dtype == torch().int32) return operand.dtype = kInt32, true;
+  if (operand.torch_dtype == torch().float16) return operand.dtype = kFloat16, true;
   return false;
 }
 
