@@ -140,7 +140,10 @@ class CompileRun:
         if not self._is_building and progress.stage not in _BEFORE_BUILDING:
             assert self._build_id is not None
             self._is_building = True
-            await self._workshop.journal.begin_build(self._operation, self._build_id)
+            former = await self._workshop.journal.begin_build(self._operation, self._build_id)
+            if former is not None and former != self._build_id:
+                # The checkpoint changed, or the compiler did: what that build left is of no use.
+                self._workshop.runner.discard(former)
         await self._workshop.journal.report(self._operation, progress)
         if progress.stage is not Stage.CACHE_CHECK:
             self.placed.set()

@@ -73,11 +73,10 @@ class OperationJournal:
         resume = partial(resumption.resume_operation, operation_id=operation.operation_id)
         self._feed.publish(await self._database.run(resume))
 
-    async def begin_build(self, operation: Operation, build_id: str) -> None:
-        """Records that a build begins that the operation waits for."""
-        await self._database.run(
-            partial(resumption.begin_build, operation_id=operation.operation_id, build_id=build_id)
-        )
+    async def begin_build(self, operation: Operation, build_id: str) -> str | None:
+        """Records that a build begins that the operation waits for; returns that of the attempt before, if any."""
+        begin = partial(resumption.begin_build, operation_id=operation.operation_id, build_id=build_id)
+        return await self._database.run(begin)
 
     async def stop_build(self, operation: Operation) -> None:
         """Records that this process stops the build, for a later one to resume."""

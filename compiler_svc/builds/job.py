@@ -2,13 +2,18 @@
 
 job.json        the job, written before the process starts
 result.json     the outcome, written by atomic rename at the end
+lock            held by the process as long as it lives
 work/           scratch space of this attempt at the build
 lowered/        executables that are finished; outlives the attempt
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -96,11 +101,21 @@ class JobDirectory:
         The job is readable by its owner only: a database's URL may hold a password.
         """
         self.lowered.mkdir(parents=True, exist_ok=True)
-        self.end()
         self._outcome.unlink(missing_ok=True)
-        self.work.mkdir()
         self._job.touch(mode=0o600)
         self._job.write_bytes(msgspec.json.encode(job, enc_hook=str))
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Gives a process the scratch space, empty, for itself: the process of a killed compiler may be dying still."""
+        fd = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            self.end()
+            self.work.mkdir()
+            yield
+        finally:
+            os.close(fd)
 
     def end(self) -> None:
         """Removes what only the attempt needed."""

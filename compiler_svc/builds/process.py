@@ -32,7 +32,8 @@ def main(path: Path) -> None:
     die_with_parent(signal.SIGTERM)
     configure_logging("compiler-build")
     directory = JobDirectory(path)
-    directory.write_outcome(_build(directory, ProgressReport(_claim_stdout())))
+    with directory.working():
+        directory.write_outcome(_build(directory, ProgressReport(_claim_stdout())))
 
 
 def _build(directory: JobDirectory, report: ProgressReport) -> BuildOutcome:

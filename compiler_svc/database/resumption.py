@@ -51,11 +51,17 @@ def resume_operation(session: Session, operation_id: str) -> Operation:
     return read_operation(row)
 
 
-def begin_build(session: Session, operation_id: str, build_id: str) -> None:
-    """Counts a build in advance: a compiler that it kills cannot count it afterwards."""
+def begin_build(session: Session, operation_id: str, build_id: str) -> str | None:
+    """Counts a build in advance, because a compiler that it kills cannot count it afterwards.
+
+    Returns:
+        The build of the attempt before, None where there was none.
+    """
     row = session.get_one(OperationRow, operation_id)
+    former = row.build_id
     row.unfinished_builds += 1
     row.build_id = build_id
+    return former
 
 
 def stop_build(session: Session, operation_id: str) -> None:

@@ -208,6 +208,19 @@ async def test_a_checkpoint_that_went_away_fails_by_name(home: Path) -> None:
     assert refused.reason == "CHECKPOINT_NOT_FOUND"
 
 
+async def test_what_a_build_of_other_inputs_left_is_discarded(home: Path) -> None:
+    async with serve_compiler(home) as (client, runner):
+        operation = await client.compile()
+        await client.reach_build(operation)
+        (before,) = runner.jobs
+    config = home / "models" / "tiny" / "generation_config.json"
+    config.write_text("{}")
+    async with serve_compiler(home) as (client, runner):
+        await client.reach_build(operation)
+        assert runner.jobs[0].build_id != before.build_id
+        assert runner.discarded == [before.build_id]
+
+
 async def test_a_bundle_that_was_published_meanwhile_is_taken_from_the_cache(home: Path) -> None:
     async with serve_compiler(home, "--max-builds", "2") as (client, _):
         left = await client.compile(name="a")
