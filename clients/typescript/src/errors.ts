@@ -53,7 +53,7 @@ export class KilnError extends Error {
     return new KilnError(this.code, this.message, {
       ...this,
       metadata: { ...metadata, ...this.metadata },
-      cause: this,
+      cause: this.cause,
     });
   }
 

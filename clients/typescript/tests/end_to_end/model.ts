@@ -1,6 +1,6 @@
 /** What is compiled: the shipped tiny models, in a configuration that compiles in seconds at level 0. */
 
-import type { CompileOptions } from "kiln-client";
+import type { CompileOptions, ShardOptions } from "kiln-client";
 
 export const CONFIG = {
   neuron_config: {
@@ -16,5 +16,5 @@ export const CONFIG = {
 };
 
 export const STORY: CompileOptions = { name: "story", model: "kiln-tiny", config: CONFIG, optimizationLevel: 0 };
-export const PIRATE: CompileOptions = { ...STORY, name: "pirate", model: "kiln-tiny-pirate" };
+export const PIRATE: ShardOptions = { name: "pirate", model: "kiln-tiny-pirate", executablesRef: "story:v1" };
 export const PROMPT = "Once upon a time";

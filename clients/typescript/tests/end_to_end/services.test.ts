@@ -3,8 +3,10 @@
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { after, before, describe, it } from "node:test";
+import { timestampMs } from "@bufbuild/protobuf/wkt";
 import { Bundles, Compiler, chat, collect, inferenceConfig, Runtime, text } from "kiln-client";
 import {
+  BundleContents,
   CacheResult,
   type CompileResponse,
   CompileStage,
@@ -95,10 +97,11 @@ describe("compiler and bundles", () => {
       onStart: (name: string) => {
         operation = name;
       },
-      onProgress: () => abort.abort(),
+      onProgress: () => abort.abort("enough"),
     };
     const error = await rejection(compiler.compile({ ...STORY, skipCacheLookup: true }, options));
     assert.equal(error.reason, "SIGNAL_ABORTED");
+    assert.equal(error.cause, "enough");
     assert.equal(error.metadata.operation, operation);
     const ended = await rejection(compiler.wait(operation));
     assert.equal(`${ended.code}/${ended.reason}`, "CANCELLED/COMPILE_CANCELLED");
@@ -125,10 +128,42 @@ describe("compiler and bundles", () => {
   });
 });
 
+describe("leases and collection", () => {
+  it("leases, lists and releases", async () => {
+    const before = Date.now();
+    const lease = await bundles.leaseBundle("story:v1", "typescript", 90_500);
+    assert.equal(lease.digest, (await bundles.getBundle("story:v1")).digest);
+    assert.ok(lease.expireTime);
+    const lasts = timestampMs(lease.expireTime) - before;
+    assert.ok(lasts > 85_000 && lasts < 100_000, `${lasts} ms`);
+    assert.deepEqual(
+      (await bundles.listLeases(lease.digest)).map(({ holder }) => holder),
+      ["typescript"],
+    );
+    assert.equal(await bundles.releaseLease("typescript"), 1);
+    assert.deepEqual(await bundles.listLeases(lease.digest), []);
+  });
+
+  it("tells what a collection would remove", async () => {
+    const collected = await bundles.collectGarbage({ dryRun: true });
+    assert.ok(collected.keptSizeBytes > 0n);
+    assert.equal((await bundles.getBundle("story:v1")).version, 1);
+  });
+
+  it("imports from import roots only", async () => {
+    const error = await rejection(bundles.importBundle("/elsewhere", "copy"));
+    assert.equal(`${error.code}/${error.reason}`, "PERMISSION_DENIED/PATH_OUTSIDE_IMPORT_ROOTS");
+  });
+});
+
 describe("runtime", () => {
   before(async () => {
     const stages = new Set<LoadProgress_Stage>();
-    const deployment = await runtime.loadBundle("story:v1", "d", { onProgress: ({ stage }) => stages.add(stage) });
+    const deployment = await runtime.loadBundle("story:v1", "d", {
+      threadsPerCore: 1,
+      onProgress: ({ stage }) => stages.add(stage),
+    });
+    assert.equal(deployment.threadsPerCore, 1);
     assert.equal(deployment.state, Deployment_State.READY);
     assert.ok(stages.has(LoadProgress_Stage.MAP), String([...stages]));
   });
@@ -244,7 +279,9 @@ describe("runtime", () => {
   it("swaps weights, resets the cache, unloads", async () => {
     const options = { maxNewTokens: 40, temperature: 0 };
     const before = await runtime.complete("d", PROMPT, options);
-    await compiler.compile(PIRATE);
+    const pirate = await compiler.shardWeights(PIRATE);
+    assert.deepEqual(pirate.executables, []);
+    assert.equal((await bundles.getBundle("pirate")).contents, BundleContents.WEIGHTS);
     const stages = new Set<LoadProgress_Stage>();
     const swapped = await runtime.loadWeights("d", "pirate", {
       inFlight: "wait",
