@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from kiln.bundle.v1 import bundle_pb2 as pb
 from kiln.bundle.v1 import bundle_pb2_grpc
@@ -21,6 +21,10 @@ from compiler_svc.bundle_wire import (
     version_to_pb,
 )
 from compiler_svc.paging import choose_page_size, read_page_token, write_page_token
+from compiler_svc.stream_limit import StreamLimit
+
+#: Streams of blobs at once; each holds a file open and a piece of at most 1 MiB.
+MOST_BLOB_STREAMS: Final = 64
 
 
 class BundleService(bundle_pb2_grpc.BundleServiceServicer):
@@ -30,6 +34,7 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
         """Takes the bundles to serve, and what brings in others."""
         self._store = store
         self._importer = importer
+        self._reading = StreamLimit("ReadBlob", MOST_BLOB_STREAMS)
 
     async def GetBundle(self, request: pb.GetBundleRequest, context: Any) -> pb.GetBundleResponse:
         """Resolves a reference to a bundle."""
@@ -52,9 +57,10 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
 
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
         """Streams the bytes of one blob."""
-        async with aclosing(self._store.read_blob(request.digest, request.offset_bytes)) as chunks:
-            async for chunk in chunks:
-                yield pb.ReadBlobResponse(data=chunk)
+        with self._reading.take():
+            async with aclosing(self._store.read_blob(request.digest, request.offset_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield pb.ReadBlobResponse(data=chunk)
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: Any) -> pb.SetAliasResponse:
         """Points an alias at a version."""

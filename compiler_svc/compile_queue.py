@@ -43,6 +43,15 @@ class CompileQueue:
         self._runs: dict[str, CompileRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def check_room(self) -> None:
+        """Checks that another compile would be accepted, before work is put into judging it.
+
+        Raises:
+            CompileQueueFull: Too many wait.
+        """
+        if self._num_accepted >= self._max_accepted:
+            raise CompileQueueFull(self._max_waiting, RETRY_AFTER_S)
+
     async def submit(self, spec: BuildSpec, *, request_id: str | None, request_digest: str) -> Operation:
         """Accepts a compile and starts it.
 
@@ -53,8 +62,7 @@ class CompileQueue:
             RequestIdReused: The request id has the operation of another request.
             CompileQueueFull: Too many wait.
         """
-        if self._num_accepted >= self._max_accepted:
-            raise CompileQueueFull(self._max_waiting, RETRY_AFTER_S)
+        self.check_room()
         self._num_accepted += 1
         try:
             operation, is_new = await self._workshop.journal.find_or_create(

@@ -22,6 +22,7 @@ CompilerError
 ├── GraphAbiMismatch          a checkpoint whose weights the executables of a bundle cannot take
 ├── ExecutablesMissing        a bundle without executables where some are needed
 ├── TooManyWatchers           more watchers of one operation than are served
+├── TooManyStreams            more open streams of one method than are served
 ├── StoreLocked               a store that another compiler serves
 ├── DatabaseUnavailable       a database that cannot be opened
 └── DatabaseSchemaUnsupported a database whose tables a newer version made
@@ -266,6 +267,17 @@ class TooManyWatchers(CompilerError):
     def __init__(self, operation: str, limit: int, retry_after_s: float) -> None:
         super().__init__(
             f"{limit} calls watch {operation} already", retry_after_s=retry_after_s, operation=operation, limit=limit
+        )
+
+
+class TooManyStreams(CompilerError):
+    """More open streams of one method than are served."""
+
+    reason = "TOO_MANY_STREAMS"
+
+    def __init__(self, method: str, limit: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{limit} streams of {method} are open already", retry_after_s=retry_after_s, method=method, limit=limit
         )
 
 

@@ -57,6 +57,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         digest = digest_request(request)
         operation = await self._find(request.request_id, digest)
         if operation is None:
+            self._queue.check_room()
             spec = await asyncio.to_thread(admit_request, request_from_pb(request), self._model_roots)
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
@@ -67,6 +68,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         digest = digest_request(request)
         operation = await self._find(request.request_id, digest)
         if operation is None:
+            self._queue.check_room()
             executables = (await self._store.get(request.executables_ref)).bundle
             wanted = shard_request_from_pb(request)
             spec = await asyncio.to_thread(admit_shard_request, wanted, executables, self._model_roots)

@@ -9,7 +9,7 @@ from google.rpc import status_pb2
 
 from compiler_svc import bundle_errors, errors
 from compiler_svc.golden.errors import GoldenMismatch
-from compiler_svc.lower.errors import IsaUnknown, LoweringError, ToolchainMissing
+from compiler_svc.lower.errors import IsaUnknown, LoweringError, LoweringTimedOut, ToolchainMissing
 from compiler_svc.models.errors import ModelError
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.errors import CheckpointError, CheckpointNotFound
@@ -41,6 +41,7 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ExecutablesMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TooManyWatchers: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
     bundle_errors.LeaseInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     bundle_errors.PathOutsideImportRoots: grpc.StatusCode.PERMISSION_DENIED,
     bundle_errors.SourceLayoutInvalid: grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,6 +51,7 @@ STATUS_TABLE: Final[StatusTable] = {
     ShardingNotServed: grpc.StatusCode.INVALID_ARGUMENT,
     GoldenMismatch: grpc.StatusCode.INTERNAL,
     LoweringError: grpc.StatusCode.INTERNAL,
+    LoweringTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
     IsaUnknown: grpc.StatusCode.INVALID_ARGUMENT,
     ToolchainMissing: grpc.StatusCode.FAILED_PRECONDITION,
     ExecutionError: grpc.StatusCode.INTERNAL,
