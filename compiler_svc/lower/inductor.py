@@ -58,8 +58,10 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             # Names would otherwise be hashes of paths, and end up in the library.
             "aot_inductor.model_name_for_generated_files": "executable",
             "aot_inductor.package_constants_in_so": False,
-            # Weights have no values yet: Inductor would bake the garbage in small ones into the code.
+            # Weights have no values yet: Inductor would bake the garbage in small ones into the code, and what follows
+            # from it where they have one element, as a rank's number has.
             "always_keep_tensor_constants": True,
+            "joint_graph_constant_folding": False,
             "aot_inductor.custom_ops_to_c_shims": C_FUNCTIONS,
             "aot_inductor.enable_line_tables": False,
             # The wrapper is most of the text and none of the arithmetic.
