@@ -1,4 +1,4 @@
-"""Weights of one element, whose values Inductor would take from the uninitialized example: a rank's number, above all."""
+"""Weights of one element, whose values Inductor would take from the uninitialized example: a rank's number is one."""
 
 from __future__ import annotations
 
