@@ -14,9 +14,9 @@ from bundle.manifest import DType, Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
 from compiler_svc.golden.reference import REFERENCE_NAME, Reference
 from compiler_svc.golden.step_inputs import make_context_inputs, make_token_inputs
+from compiler_svc.golden.steps import Steps, loaded_steps
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
-from execution.executor import Executor, load_executor
 
 #: Tokens of the shortest prompt, and tokens fed one by one after each prompt.
 SHORT_PROMPT_TOKENS: Final = 8
@@ -41,7 +41,7 @@ def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoin
     fits after the others.
 
     Args:
-        manifest: A bundle of one rank; it need not be published.
+        manifest: A bundle with weights; it need not be published.
         blob_path: Where the blob of an executable or a weight shard is, by its digest.
         checkpoint: What the bundle was compiled from.
 
@@ -49,26 +49,22 @@ def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoin
         GoldenMismatch: An executable does not compute what the reference computes.
         ExecutionError: An executable cannot be loaded or run.
     """
-    assert manifest.tp_degree == 1
-    executor = load_executor(manifest, 0, blob_path)
-    try:
-        check = _Check(manifest, executor, checkpoint)
+    with loaded_steps(manifest, blob_path) as steps:
+        check = _Check(manifest, steps, checkpoint)
         for context in manifest.executables_of("context_encoding"):
             check.run_sequence(context)
-    finally:
-        executor.close()
     return GoldenResult(REFERENCE_NAME, check.dtype, check.tolerance, tuple(check.comparisons.values()))
 
 
 class _Check:
     """One check under way."""
 
-    def __init__(self, manifest: Manifest, executor: Executor, checkpoint: Checkpoint) -> None:
+    def __init__(self, manifest: Manifest, steps: Steps, checkpoint: Checkpoint) -> None:
         self.dtype = manifest.state.tensors[0].dtype
         self.tolerance = TOLERANCES[self.dtype]
         self.comparisons = {executable.tag: GoldenComparison(executable.tag) for executable in manifest.executables}
         self._manifest = manifest
-        self._executor = executor
+        self._steps = steps
         self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype])
         # Seeded: the prompts shall be the same every time.
         self._random = random.Random(0)
@@ -111,7 +107,7 @@ class _Check:
     def _run(
         self, executable: Executable, inputs: dict[str, Tensor], *, row: int, expected: Tensor, position: int
     ) -> None:
-        outputs = self._executor.run(executable.tag, inputs)
+        outputs = self._steps.run(executable, inputs)
         self.comparisons[executable.tag] = self.comparisons[executable.tag].with_step(
             {name: output[row] for name, output in outputs.items()},
             expected,

@@ -47,7 +47,8 @@ class GoldenComparison:
             position: Of the token that the outputs follow.
 
         Raises:
-            GoldenMismatch: Logits deviate by more than `tolerance`, or the token is another and no tie.
+            GoldenMismatch: Logits deviate by more than `tolerance`, or the token is another and no tie, or is not the
+                one that the executable's own logits ask for.
         """
         scale = float(reference.abs().max())
         max_deviation, num_ties = self.max_deviation, self.num_ties
@@ -58,13 +59,23 @@ class GoldenComparison:
                 raise GoldenMismatch(self.tag, position, detail)
             max_deviation = max(deviation, max_deviation or 0.0)
         if "tokens" in outputs:
-            token, expected = int(outputs["tokens"]), _pick_token(reference, sampling)
-            gap = float(reference[expected] - reference[token]) / scale if 0 <= token < len(reference) else float("inf")
-            if token != expected and not abs(gap) < 2 * tolerance:
-                detail = f"token {token} in place of {expected}, whose logit is {gap:.2e} of the largest away"
-                raise GoldenMismatch(self.tag, position, detail)
-            num_ties += token != expected
+            token = int(outputs["tokens"])
+            num_ties += self._is_other(token, reference, sampling, tie=2 * tolerance, position=position)
+            if "logits" in outputs:
+                # The token was picked from these very logits: only the arithmetic of picking leaves room.
+                self._is_other(token, outputs["logits"], sampling, tie=TOLERANCES["float32"], position=position)
         return replace(self, num_steps=self.num_steps + 1, max_deviation=max_deviation, num_ties=num_ties)
+
+    def _is_other(self, token: int, logits: Tensor, sampling: Sampling, *, tie: float, position: int) -> bool:
+        """Whether a token is another than logits ask for, which only a tie may be."""
+        expected = _pick_token(logits, sampling)
+        gap = float("inf")
+        if 0 <= token < len(logits):
+            gap = float(logits[expected] - logits[token]) / float(logits.abs().max())
+        if token != expected and not abs(gap) < tie:
+            detail = f"token {token} in place of {expected}, whose logit is {gap:.2e} of the largest away"
+            raise GoldenMismatch(self.tag, position, detail)
+        return token != expected
 
 
 def _pick_token(reference: Tensor, sampling: Sampling) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.digest import sha256_file
-from bundle.manifest import ABI_VERSION, Executable, Limits, Manifest, Target, WeightSet
+from bundle.manifest import ABI_VERSION, Executable, Limits, Manifest, Target, WeightSet, WeightShard
 from compiler_svc.lower.program import save_program
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.sharding.plan import WeightPlan
@@ -43,9 +43,12 @@ def make_bundle(
         blobs[digest] = path
         return digest
 
-    shard_path = directory / "rank0.safetensors"
-    with shard_path.open("wb") as file:
-        size_bytes = write_shard(plan, checkpoint, 0, file)
+    def add_shard(rank: int) -> WeightShard:
+        path = directory / f"rank{rank}.safetensors"
+        with path.open("wb") as file:
+            size_bytes = write_shard(plan, checkpoint, rank, file)
+        return plan.describe_shard(rank, add(path), size_bytes)
+
     submodels = [describe_submodel(spec, "context_encoding", bucket) for bucket in context_buckets]
     submodels += [describe_submodel(spec, "token_generation", bucket) for bucket in token_buckets]
     executables = []
@@ -70,7 +73,7 @@ def make_bundle(
                 flags=submodel.flags,
             )
         )
-    shard = plan.describe_shard(0, add(shard_path), size_bytes)
+    shards = tuple(add_shard(rank) for rank in range(spec.tp_degree))
     manifest = Manifest(
         abi_version=ABI_VERSION,
         architecture=spec.config.architecture,
@@ -79,9 +82,9 @@ def make_bundle(
         target=Target(kind="cpu", isa="x86-64-v3"),
         optimization_level=0,
         toolchain={},
-        tp_degree=1,
+        tp_degree=spec.tp_degree,
         executables=tuple(executables),
-        weight_sets=(WeightSet(name=WEIGHT_SET, shards=(shard,)),),
+        weight_sets=(WeightSet(name=WEIGHT_SET, shards=shards),),
         state=describe_state(spec),
         sampling=spec.sampling,
         limits=Limits(

@@ -29,7 +29,7 @@ def bundle_of(
     tiny: TinyLlama, directory: Path, token_buckets: tuple[int, ...] = (32,), **changes: Any
 ) -> UnpublishedBundle:
     spec = tiny.spec(**changes)
-    plan = tiny.plan(dtype=spec.dtype)
+    plan = tiny.plan(dtype=spec.dtype, tp_degree=spec.tp_degree)
     return make_bundle(directory, spec, plan, tiny.checkpoint, context_buckets=(16,), token_buckets=token_buckets)
 
 
@@ -73,6 +73,27 @@ def test_tokens_are_compared(tiny: TinyLlama, tmp_path: Path, sampling: Sampling
     assert all(one.num_steps > 0 for one in result.executables)
     assert all((one.max_deviation is not None) == output_logits for one in result.executables)
     assert sum(one.num_ties for one in result.executables) == 0
+
+
+@pytest.mark.parametrize(
+    ("tp_degree", "changes"),
+    [(2, {}), (2, {"sampling": DYNAMIC, "output_logits": True}), (4, {"sampling": GREEDY, "output_logits": True})],
+)
+def test_several_ranks(tiny: TinyLlama, tmp_path: Path, tp_degree: int, changes: dict[str, Any]) -> None:
+    result = check(tiny, bundle_of(tiny, tmp_path, tp_degree=tp_degree, **changes))
+    assert [one.num_steps for one in result.executables] == [1, 4]
+    for one in result.executables:
+        assert one.max_deviation is not None
+        assert one.max_deviation <= result.tolerance == 1e-4
+        assert one.num_ties == 0
+
+
+def test_a_rank_with_anothers_weights_is_found(tiny: TinyLlama, tmp_path: Path) -> None:
+    bundle = bundle_of(tiny, tmp_path, tp_degree=2)
+    shards = [shard.blob for shard in bundle.manifest.weight_sets[0].shards]
+    swapped = {**bundle.blobs, shards[0]: bundle.blobs[shards[1]]}
+    with pytest.raises(GoldenMismatch, match=r"context_encoding_16 differs .* at position 7: logits deviate by "):
+        check(tiny, UnpublishedBundle(bundle.manifest, swapped))
 
 
 def test_batched_prompts(tiny: TinyLlama, tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Running single steps of a bundle that need not be published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bundle.manifest import Executable, Manifest
+from compiler_svc.golden.step_inputs import GREEDY_PARAMS, RAND
+from execution.executor import Executor, load_executor
+from execution.rank_group import RankGroup
+from execution.step import Step, step_inputs
+
+
+class Steps(Protocol):
+    """A loaded bundle. Its KV cache remembers earlier steps."""
+
+    def run(self, executable: Executable, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Runs one executable once.
+
+        Args:
+            inputs: The executable's inputs.
+
+        Returns:
+            The executable's outputs.
+
+        Raises:
+            StepFailed: The executable raised.
+        """
+
+
+@contextmanager
+def loaded_steps(manifest: Manifest, blob_path: Callable[[str], Path]) -> Iterator[Steps]:
+    """Loads a bundle: one rank in this process, several as the processes that a runtime runs them in.
+
+    Raises:
+        ExecutionError: It cannot be loaded.
+    """
+    if manifest.tp_degree == 1:
+        executor = load_executor(manifest, 0, blob_path)
+        try:
+            yield _OwnSteps(executor)
+        finally:
+            executor.close()
+        return
+    with asyncio.Runner() as runner:
+        group = runner.run(_start(manifest, blob_path))
+        try:
+            yield _GroupSteps(manifest, runner, group)
+        finally:
+            runner.run(group.close())
+
+
+class _OwnSteps:
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def run(self, executable: Executable, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._executor.run(executable.tag, inputs)
+
+
+class _GroupSteps:
+    def __init__(self, manifest: Manifest, runner: asyncio.Runner, group: RankGroup) -> None:
+        self._sampling = manifest.sampling
+        self._runner = runner
+        self._group = group
+
+    def run(self, executable: Executable, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # Where sampling is on the host, the ranks sample after the executable; what they pick is not compared.
+        sampled = {"sampling_params": GREEDY_PARAMS * executable.batch_size, "rand": [RAND] * executable.batch_size}
+        values = {
+            spec.name: inputs[spec.name].flatten().tolist() if spec.name in inputs else sampled[spec.name]
+            for spec in step_inputs(executable, self._sampling)
+        }
+        returned = {spec.name for spec in executable.outputs}
+        step = Step(executable.tag, values, return_logits="logits" in returned)
+        result = self._runner.run(self._group.run(step))
+        outputs = {}
+        if "tokens" in returned:
+            outputs["tokens"] = torch.tensor(result.tokens, dtype=torch.int32)
+        if result.logits is not None:
+            outputs["logits"] = torch.frombuffer(result.logits, dtype=torch.float32).view(executable.batch_size, -1)
+        return outputs
+
+
+async def _start(manifest: Manifest, blob_path: Callable[[str], Path]) -> RankGroup:
+    group = await RankGroup.start(manifest, blob_path, num_threads=1)
+    await group.load()
+    return group
