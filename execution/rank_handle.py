@@ -20,6 +20,7 @@ from execution.errors import RankDied
 from execution.failure import Failure
 from execution.log_pipe import LogPipe
 from execution.parent_death import parent_environment
+from execution.threads import thread_environment
 
 #: A rank that is told to end has this long to finish its step.
 CLOSE_GRACE_S: Final = 2.0
@@ -203,8 +204,5 @@ def _child_environment(num_threads: int) -> dict[str, str]:
         **os.environ,
         **parent_environment(),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": str(num_threads),
-        # Threads that wait for work by spinning take the cores from those that have some, and from the parent. Measured
-        # with two threads on a busy host of two cores: decode steps of 52 ms take 390 on average and up to 2400.
-        "OMP_WAIT_POLICY": "passive",
+        **thread_environment(num_threads),
     }
