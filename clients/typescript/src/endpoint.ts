@@ -14,7 +14,7 @@ const ADDRESS = /^(?:unix:.+|(?:[a-z0-9+.-]+:\/{2,3})?(?:\[[0-9a-fA-F:.%]+\]|[^\
 
 // Unary calls that change nothing, so that trying them again is safe.
 const READS = {
-  "google.longrunning.Operations": ["GetOperation", "ListOperations", "WaitOperation"],
+  "google.longrunning.Operations": ["GetOperation", "ListOperations"],
   "kiln.bundle.v1.BundleService": ["GetBundle", "ListBundles", "ListAliases", "ListLeases"],
   "kiln.runtime.v1.GenerationService": ["Tokenize", "Detokenize"],
   "kiln.runtime.v1.RuntimeService": ["ListDeployments", "GetDeployment", "GetServerInfo"],

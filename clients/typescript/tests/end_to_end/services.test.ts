@@ -27,8 +27,8 @@ after(() => {
   }
 });
 
-async function usedSlots(): Promise<number | undefined> {
-  return (await runtime.getDeployment("d")).load?.usedSlots;
+async function load() {
+  return (await runtime.getDeployment("d")).load;
 }
 
 describe("compiler and bundles", () => {
@@ -220,14 +220,14 @@ describe("runtime", () => {
   });
 
   it("frees the slot when the signal is aborted", async () => {
+    const stepsBefore = (await load())?.steps ?? 0n;
     const abort = new AbortController();
     let tokenCount = 0;
     const reading = (async () => {
       const events = runtime.generate("d", PROMPT, { ignoreEos: true, temperature: 0, signal: abort.signal });
       for await (const { event } of events) {
         tokenCount += event.case === "delta" ? event.value.tokens.length : 0;
-        if (tokenCount === 3) {
-          assert.equal(await usedSlots(), 1);
+        if (tokenCount >= 3) {
           abort.abort(new Error("enough"));
         }
       }
@@ -235,8 +235,9 @@ describe("runtime", () => {
     const error = await rejection(reading);
     assert.equal(`${error.code}/${error.reason}`, "CANCELLED/SIGNAL_ABORTED");
     assert.equal((error.cause as Error).message, "enough");
-    assert.ok(tokenCount < 100, `${tokenCount} tokens came: the stream was not cut short`);
-    await eventually(async () => (await usedSlots()) === 0, 1000);
+    await eventually(async () => (await load())?.usedSlots === 0, 1000);
+    const steps = ((await load())?.steps ?? 0n) - stepsBefore;
+    assert.ok(steps >= 3n && steps < 200n, `${steps} steps: the stream was not cut short`);
   });
 
   it("frees the slot when the loop is left", async () => {
@@ -247,20 +248,20 @@ describe("runtime", () => {
         }
       }
     }
-    await eventually(async () => (await usedSlots()) === 0, 1000);
+    await eventually(async () => (await load())?.usedSlots === 0, 1000);
   });
 
   it("ends at the deadline", async () => {
-    const generation = runtime.complete("d", PROMPT, { ignoreEos: true, timeoutMs: 150 });
+    const generation = runtime.complete("d", PROMPT, { ignoreEos: true, timeoutMs: 50 });
     assert.equal((await rejection(generation)).code, "DEADLINE_EXCEEDED");
-    await eventually(async () => (await usedSlots()) === 0, 1000);
+    await eventually(async () => (await load())?.usedSlots === 0, 1000);
   });
 
   it("aborts by request id", async () => {
     const events = runtime.generate("d", PROMPT, { ignoreEos: true, requestId: "mine" });
     assert.equal((await events.next()).value?.event.case, "accepted");
     assert.equal(await runtime.abort("d", "mine"), "aborted");
-    assert.equal(await usedSlots(), 0);
+    assert.equal((await load())?.usedSlots, 0);
     const error = await rejection(drain(events));
     assert.equal(`${error.code}/${error.reason}`, "ABORTED/REQUEST_ABORTED");
     assert.equal(await runtime.abort("d", "mine"), "already_finished");
