@@ -58,7 +58,7 @@ class Probe:
         step = Step(executable.tag, inputs, return_logits=True)
         result = self._loop.run_until_complete(self._group.run(step))
         assert result.logits is not None
-        logits = torch.tensor(result.logits).view(executable.batch_size, self._manifest.tokens.vocab_size)
+        logits = torch.frombuffer(bytearray(result.logits), dtype=torch.float32).view(executable.batch_size, -1)
         row_tokens = logits.argmax(dim=1).tolist()
         assert result.tokens == row_tokens, "tokens and logits of a greedy step disagree"
         return logits
