@@ -1,6 +1,5 @@
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import pytest
@@ -109,8 +108,7 @@ def test_names_of_another_form_name_nothing(name: str) -> None:
         operations.parse_resource_name(name)
 
 
-def test_a_restart_finds_what_was_running_in_order(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'kiln.db'}"
+def test_a_restart_finds_what_was_running_in_order(url: str) -> None:
     before = Database(url)
     finished, first, second = create(before), create(before), create(before)
     run(before, operations.finish_operation, finished.operation_id, RESULT)
