@@ -256,6 +256,11 @@ def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:
         raise ManifestInvalid(str(error), digest) from error
+    try:
+        manifest.to_json()
+    except ValueError as error:
+        # Large integers, say: what cannot be written again cannot be handed on.
+        raise ManifestInvalid(str(error), digest) from error
     for executable in manifest.executables:
         unknown = sorted(set(executable.flags) - KNOWN_FLAGS)
         if unknown:

@@ -93,6 +93,12 @@ def test_field_that_does_not_follow_the_schema_is_named(path: str, value: object
     assert caught.value.metadata["digest"] == "sha256:x"
 
 
+@pytest.mark.parametrize("value", [2**53, -(2**63), 1e400, "\ud800"])
+def test_what_canonical_json_cannot_hold_is_refused(value: object) -> None:
+    with pytest.raises(ManifestInvalid):
+        parse_manifest(replace_at("config.neuron_config", value))
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b"\xff", b'{"abi_version":1}', b'{"abi_version":' + b"[" * 100_000]
 )
