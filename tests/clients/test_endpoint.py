@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 from pathlib import Path
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from kiln.bundle.v1.bundle_pb2 import GetBundleResponse
 from kiln.runtime.v1 import runtime_pb2
 from kiln_client import (
@@ -26,6 +21,7 @@ from kiln_client import (
 from kiln_client.endpoint import DEFAULT_ADDRESSES, resolve_address
 
 from tests.clients import samples
+from tests.clients.authority import Authority
 from tests.clients.scripted_server import HANG, ScriptedServer, refusal
 
 BUSY = refusal("UNAVAILABLE", "SHUTTING_DOWN", "going")
@@ -125,49 +121,6 @@ async def test_timeout_of_one_call(server: ScriptedServer) -> None:
     async with AsyncRuntime(server.address) as runtime:
         with pytest.raises(errors.DeadlineExceeded):
             await runtime.complete("demo", "x", timeout_s=0.2)
-
-
-class Authority:
-    """A certificate authority that signs for 127.0.0.1."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test authority")])
-        self.path = self._write("ca", self._certificate(self._name, self._key, is_ca=True), self._key)[0]
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Writes a certificate and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        return self._write(name, self._certificate(subject, key, is_ca=False), key)
-
-    def _certificate(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_ca: bool) -> x509.Certificate:
-        now = dt.datetime.now(dt.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-            )
-            .sign(self._key, hashes.SHA256())
-        )
-
-    def _write(self, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> tuple[Path, Path]:
-        certificate_path, key_path = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        key_path.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        return certificate_path, key_path
 
 
 async def test_mutual_tls(tmp_path: Path) -> None:

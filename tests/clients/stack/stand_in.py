@@ -34,7 +34,8 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
     servicer = health.aio.HealthServicer()
     if not behaviour.get("healthless"):
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port(arguments[arguments.index("--address") + 1])
+    port = listen(server, dict(zip(arguments[::2], arguments[1::2], strict=True)))
+    host = arguments[arguments.index("--address") + 1].rpartition(":")[0]
     await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
     record = {"pid": os.getpid(), "arguments": arguments, "litter": litter}
@@ -42,7 +43,7 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
     print("x" * behaviour.get("chatter_bytes", 0))  # noqa: T201 - what services do
     print("a line of the log", file=sys.stderr)  # noqa: T201
     if not behaviour.get("silent"):
-        announcement = f"ready address=127.0.0.1:{port}\n"
+        announcement = f"ready address={host}:{port}\n"
         half = len(announcement) - 3 if behaviour.get("stutter") else 0
         for part in (announcement[:half], announcement[half:]):
             sys.stdout.write(part)
@@ -54,6 +55,19 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
     await stopping.wait()
     await server.stop(None)
     print("stopped in good order", file=sys.stderr)  # noqa: T201
+
+
+def listen(server: grpc.aio.Server, options: dict[str, str]) -> int:
+    if "--tls-certificate" not in options:
+        return server.add_insecure_port(options["--address"])
+    names = ("--tls-key", "--tls-certificate", "--tls-client-ca")
+    key, certificate, client_ca = (Path(options[name]).read_bytes() if name in options else None for name in names)
+    assert key is not None
+    assert certificate is not None
+    credentials = grpc.ssl_server_credentials(
+        [(key, certificate)], client_ca, require_client_auth=client_ca is not None
+    )
+    return server.add_secure_port(options["--address"], credentials)
 
 
 def main() -> None:

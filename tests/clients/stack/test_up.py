@@ -45,10 +45,22 @@ def test_ready_means_healthy_at_the_bound_addresses(up: Start, tmp_path: Path) -
     ]
     assert running.service("runtime")["arguments"] == [
         *("--address", "127.0.0.1:0", "--compiler", ready["compiler"], "--bundle-store", f"{home}/store"),
-        *("--cache", f"{home}/cache/runtime", "--cores", "3"),
+        *("--cache", f"{home}/cache/runtime", "--state", f"{home}/state/runtime", "--cores", "3"),
     ]
-    folders = {"models", "store", "cache", "cache/compiler", "cache/runtime", "logs"}
+    folders = {"models", "store", "state", "state/runtime", "cache", "cache/compiler", "cache/runtime", "logs"}
     assert {str(path.relative_to(home)) for path in home.rglob("*") if path.is_dir()} == folders
+
+
+def test_options_of_the_services_are_handed_on(up: Start, tmp_path: Path) -> None:
+    (tmp_path / "layouts").mkdir()
+    (tmp_path / "deployments.yaml").touch()
+    running = up(
+        *("--threads-per-core", 2, "--memory", "6GiB", "--deployments", "deployments.yaml", "--import-root", "layouts")
+    )
+    assert running.read()["event"] == "ready"
+    assert running.service("compiler")["arguments"][-2:] == ["--import-root", f"{tmp_path}/layouts"]
+    handed_on = ["--threads-per-core", "2", "--memory", "6GiB", "--deployments", f"{tmp_path}/deployments.yaml"]
+    assert running.service("runtime")["arguments"][-6:] == handed_on
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -11,10 +11,11 @@ from rich.text import Text
 from kiln_client.cli.parameters import SECONDS
 from kiln_client.cli.session import Session, local_command
 from kiln_client.endpoint import DEFAULT_ADDRESSES
-from kiln_client.stack.stack import StackAddresses, StackConfig, run_stack
+from kiln_client.stack.stack import StackAddresses, StackConfig, StackTls, run_stack
 
 _HOME = click.Path(file_okay=False, resolve_path=True, path_type=Path)
-_MODEL_ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
+_ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
 
 
 @click.command("up")
@@ -35,12 +36,28 @@ _MODEL_ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_t
 )
 @click.option("--cores", type=click.IntRange(min=1), help="Logical cores of the runtime. Default: those of this host.")
 @click.option(
+    "--threads-per-core", type=click.IntRange(min=1), help="Threads that a rank computes with. Default: the runtime's."
+)
+@click.option("--memory", metavar="SIZE", help="Memory for deployments, such as 6GiB. Default: the runtime's.")
+@click.option("--deployments", "deployments_path", type=_FILE, help="File of the deployments that there shall be.")
+@click.option(
     "--model-root",
     "model_roots",
-    type=_MODEL_ROOT,
+    type=_ROOT,
     multiple=True,
     help="Directory of checkpoints, besides HOME/models; may be repeated.",
 )
+@click.option(
+    "--import-root",
+    "import_roots",
+    type=_ROOT,
+    multiple=True,
+    help="Directory of OCI layouts that `kiln bundles import` may read; may be repeated.",
+)
+@click.option("--tls-cert", type=_FILE, help="Serve TLS with this PEM certificate chain.")
+@click.option("--tls-key", type=_FILE, help="PEM private key of --tls-cert.")
+@click.option("--tls-ca", type=_FILE, help="PEM file of the authorities that --tls-cert leads to.")
+@click.option("--tls-client-ca", type=_FILE, help="Ask clients for a certificate that leads to this PEM file.")
 @click.option("--ready-timeout", type=SECONDS, default=120, show_default=True, help="Seconds to become healthy.")
 @click.option("--stop-timeout", type=SECONDS, default=45, show_default=True, help="Seconds to end before being killed.")
 @local_command
@@ -51,7 +68,15 @@ async def up_command(
     compiler_address: str,
     runtime_address: str,
     cores: int | None,
+    threads_per_core: int | None,
+    memory: str | None,
+    deployments_path: Path | None,
     model_roots: tuple[Path, ...],
+    import_roots: tuple[Path, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    tls_client_ca: Path | None,
     ready_timeout: float,
     stop_timeout: float,
 ) -> None:
@@ -65,7 +90,12 @@ async def up_command(
         compiler_address=compiler_address,
         runtime_address=runtime_address,
         num_cores=cores or os.cpu_count() or 1,
+        threads_per_core=threads_per_core,
+        memory=memory,
+        deployments_path=deployments_path,
         model_roots=model_roots,
+        import_roots=import_roots,
+        tls=_read_tls(tls_cert, tls_key, tls_ca, tls_client_ca),
         ready_timeout_s=ready_timeout,
         stop_timeout_s=stop_timeout,
     )
@@ -76,3 +106,11 @@ async def up_command(
 
     await run_stack(config, ready)
     session.output.result({"event": "stopped"}, Text("stopped"))
+
+
+def _read_tls(cert: Path | None, key: Path | None, ca: Path | None, client_ca: Path | None) -> StackTls | None:
+    if cert is not None and key is not None and ca is not None:
+        return StackTls(cert, key, ca, client_ca)
+    if any((cert, key, ca, client_ca)):
+        raise click.UsageError("--tls-cert, --tls-key and --tls-ca belong together; --tls-client-ca needs them")
+    return None

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kiln_client.endpoint import TlsOptions, open_channel
 from kiln_client.errors import ServiceExited, ServiceNotInstalled, ServiceNotReady
 from kiln_client.stack import tether
 
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 _READY = re.compile(rb"^ready address=(\S+)\r?\n", re.MULTILINE)
 _READ_BYTES = 65536
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _LOG_TAIL_LINES = 5
 _LAST_WORDS_S = 1.0
 
@@ -84,8 +86,12 @@ class ServiceProcess:
             )
         return cls(service, process, stdout, log_path)
 
-    async def ready(self, timeout_s: float) -> str:
+    async def ready(self, timeout_s: float, tls: TlsOptions | None) -> str:
         """Waits until the service has announced its address and its health service says SERVING; gives the address.
+
+        Args:
+            timeout_s: How long to wait, in seconds.
+            tls: How to ask for its health; None asks in plaintext.
 
         Raises:
             ServiceExited: It ended first.
@@ -93,7 +99,7 @@ class ServiceProcess:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return await first_of(self._become_ready(), self.failure())
+                return await first_of(self._become_ready(tls), self.failure())
         except TimeoutError:
             raise ServiceNotReady(self._service.name, timeout_s, self._log_path) from None
 
@@ -119,9 +125,9 @@ class ServiceProcess:
         await self._process.wait()
         await self._last_words()
 
-    async def _become_ready(self) -> str:
+    async def _become_ready(self, tls: TlsOptions | None) -> str:
         address = await asyncio.shield(self._announced)
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with open_channel(reachable_address(address), tls) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for response in watch:
@@ -144,6 +150,12 @@ class ServiceProcess:
     async def _last_words(self) -> None:
         # A grandchild may still hold the pipe: the end of output is worth waiting for, but not for long.
         await asyncio.wait([self._copying], timeout=_LAST_WORDS_S)
+
+
+def reachable_address(address: str) -> str:
+    """Gives where this host reaches a server: on loopback where it listens on every address."""
+    host, _, port = address.rpartition(":")
+    return f"{_WILDCARDS.get(host, host)}:{port}"
 
 
 async def _open_reader(file_descriptor: int) -> asyncio.StreamReader:

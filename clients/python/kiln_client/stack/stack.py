@@ -6,14 +6,39 @@ import asyncio
 import contextlib
 import fcntl
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln_client.endpoint import TlsOptions
 from kiln_client.errors import HomeInUse
-from kiln_client.stack.service_process import Service, ServiceProcess, first_of
+from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class StackTls:
+    """Files for TLS, in PEM; both services use the same.
+
+    Attributes:
+        certificate_path: Certificate chain of both services. Where clients need a certificate, also what the runtime
+            shows the compiler, and `kiln up` both.
+        key_path: Its private key.
+        ca_path: Authorities that the certificate leads to.
+        client_ca_path: Authorities that clients' certificates must lead to; None asks clients for none.
+    """
+
+    certificate_path: Path
+    key_path: Path
+    ca_path: Path
+    client_ca_path: Path | None = None
+
+    def client_options(self) -> TlsOptions:
+        """Gives how clients within the stack talk to its services."""
+        if self.client_ca_path is None:
+            return TlsOptions(self.ca_path)
+        return TlsOptions(self.ca_path, self.certificate_path, self.key_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +50,12 @@ class StackConfig:
         compiler_address: `host:port` to bind; port 0 takes a free one.
         runtime_address: `host:port` to bind; port 0 takes a free one.
         num_cores: Logical cores of the runtime.
+        threads_per_core: Threads that a rank computes with; None takes the runtime's default.
+        memory: Memory for deployments, such as `6GiB`; None takes the runtime's default.
+        deployments_path: File of the deployments that the runtime shall have; None leaves that to calls.
         model_roots: Directories of checkpoints, besides `home`/models.
+        import_roots: Directories of layouts that bundles may be imported from.
+        tls: None serves in plaintext.
         ready_timeout_s: How long a service may take to become healthy.
         stop_timeout_s: How long a service may take to end before it is killed.
     """
@@ -34,7 +64,12 @@ class StackConfig:
     compiler_address: str
     runtime_address: str
     num_cores: int
+    threads_per_core: int | None
+    memory: str | None
+    deployments_path: Path | None
     model_roots: tuple[Path, ...]
+    import_roots: tuple[Path, ...]
+    tls: StackTls | None
     ready_timeout_s: float
     stop_timeout_s: float
 
@@ -47,6 +82,11 @@ class StackConfig:
     def cache_path(self) -> Path:
         """Parent of each service's cache."""
         return self.home / "cache"
+
+    @property
+    def state_path(self) -> Path:
+        """What the runtime keeps over a restart."""
+        return self.home / "state" / RUNTIME.name
 
     @property
     def models_path(self) -> Path:
@@ -102,38 +142,77 @@ async def _serve(
         started.append(process)
         return process
 
+    tls = None if config.tls is None else config.tls.client_options()
     compiler = await start(COMPILER, _compiler_arguments(config))
-    compiler_address = await compiler.ready(config.ready_timeout_s)
+    compiler_address = await compiler.ready(config.ready_timeout_s, tls)
     runtime = await start(RUNTIME, _runtime_arguments(config, compiler_address))
-    runtime_address = await first_of(runtime.ready(config.ready_timeout_s), compiler.failure())
+    runtime_address = await first_of(runtime.ready(config.ready_timeout_s, tls), compiler.failure())
     on_ready(StackAddresses(compiler_address, runtime_address))
     await first_of(compiler.failure(), runtime.failure())
 
 
 def _compiler_arguments(config: StackConfig) -> list[str]:
+    model_roots = (config.models_path, *config.model_roots)
     return [
         *("--address", config.compiler_address),
+        *_server_tls_arguments(config.tls),
         *("--store", str(config.store_path)),
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
         *("--cache", str(config.cache_path / COMPILER.name)),
-        *(word for root in (config.models_path, *config.model_roots) for word in ("--model-root", str(root))),
+        *(word for root in model_roots for word in ("--model-root", str(root))),
+        *(word for root in config.import_roots for word in ("--import-root", str(root))),
     ]
 
 
 def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
+    given = {
+        "--threads-per-core": config.threads_per_core,
+        "--memory": config.memory,
+        "--deployments": config.deployments_path,
+    }
     return [
         *("--address", config.runtime_address),
-        *("--compiler", compiler_address),
+        *_server_tls_arguments(config.tls),
+        *("--compiler", reachable_address(compiler_address)),
+        *_compiler_tls_arguments(config.tls),
         *("--bundle-store", str(config.store_path)),
         *("--cache", str(config.cache_path / RUNTIME.name)),
+        *("--state", str(config.state_path)),
         *("--cores", str(config.num_cores)),
+        *_option_words(given),
     ]
+
+
+def _server_tls_arguments(tls: StackTls | None) -> list[str]:
+    if tls is None:
+        return []
+    return _option_words(
+        {"--tls-certificate": tls.certificate_path, "--tls-key": tls.key_path, "--tls-client-ca": tls.client_ca_path}
+    )
+
+
+def _compiler_tls_arguments(tls: StackTls | None) -> list[str]:
+    if tls is None:
+        return []
+    client = tls.client_options()
+    return _option_words(
+        {
+            "--compiler-ca": client.ca_path,
+            "--compiler-certificate": client.certificate_path,
+            "--compiler-key": client.key_path,
+        }
+    )
+
+
+def _option_words(options: Mapping[str, object]) -> list[str]:
+    """Gives the words of the options that have a value."""
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
 @contextlib.contextmanager
 def _locked_home(config: StackConfig) -> Iterator[None]:
     caches = (config.cache_path / service.name for service in (COMPILER, RUNTIME))
-    for path in (config.models_path, config.store_path, config.logs_path, *caches):
+    for path in (config.models_path, config.store_path, config.state_path, config.logs_path, *caches):
         path.mkdir(parents=True, exist_ok=True)
     with (config.home / "lock").open("wb") as lock:
         try:
