@@ -19,7 +19,6 @@ from bundle.errors import KilnError
 from compiler_svc.builds.job import BuildOutcome, JobDirectory
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
-from compiler_svc.pipeline import run_build
 from compiler_svc.records import Progress
 from edge.logs import configure_logging
 from execution.failure import Failure
@@ -37,6 +36,9 @@ def main(path: Path) -> None:
 
 
 def _build(directory: JobDirectory, report: ProgressReport) -> BuildOutcome:
+    # Takes seconds, with torch and transformers, and by now the process dies with its parent.
+    from compiler_svc.pipeline import run_build  # noqa: PLC0415
+
     try:
         return BuildOutcome(result=run_build(directory.read_job(), directory, report))
     except KilnError as error:
