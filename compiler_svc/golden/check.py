@@ -24,6 +24,14 @@ NUM_STEPS: Final = 4
 
 
 @dataclass(frozen=True)
+class GoldenSequence:
+    """Token ids that were fed: a prompt of `num_prompt_tokens`, then the others one by one."""
+
+    num_prompt_tokens: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class GoldenResult:
     """The record of a passed check."""
 
@@ -31,6 +39,7 @@ class GoldenResult:
     dtype: DType
     tolerance: float
     executables: tuple[GoldenComparison, ...]
+    sequences: tuple[GoldenSequence, ...]
 
 
 def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint) -> GoldenResult:
@@ -53,7 +62,9 @@ def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoin
         check = _Check(manifest, steps, checkpoint)
         for context in manifest.executables_of("context_encoding"):
             check.run_sequence(context)
-    return GoldenResult(REFERENCE_NAME, check.dtype, check.tolerance, tuple(check.comparisons.values()))
+    return GoldenResult(
+        REFERENCE_NAME, check.dtype, check.tolerance, tuple(check.comparisons.values()), tuple(check.sequences)
+    )
 
 
 class _Check:
@@ -68,7 +79,7 @@ class _Check:
         self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype])
         # Seeded: the prompts shall be the same every time.
         self._random = random.Random(0)
-        self._num_sequences = 0
+        self.sequences: list[GoldenSequence] = []
 
     def run_sequence(self, context: Executable) -> None:
         """Encodes a prompt and feeds a few tokens."""
@@ -78,17 +89,17 @@ class _Check:
         num_tokens = max(num_prompt_tokens, min(num_prompt_tokens + NUM_STEPS, longest))
         tokens = [self._random.randrange(self._manifest.tokens.vocab_size) for _ in range(num_tokens)]
         num_slots = min(self._manifest.state.num_slots, self._manifest.limits.tkg_batch_size)
-        slot = self._num_sequences % num_slots
+        slot = len(self.sequences) % num_slots
         expected = self._reference.run(tokens, num_prompt_tokens)
         inputs = make_context_inputs(self._manifest, context, tokens[:num_prompt_tokens], slot)
         self._run(context, inputs, row=0, expected=next(expected), position=num_prompt_tokens - 1)
         for position, logits in zip(range(num_prompt_tokens, num_tokens), expected, strict=True):
             fitting = [generator for generator in generators if generator.bucket[0] > position]
             # Feeding a token again writes the same keys and values again, so that every bucket can have its turn.
-            for generator in fitting[: 1 if self._num_sequences else None]:
+            for generator in fitting[: 1 if self.sequences else None]:
                 inputs = make_token_inputs(self._manifest, generator, tokens[position], position, slot)
                 self._run(generator, inputs, row=slot, expected=logits, position=position)
-        self._num_sequences += 1
+        self.sequences.append(GoldenSequence(num_prompt_tokens, tuple(tokens)))
 
     def _choose_prompt_length(self, context: Executable) -> int:
         smaller = [

@@ -59,6 +59,7 @@ def test_every_executable_is_compared(tiny: TinyLlama, bucketed: UnpublishedBund
         "token_generation_128": 4,
     }
     assert result.reference.startswith("transformers 5")
+    assert [(one.num_prompt_tokens, len(one.tokens)) for one in result.sequences] == [(8, 12), (17, 21)]
     for one in result.executables:
         assert one.max_deviation is not None
         assert one.max_deviation <= result.tolerance == 1e-4
