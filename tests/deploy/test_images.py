@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kiln_client import Bundles, Compiler, Runtime, compile_request
+from kiln.runtime.v1.runtime_pb2 import Deployment
+from kiln_client import Bundles, Compiler, KilnError, Runtime, Timeouts, TlsOptions, compile_request
 
+from tests.clients.authority import Authority
 from tests.deploy.build_context import BuildContext
-from tests.deploy.compose_file import COMPOSE, ROOT, resolve
+from tests.deploy.compose_file import COMPOSE, ROOT, TLS, resolve
 from tests.deploy.container import Container
 from tests.deploy.image_builder import ImageBuilder, Stage
+
+pytestmark = pytest.mark.timeout(900)  # building both images counts as part of the first test
 
 CONFIG = {
     "neuron_config": {
@@ -27,6 +34,7 @@ CONFIG = {
         "ctx_batch_size": 1,
     }
 }
+PROMPT = "Once upon a time"
 OURS = {"kiln-stubs", "kiln-bundle", "kiln-edge", "kiln-execution"}
 
 
@@ -52,9 +60,7 @@ def free_port() -> int:
     return port
 
 
-@pytest.fixture(scope="module")
-def containers(images: dict[str, Stage], scratch: Path) -> dict[str, Container]:
-    model = resolve(COMPOSE)
+def make_containers(images: dict[str, Stage], scratch: Path, model: dict[str, Any]) -> dict[str, Container]:
     ports = {port: free_port() for image in images.values() for port in image.ports}
     return {
         name: Container(
@@ -65,8 +71,13 @@ def containers(images: dict[str, Stage], scratch: Path) -> dict[str, Container]:
 
 
 @pytest.fixture(scope="module")
-def stack(containers: dict[str, Container]) -> Iterator[dict[str, Container]]:
-    """The services, started in Compose's order."""
+def containers(images: dict[str, Stage], scratch: Path) -> dict[str, Container]:
+    return make_containers(images, scratch, resolve(COMPOSE))
+
+
+@contextmanager
+def running(containers: dict[str, Container]) -> Iterator[None]:
+    """Starts the services in Compose's order, and stops them."""
     started: list[Container] = []
     try:
         for name in ("compiler", "runtime"):
@@ -74,10 +85,29 @@ def stack(containers: dict[str, Container]) -> Iterator[dict[str, Container]]:
             containers[name].start()
             started.append(containers[name])
             containers[name].wait_healthy()
-        yield containers
+        yield
+        assert all(container.is_healthy() for container in started)
     finally:
         codes = {container.name: container.stop() for container in reversed(started)}
     assert codes == {"compiler": 0, "runtime": 0}
+
+
+@pytest.fixture(scope="module")
+def generated(containers: dict[str, Container], scratch: Path) -> str:
+    """What a bundle generated that one stack compiled and loaded; the stack is stopped, its volumes remain."""
+    with (
+        running(containers),
+        Compiler(containers["compiler"].address) as compiler,
+        Runtime(containers["runtime"].address) as runtime,
+    ):
+        compiled = compiler.compile(compile_request("tiny", "kiln-tiny", CONFIG, optimization_level=0), timeout_s=240)
+        before = _listing(scratch / "volumes" / "store")
+        deployment = runtime.load_bundle(f"tiny:v{compiled.version}", "demo", timeout_s=120)
+        assert deployment.roles[0].bundle_digest == compiled.digest
+        completion = runtime.complete("demo", PROMPT, max_new_tokens=8)
+        assert _listing(scratch / "volumes" / "store") == before  # which the runtime's mount would not let it change
+    assert completion.usage.generated_tokens == 8
+    return completion.text
 
 
 @pytest.mark.parametrize(("name", "service"), [("compiler", "kiln-compiler"), ("runtime", "kiln-runtime")])
@@ -110,21 +140,35 @@ def test_the_images_need_the_packages_that_they_say(images: dict[str, Stage]) ->
     assert {image.user for image in images.values()} == {"10001:10001"}
 
 
-def test_compile_load_and_generate(stack: dict[str, Container], scratch: Path) -> None:
+def test_compile_load_and_generate(generated: str) -> None:
+    assert generated.strip()
+
+
+def test_volumes_outlive_the_containers_and_tls_changes_nothing(
+    images: dict[str, Stage], scratch: Path, generated: str
+) -> None:
+    folder = scratch / "certificates"
+    folder.mkdir()
+    authority = Authority(folder)
+    authority.issue("compiler")
+    authority.issue("runtime")
+    ours = TlsOptions(authority.path, *authority.issue("client"))
+    containers = make_containers(images, scratch, resolve(COMPOSE, TLS, KILN_CERTIFICATES=str(folder)))
+    compiler_address, runtime_address = containers["compiler"].address, containers["runtime"].address
     with (
-        Compiler(stack["compiler"].address) as compiler,
-        Bundles(stack["compiler"].address) as bundles,
-        Runtime(stack["runtime"].address) as runtime,
+        running(containers),
+        Bundles(compiler_address, tls=ours) as bundles,
+        Runtime(runtime_address, tls=ours) as runtime,
+        Runtime(runtime_address, tls=TlsOptions(authority.path), timeouts=Timeouts(read_s=5)) as stranger,
     ):
-        compiled = compiler.compile(compile_request("tiny", "kiln-tiny", CONFIG, optimization_level=0), timeout_s=240)
-        before = _listing(scratch / "volumes" / "store")
-        deployment = runtime.load_bundle(f"tiny:v{compiled.version}", "demo", timeout_s=120)
-        completion = runtime.complete("demo", "Once upon a time", max_new_tokens=8)
-        assert bundles.get_bundle("tiny").digest == compiled.digest == deployment.roles[0].bundle_digest
-    assert completion.usage.generated_tokens == 8
-    assert completion.text
-    assert _listing(scratch / "volumes" / "store") == before  # which the runtime's mount would not let it change
-    assert all(container.is_healthy() for container in stack.values())
+        with pytest.raises(KilnError):
+            stranger.get_server_info()
+        assert [bundle.version for bundle in bundles.list_bundles("tiny")] == [1]
+        deadline = time.monotonic() + 60
+        while runtime.get_deployment("demo").state != Deployment.STATE_READY and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert runtime.complete("demo", PROMPT, max_new_tokens=8).text == generated
+        runtime.load_weights("demo", "tiny:v1")  # which asks the compiler, over TLS
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, float]]:
