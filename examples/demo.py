@@ -39,6 +39,8 @@ def main() -> None:
         kiln("load-weights", "demo", "kiln-tiny-pirate")
         kiln("generate", "--deployment", "demo", "--prompt", "Once upon a time", *SAMPLING)
         kiln("status")
+        # Deployments outlive their runtime; the next run shall begin with the first weights again.
+        kiln("unload", "demo")
     print(f"\nDone in {time.monotonic() - start:.0f} s. Bundles and cache stay in {HOME.relative_to(ROOT)}.")
 
 
