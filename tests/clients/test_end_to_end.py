@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -28,14 +29,15 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    home = tmp_path_factory.mktemp("home")
+    home, layouts = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("layouts")
     words = ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0", "--cores", "2"]
-    command = [*KILN, "up", "--home", str(home), *words, "--model-root", "examples/models", "--json"]
+    roots = ["--model-root", "examples/models", "--import-root", str(layouts)]
+    command = [*KILN, "up", "--home", str(home), *words, *roots, "--json"]
     with subprocess.Popen(command, env=python_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         event = json.loads(process.stdout.readline())
         assert event.get("event") == "ready", event
-        yield event
+        yield event | {"home": str(home), "layouts": str(layouts)}
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 0
 
@@ -100,6 +102,60 @@ def test_weights_and_cache_change_while_loaded(addresses: dict[str, str], deploy
         epoch = receipt.weight_epoch
         assert receipt.zeroed_bytes == runtime.get_deployment(deployment).kv_bytes
         assert runtime.load_weights(deployment, bundle).weight_epoch == epoch + 1
+
+
+def test_weights_of_a_fine_tune_are_written_and_loaded(addresses: dict[str, str], deployment: str, bundle: str) -> None:
+    pirate = "examples/models/kiln-tiny-pirate"
+    lines = kiln(addresses, "shard-weights", bundle, "--model", pirate, "--name", "pirate", "--json").splitlines()
+    result = json.loads(lines[-1])
+    assert (result["version"], result["executables"]) == ("pirate:v1", [])
+    assert kiln(addresses, "bundles", "list", "pirate").splitlines()[1].split()[1] == "weights"
+    assert kiln(addresses, "bundles", "list", "tiny").splitlines()[1].split()[1] == "full"
+    with Runtime(addresses["runtime"]) as runtime:
+        before = runtime.complete(deployment, PROMPT, max_new_tokens=12).text
+        kiln(addresses, "load-weights", deployment, "pirate")
+        assert runtime.complete(deployment, PROMPT, max_new_tokens=12).text != before
+        kiln(addresses, "load-weights", deployment, bundle)
+        assert runtime.complete(deployment, PROMPT, max_new_tokens=12).text == before
+        with pytest.raises(errors.FailedPrecondition) as caught:
+            runtime.load_bundle("pirate", "alone")
+        assert caught.value.reason == "EXECUTABLES_MISSING"
+
+
+def test_leases_and_collection(addresses: dict[str, str], bundle: str) -> None:
+    kiln(addresses, "bundles", "lease", bundle, "--holder", "me", "--duration", "10m")
+    with Bundles(addresses["compiler"]) as bundles:
+        digest = bundles.get_bundle(bundle).digest
+        assert "me" in {lease.holder for lease in bundles.list_leases(digest)}
+        with pytest.raises(errors.InvalidArgument) as caught:
+            bundles.lease_bundle(bundle, "me", duration_s=0.5)
+        assert caught.value.reason == "LEASE_INVALID"
+    dry = json.loads(kiln(addresses, "bundles", "gc", "--dry-run", "--max-cache-age", "30d", "--json"))
+    assert (dry["dry_run"], dry["deleted_bundle_count"]) == (True, 0)
+    assert dry["kept_blob_count"] > 0
+    released = json.loads(kiln(addresses, "bundles", "release", "--holder", "me", "--digest", digest, "--json"))
+    assert released["released_count"] == 1
+
+
+def test_import_of_another_layout(addresses: dict[str, str], bundle: str) -> None:
+    layout = Path(addresses["layouts"]) / "fleet"
+    shutil.copytree(Path(addresses["home"]) / "store", layout, ignore=shutil.ignore_patterns("jobs"))
+    with Bundles(addresses["compiler"]) as bundles:
+        digest = bundles.get_bundle(bundle).digest
+    words = ("bundles", "import", layout, "--name", "promoted", "--source-ref", digest, "--alias", "prod")
+    result = json.loads(kiln(addresses, *words, "--alias-etag", "", "--json").splitlines()[-1])
+    assert (result["bundle"]["ref"], result["bundle"]["digest"]) == ("promoted:v1", digest)
+    assert (result["bundle"]["aliases"], result["copied_blob_count"]) == (["prod"], 0)
+    assert result["present_blob_count"] > 0
+
+
+def test_alias_is_followed(addresses: dict[str, str], bundle: str) -> None:
+    kiln(addresses, "bundles", "alias", bundle, "live")
+    words = ("load", "tiny@live", "--deployment", "follower", "--threads-per-core", "1", "--follow-alias")
+    shown = kiln(addresses, *words)
+    assert "follows     tiny@live\n" in shown
+    assert "1 threads each" in shown
+    kiln(addresses, "unload", "follower")
 
 
 def test_second_compile_is_a_cache_hit(addresses: dict[str, str], bundle: str, tmp_path: Path) -> None:
