@@ -9,7 +9,13 @@ from google.rpc import status_pb2
 
 from compiler_svc import bundle_errors, errors
 from compiler_svc.golden.errors import GoldenMismatch
-from compiler_svc.lower.errors import IsaUnknown, LoweringError, LoweringTimedOut, ToolchainMissing
+from compiler_svc.lower.errors import (
+    IsaUnknown,
+    LoweringError,
+    LoweringMemoryExceeded,
+    LoweringTimedOut,
+    ToolchainMissing,
+)
 from compiler_svc.models.errors import ModelError
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.errors import CheckpointError, CheckpointNotFound
@@ -51,6 +57,7 @@ STATUS_TABLE: Final[StatusTable] = {
     ShardingNotServed: grpc.StatusCode.INVALID_ARGUMENT,
     GoldenMismatch: grpc.StatusCode.INTERNAL,
     LoweringError: grpc.StatusCode.INTERNAL,
+    LoweringMemoryExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     LoweringTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
     IsaUnknown: grpc.StatusCode.INVALID_ARGUMENT,
     ToolchainMissing: grpc.StatusCode.FAILED_PRECONDITION,

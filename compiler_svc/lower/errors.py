@@ -6,6 +6,7 @@ KilnError
     ├── ToolchainMissing      no C++ compiler where the optimization level needs one
     ├── ProgramUnsupported    a graph that breaks the convention, or holds data that no weight set has
     ├── LoweringFailed        a lowering process that ended without an executable
+    ├── LoweringMemoryExceeded    one that ended at its memory limit
     └── LoweringTimedOut      a lowering process that took too long
 """
 
@@ -61,6 +62,19 @@ class LoweringFailed(LoweringError):
     def __init__(self, tag: str, how: str, log_tail: str) -> None:
         super().__init__(
             f"lowering of {tag} ended with {how}; its log ends:\n{log_tail}", tag=tag, how=how, log=log_tail
+        )
+
+
+class LoweringMemoryExceeded(LoweringError):
+    """A lowering process that ended at its memory limit."""
+
+    reason = "LOWERING_MEMORY_EXCEEDED"
+
+    def __init__(self, tag: str, limit_bytes: int) -> None:
+        super().__init__(
+            f"lowering of {tag} needs more memory than the {limit_bytes} bytes that each of its processes may take",
+            tag=tag,
+            limit_bytes=limit_bytes,
         )
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from compiler_svc.lower.errors import LoweringFailed, LoweringTimedOut
+from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.lower.exported_program import ExportedProgramBackend
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
+from compiler_svc.lower.memory_watch import MemoryWatch
 from compiler_svc.lower.toolchain import find_compiler
 from execution.failure import Failure
 from execution.parent_death import parent_environment
@@ -60,6 +61,7 @@ class LoweringPool:
 
         Raises:
             LoweringFailed: A process ended without an executable.
+            LoweringMemoryExceeded: A process needed more memory than it may take.
             LoweringTimedOut: A process took too long.
             ProgramUnsupported: A program cannot be lowered.
             ToolchainMissing: A job needs a C++ compiler and there is none.
@@ -89,16 +91,19 @@ class LoweringPool:
             # Calls no compiler and runs no graph: there is nothing to contain in a process.
             return IN_PROCESS_BACKEND.lower(job)
         find_compiler()
-        return_code = await self._run_child(job)
+        return_code, memory = await self._run_child(job)
         outcome = read_outcome(job)
         if isinstance(outcome, Failure):
             raise outcome.to_error()
         if outcome is None:
+            limit_bytes = self._memory_limit_bytes
+            if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, job.log_path):
+                raise LoweringMemoryExceeded(job.tag, limit_bytes)
             how = signal.Signals(-return_code).name if return_code < 0 else f"exit code {return_code}"
             raise LoweringFailed(job.tag, how, _tail(job.log_path))
         return outcome
 
-    async def _run_child(self, job: LoweringJob) -> int:
+    async def _run_child(self, job: LoweringJob) -> tuple[int, MemoryWatch]:
         command = [sys.executable, "-m", "compiler_svc.lower.child", str(job.directory)]
         if self._memory_limit_bytes is not None:
             command.append(str(self._memory_limit_bytes))
@@ -111,9 +116,10 @@ class LoweringPool:
                 env=_child_environment(job),
                 start_new_session=True,
             )
+        memory = MemoryWatch(process.pid)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await process.wait()
+            async with asyncio.timeout(self._timeout_s), memory.watching():
+                return await process.wait(), memory
         except TimeoutError:
             raise LoweringTimedOut(job.tag, self._timeout_s) from None
         finally:

@@ -9,7 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compiler_svc.lower.errors import LoweringFailed, LoweringTimedOut, ProgramUnsupported, ToolchainMissing
+from compiler_svc.lower.errors import (
+    LoweringFailed,
+    LoweringMemoryExceeded,
+    LoweringTimedOut,
+    ProgramUnsupported,
+    ToolchainMissing,
+)
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from tests.compiler_svc.lower.conftest import StageToy
@@ -93,10 +99,18 @@ async def test_a_child_that_loses_its_parent_takes_the_compiler_along(stage_toy:
     assert not alive
 
 
-async def test_memory_limit(stage_toy: StageToy) -> None:
-    pool = LoweringPool(num_processes=1, timeout_s=120, memory_limit_bytes=20_000_000)
-    with pytest.raises(LoweringFailed, match="lowering of hungry"):
+@pytest.mark.parametrize("limit_bytes", [20_000_000, 300_000_000])
+async def test_memory_limit(stage_toy: StageToy, limit_bytes: int) -> None:
+    """At these limits torch ends in many ways: errors of memory, of the system, segmentation faults."""
+    pool = LoweringPool(num_processes=1, timeout_s=120, memory_limit_bytes=limit_bytes)
+    with pytest.raises(LoweringMemoryExceeded, match=rf"lowering of hungry needs more memory than the {limit_bytes} "):
         await pool.lower([stage_toy("hungry", 1)])
+
+
+async def test_a_failure_far_from_the_limit(stage_toy: StageToy) -> None:
+    pool = LoweringPool(num_processes=1, timeout_s=120, memory_limit_bytes=1 << 40)
+    with pytest.raises(LoweringFailed, match="lowering of bad"):
+        await pool.lower([spoil(stage_toy("bad", 1))])
 
 
 async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

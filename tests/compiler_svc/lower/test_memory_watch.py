@@ -1,0 +1,53 @@
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler_svc.lower.memory_watch import MemoryWatch
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "log").write_text("In file included from a.cpp:\nerror: nothing to do with it\n")
+    return tmp_path / "log"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "MemoryError: ",
+        "OSError: [Errno 12] Cannot allocate memory: '/tmp'",
+        "cc1plus: out of memory allocating 65536 bytes after a total of 1048576 bytes",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+    ],
+)
+def test_a_log_that_tells_of_a_refusal(log: Path, refusal: str) -> None:
+    watch = MemoryWatch(os.getpgid(0))
+    assert not watch.explains_end(1 << 40, log)
+    log.write_text(f"Traceback:\n  {refusal}\nSegmentation fault\n")
+    assert watch.explains_end(1 << 40, log)
+
+
+async def test_a_process_near_its_limit(log: Path) -> None:
+    script = "held = bytearray(200_000_000); print(flush=True); input()"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        script,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    watch = MemoryWatch(child.pid)
+    async with watch.watching():
+        assert child.stdout is not None
+        await child.stdout.readline()
+        async with asyncio.timeout(10):
+            while not watch.explains_end(210_000_000, log):
+                await asyncio.sleep(0.05)
+    assert not watch.explains_end(400_000_000, log)
+    child.kill()
+    await child.wait()
