@@ -28,6 +28,7 @@ def compiler(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     (tmp_path / "address").write_text(address)
     home = tmp_path / "home"
     options = ["--address", address, "--store", str(home / "store"), "--cache", str(home / "cache")]
+    options += ["--drain-timeout", "0.5"]
     command = [sys.executable, "-m", "compiler_svc", *options, "--model-root", str(ROOT / "examples/models")]
     started: list[subprocess.Popen[str]] = []
 
@@ -46,7 +47,10 @@ def compiler(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_compile_outlives_the_compiler(compiler: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_compile_outlives_the_compiler(
+    compiler: Callable[[], subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+) -> None:
     first = compiler()
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
@@ -57,7 +61,7 @@ def test_compile_outlives_the_compiler(compiler: Callable[[], subprocess.Popen[s
         events = []
         while not events or events[-1]["event"] != "progress" or events[-1]["stage"] == "queued":
             events.append(json.loads(command.stdout.readline()))
-        os.kill(first.pid, signal.SIGKILL)
+        os.kill(first.pid, number)
         first.wait()
         compiler()
         out, _ = command.communicate(timeout=TIMEOUT_S)
