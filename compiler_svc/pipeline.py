@@ -157,9 +157,13 @@ def build_weights(job: BuildJob, spec: ShardSpec, layout: Layout, report: Progre
         for layer in executables.image.layers:
             if layer.media_type == TOKENIZER_TYPE:
                 writer.add_blob(layout.stored(layer.digest), TOKENIZER_TYPE, layer.title)
-    writer.add_blob(canonical_json(manifest.config), NEURON_CONFIG_TYPE, CONFIG_TITLE)
+    # Whatever the other bundle was compiled without, this one has.
+    neuron_config = manifest.config["neuron_config"] | {"save_sharded_checkpoint": True, "skip_sharding": False}
+    config = manifest.config | {"neuron_config": neuron_config}
+    writer.add_blob(canonical_json(config), NEURON_CONFIG_TYPE, CONFIG_TITLE)
     weights_only = msgspec.structs.replace(
         manifest,
+        config=config,
         executables=(),
         checkpoint_digest=job.checkpoint_digest,
         tokens=plan.tokens,
