@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bundle.digest import is_digest
 from bundle.errors import BundleNotFound
 from bundle.layout import Layout
-from bundle.oci import BUNDLE_TYPE, IMAGE_MANIFEST_TYPE, ImageManifest
+from bundle.oci import BUNDLE_TYPE, IMAGE_MANIFEST_TYPE, ImageManifest, Index
 from bundle.referrers import read_manifest
 
 
@@ -29,17 +29,7 @@ def list_bundles(layout: Layout) -> tuple[ListedBundle, ...]:
     Raises:
         LayoutInvalid: The index, or a manifest that it lists, is broken.
     """
-    tags: dict[str, set[str]] = {}
-    for entry in layout.read_index().manifests:
-        if entry.media_type != IMAGE_MANIFEST_TYPE:
-            continue
-        # Some tools leave the type out of the index.
-        if entry.artifact_type != BUNDLE_TYPE:
-            image = read_manifest(layout, entry)
-            if not isinstance(image, ImageManifest) or image.artifact_type != BUNDLE_TYPE:
-                continue
-        tags.setdefault(entry.digest, set()).update({entry.ref_name} - {""})
-    return tuple(ListedBundle(digest, tuple(sorted(names))) for digest, names in tags.items())
+    return layout.read_through_index(lambda index: _list_bundles(layout, index))
 
 
 def find_bundle(layout: Layout, ref: str) -> str:
@@ -63,3 +53,17 @@ def find_bundle(layout: Layout, ref: str) -> str:
     if len(found) != 1:
         raise BundleNotFound(ref, detail)
     return found[0]
+
+
+def _list_bundles(layout: Layout, index: Index) -> tuple[ListedBundle, ...]:
+    tags: dict[str, set[str]] = {}
+    for entry in index.manifests:
+        if entry.media_type != IMAGE_MANIFEST_TYPE:
+            continue
+        # Some tools leave the type out of the index.
+        if entry.artifact_type != BUNDLE_TYPE:
+            image = read_manifest(layout, entry)
+            if not isinstance(image, ImageManifest) or image.artifact_type != BUNDLE_TYPE:
+                continue
+        tags.setdefault(entry.digest, set()).update({entry.ref_name} - {""})
+    return tuple(ListedBundle(digest, tuple(sorted(names))) for digest, names in tags.items())

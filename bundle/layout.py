@@ -16,16 +16,18 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from bundle.blob_writer import BlobWriter, StoredBlob, fsync_directory, publish_file
 from bundle.digest import CHUNK_SIZE_BYTES, PREFIX, digest_hex, is_digest, sha256_stream
 from bundle.errors import BlobNotFound, LayoutInvalid
 from bundle.oci import INDEX_TYPE, Index, LayoutMarker, RecordT, parse_record
 from bundle.pins import PinFile, read_pins
+
+T = TypeVar("T")
 
 EMPTY_INDEX: Final = Index(schema_version=2, media_type=INDEX_TYPE, manifests=())
 
@@ -207,6 +209,20 @@ class Layout:
             LayoutInvalid: It is missing or broken.
         """
         return self._read_record(self._index, Index)
+
+    def read_through_index(self, read: Callable[[Index], T]) -> T:
+        """Reads what the index leads to; again, where the index changes meanwhile and the old one leads nowhere.
+
+        Raises:
+            LayoutInvalid: The index, or something that it leads to, is missing or broken.
+        """
+        while True:
+            index = self.read_index()
+            try:
+                return read(index)
+            except LayoutInvalid:
+                if self.read_index() == index:
+                    raise
 
     def replace_index(self, index: Index) -> None:
         """Replaces the index, durably; the caller holds the lock since before it read the old one."""

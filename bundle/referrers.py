@@ -96,7 +96,8 @@ def list_referrers(layout: Layout, digest: str, artifact_type: str | None = None
         LayoutInvalid: The store's index, or a manifest that it lists, is broken.
         DigestInvalid: `digest` is none.
     """
-    found = find_referrers(layout, layout.read_index(), parse_digest(digest))
+    parse_digest(digest)
+    found = layout.read_through_index(lambda index: find_referrers(layout, index, digest))
     return tuple(one for one in found if artifact_type in {None, one.artifact_type})
 
 

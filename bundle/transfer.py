@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from bundle.digest import CHUNK_SIZE_BYTES
 from bundle.errors import BlobCorrupt
 from bundle.layout import Layout
-from bundle.oci import BlobDescriptor, ImageManifest
+from bundle.oci import BlobDescriptor, ImageManifest, Index
 from bundle.reader import open_bundle
 from bundle.referrers import ReferrerTree, find_referrer_tree, read_manifest
 from bundle.verification import BlobVerifier
@@ -62,10 +63,10 @@ def copy_bundle(
         DigestInvalid: `digest` is none.
     """
     bundle = open_bundle(source, digest)
-    referrers = find_referrer_tree(source, source.read_index(), digest) if with_referrers else {}
+    referrers, of_referrers = source.read_through_index(partial(_find_referrers, source, digest, with_referrers))
     with target.pinning() as writer:
         # What refers to others comes after them.
-        blobs = {blob.digest: blob for blob in (*_blobs_of_referrers(source, referrers), *reversed(bundle.blobs))}
+        blobs = {blob.digest: blob for blob in (*of_referrers, *reversed(bundle.blobs))}
         missing = [blob for blob in blobs.values() if not _is_whole(writer, blob, verifier)]
         total_bytes = sum(blob.size_bytes for blob in missing)
         done_bytes = 0
@@ -84,12 +85,18 @@ def copy_bundle(
     return Transfer(digest, len(missing), total_bytes, len(blobs) - len(missing))
 
 
-def _blobs_of_referrers(source: Layout, referrers: ReferrerTree) -> Iterable[BlobDescriptor]:
-    for referrer in (one for listed in referrers.values() for one in listed):
+def _find_referrers(
+    source: Layout, digest: str, are_wanted: bool, index: Index
+) -> tuple[ReferrerTree, list[BlobDescriptor]]:
+    """What refers to a bundle, and the blobs of that, manifests last."""
+    tree = find_referrer_tree(source, index, digest) if are_wanted else {}
+    blobs: list[BlobDescriptor] = []
+    for referrer in (one for listed in tree.values() for one in listed):
         image = read_manifest(source, referrer)
         if isinstance(image, ImageManifest):
-            yield from (image.config, *image.layers)
-        yield referrer
+            blobs += (image.config, *image.layers)
+        blobs.append(referrer)
+    return tree, blobs
 
 
 def _is_whole(target: Layout, blob: BlobDescriptor, verifier: BlobVerifier) -> bool:

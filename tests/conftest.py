@@ -2,5 +2,13 @@
 
 import signal
 
+import pytest
+
+from tests.fuzzing import SEED
+
 # A run that a shell started in the background ignores interrupts, and so would every child that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"fuzz seed: {SEED} (KILN_FUZZ_SEED={SEED} repeats it)"

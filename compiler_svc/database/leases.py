@@ -58,10 +58,5 @@ def list_leased_digests(session: Session) -> frozenset[str]:
     return frozenset(session.scalars(select(LeaseRow.digest).distinct()))
 
 
-def keep_new_bundle(session: Session, digest: str) -> None:
-    """Keeps a bundle that a build has published until a version names it."""
-    set_lease(session, holder=BUILD_HOLDER, digest=digest, duration_s=BUILD_DURATION_S)
-
-
 def _forget_expired(session: Session) -> None:
     session.execute(delete(LeaseRow).where(LeaseRow.expire_time_ns <= time.time_ns()))

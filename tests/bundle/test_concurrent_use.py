@@ -15,6 +15,7 @@ from hypothesis.stateful import Bundle as Values
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 
 from bundle.layout import Layout
+from bundle.oci import NEURON_CONFIG_TYPE
 from bundle.reader import open_bundle
 from bundle.removal import Needs, collect_garbage, remove_bundle
 from bundle.transfer import copy_bundle
@@ -89,20 +90,17 @@ class StoreMachine(RuleBasedStateMachine):
     def find_needs(self) -> Needs:
         return Needs(bundles=frozenset([*self.versions, *self.leases]))
 
-    @rule(target=writers)
-    def begin_to_write(self) -> int:
+    @rule(target=writers, files=st.sets(st.integers(0, len(FILES) - 1), min_size=1))
+    def begin_to_write(self, files: set[int]) -> int:
         stack = ExitStack()
         writer = BundleWriter(stack.enter_context(self.layout.pinning()))
+        for file in files:
+            writer.add_blob(FILES[file][2], FILES[file][1], FILES[file][0])
         self.count += 1
-        self.open_writers[self.count] = (stack, writer, set())
+        # What no other bundle shares.
+        writer.add_blob(f"of writer {self.count}".encode(), NEURON_CONFIG_TYPE, "neuron_config.json")
+        self.open_writers[self.count] = (stack, writer, files)
         return self.count
-
-    @rule(number=writers, file=st.integers(0, len(FILES) - 1))
-    def write_a_file(self, number: int, file: int) -> None:
-        if number in self.open_writers:
-            title, media_type, data = FILES[file]
-            self.open_writers[number][1].add_blob(data, media_type, title)
-            self.open_writers[number][2].add(file)
 
     @rule(target=digests, number=consumes(writers), version=st.sampled_from("abc"))
     def publish_and_name(self, number: int, version: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -133,7 +134,8 @@ class TestNeeds:
         """What a build process does at its end, and the service then."""
         digest = publish_sample(Layout(home / "store"))
         database = Database(f"sqlite:///{home}/store/kiln.db")
-        database.run_and_wait(lambda session: leases.keep_new_bundle(session, digest))
+        keep = partial(leases.set_lease, holder=leases.BUILD_HOLDER, digest=digest, duration_s=leases.BUILD_DURATION_S)
+        database.run_and_wait(keep)
         database.close()
         assert (await collect(client)).deleted_bundle_count == 0
         assert await listed(client) == [(digest, leases.BUILD_HOLDER)]
