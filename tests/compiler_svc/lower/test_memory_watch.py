@@ -46,7 +46,7 @@ async def test_a_process_near_its_limit(log: Path) -> None:
         assert child.stdout is not None
         await child.stdout.readline()
         async with asyncio.timeout(10):
-            while not watch.explains_end(210_000_000, log):
+            while not watch.explains_end(210_000_000, log):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.05)
     assert not watch.explains_end(400_000_000, log)
     child.kill()

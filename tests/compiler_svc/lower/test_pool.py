@@ -116,11 +116,11 @@ async def test_a_failure_far_from_the_limit(stage_toy: StageToy) -> None:
 async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # A child's environment is its parent's: a backend that refuses, put in its way.
     (tmp_path / "sitecustomize.py").write_text(
-        "import compiler_svc.lower.child as child\n"
+        "import compiler_svc.lower.aoti as aoti\n"
         "from compiler_svc.lower.errors import ProgramUnsupported\n"
         "def refuse(backend, job):\n"
         "    raise ProgramUnsupported('constant x', 'is odd')\n"
-        "child.AotiBackend.lower = refuse\n"
+        "aoti.AotiBackend.lower = refuse\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ProgramUnsupported, match="the graph cannot be lowered: constant x is odd"):
