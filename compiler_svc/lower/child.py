@@ -12,27 +12,26 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Final
 
 from bundle.errors import KilnError
-from compiler_svc.lower.aoti import AotiBackend
-from compiler_svc.lower.job import LoweringBackend, read_job, write_outcome
+from compiler_svc.lower.job import read_job, write_outcome
 from execution.failure import Failure
 from execution.parent_death import die_with_parent
-
-BACKEND: Final[LoweringBackend] = AotiBackend()
 
 
 def main(directory: Path, memory_limit_bytes: int | None = None) -> None:
     """Runs one job."""
     signal.signal(signal.SIGTERM, _end_process_group)
     die_with_parent(signal.SIGTERM)
+    # Takes seconds, with torch, and by now the process dies with its parent.
+    from compiler_svc.lower.aoti import AotiBackend  # noqa: PLC0415
+
     job = read_job(directory)
     if memory_limit_bytes is not None:
         limit_bytes = memory_limit_bytes + job.reserved_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     try:
-        write_outcome(job, BACKEND.lower(job))
+        write_outcome(job, AotiBackend().lower(job))
     except KilnError as error:
         write_outcome(job, Failure.of(error))
 
