@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow
@@ -37,7 +37,9 @@ def find_executable(session: Session, action_digest: str) -> CachedExecutable | 
     row = session.get(CachedExecutableRow, action_digest)
     if row is None:
         return None
-    row.use_time_ns = time.time_ns()
+    # By statement: a collection may have forgotten the row meanwhile, which is no error.
+    used = update(CachedExecutableRow).where(CachedExecutableRow.action_digest == action_digest)
+    session.execute(used.values(use_time_ns=time.time_ns()))
     return msgspec.json.decode(row.record, type=CachedExecutable)
 
 

@@ -29,9 +29,11 @@ class Lease:
 
 def set_lease(session: Session, *, holder: str, digest: str, duration_s: float) -> Lease:
     """Leases a bundle from now on, or renews the lease that the holder has on it."""
-    row = LeaseRow(holder=holder, digest=digest, expire_time_ns=time.time_ns() + round(duration_s * 1e9))
-    session.merge(row)
-    return Lease(row.holder, row.digest, row.expire_time_ns)
+    lease = Lease(holder, digest, time.time_ns() + round(duration_s * 1e9))
+    # Written before it is read: build processes write leases, too, and might come in between.
+    session.execute(delete(LeaseRow).where(LeaseRow.holder == holder, LeaseRow.digest == digest))
+    session.add(LeaseRow(holder=holder, digest=digest, expire_time_ns=lease.expire_time_ns))
+    return lease
 
 
 def release_leases(session: Session, *, holder: str, digest: str) -> int:

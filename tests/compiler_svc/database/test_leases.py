@@ -1,4 +1,6 @@
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +64,14 @@ def test_releasing_one_or_all_of_a_holder(database: Database, clock: list[int]) 
     assert listed(database) == [(DIGESTS[0], "b")]
     clock[0] += 6 * 10**9
     assert release(database, "b") == 0
+
+
+def test_processes_lease_at_once(tmp_path: Path) -> None:
+    """As builds do beside the service, the same bundle among others."""
+    others = [Database(f"sqlite:///{tmp_path}/shared.db") for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        futures = [pool.submit(lease, others[number % 3], "kiln/build", DIGESTS[number % 2]) for number in range(60)]
+        assert {future.result().holder for future in futures} == {"kiln/build"}
+    assert listed(others[0]) == [(digest, "kiln/build") for digest in DIGESTS[:2]]
+    for other in others:
+        other.close()
