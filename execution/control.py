@@ -91,6 +91,7 @@ class Swapped(_Message, frozen=True, kw_only=True):
     """The weights are in use; no step could run meanwhile."""
 
     duration_s: float
+    weights_bytes: int
 
 
 class Zeroed(_Message, frozen=True, kw_only=True):

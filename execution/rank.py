@@ -91,7 +91,8 @@ class Rank:
             case SwapWeights():
                 started = time.perf_counter()
                 self._executor.swap_weights()
-                return Swapped(duration_s=time.perf_counter() - started)
+                duration_s = time.perf_counter() - started
+                return Swapped(duration_s=duration_s, weights_bytes=self._executor.weights_bytes)
             case DiscardStaged():
                 self._executor.discard_staged()
             case ZeroState(slots=slots):

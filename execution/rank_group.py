@@ -58,7 +58,7 @@ class RankGroup:
 
     Attributes:
         died: Its result is a `RankDied`, set when a rank ends unexpectedly; cancelled by `close`.
-        weights_bytes: Bytes of the weights in use, over all ranks; 0 before `load`.
+        weights_bytes: Bytes of the weights in use, over all ranks; 0 while there are none.
         state_bytes: Bytes of the KV cache, over all ranks; 0 before `load`.
     """
 
@@ -250,7 +250,9 @@ class RankGroup:
                 # Ranks with different weights would compute something, and it would be garbage.
                 self._ranks[failed.index(True)].kill()
                 await self._ranks[failed.index(True)].wait_ended()
-            return max(answer.duration_s for answer in self._unwrap(outcomes))
+            swapped = self._unwrap(outcomes)
+            self.weights_bytes = sum(answer.weights_bytes for answer in swapped)
+            return max(answer.duration_s for answer in swapped)
 
     async def _zero_state(self, slots: Sequence[int] | None) -> int:
         call = ZeroState(slots=None if slots is None else list(slots))

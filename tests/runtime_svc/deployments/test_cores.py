@@ -13,6 +13,21 @@ def test_lowest_free_cores_are_placed() -> None:
     assert pool.reserve(3, []) == (0, 1, 3)
 
 
+def test_ranges_are_preferred_to_scattered_cores() -> None:
+    pool = CorePool(6)
+    pool.reserve(1, [1])
+    assert pool.reserve(2, []) == (2, 3)
+    assert pool.reserve(1, []) == (0,)
+    assert pool.reserve(2, [], (5, 4)) == (5, 4)
+
+
+def test_cores_of_before_are_taken_where_they_are_free() -> None:
+    pool = CorePool(4)
+    pool.reserve(1, [3])
+    assert pool.reserve(2, [], (3, 2)) == (0, 1)
+    assert pool.reserve(1, [], (2,)) == (2,)
+
+
 def test_refusal_takes_nothing() -> None:
     pool = CorePool(2)
     pool.reserve(1, [0])
