@@ -11,7 +11,7 @@ PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml)
+$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
