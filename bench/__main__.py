@@ -1,90 +1,148 @@
-"""`make bench`: decoding by itself, through gRPC, and beside transformers; writes bench/RESULTS.md."""
+"""`make bench`: measures everything in turns and writes RESULTS.md; see the package."""
 
 from __future__ import annotations
 
-import os
-import platform
+import argparse
+import contextlib
+import signal
+import sys
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from kiln_client import Compiler, Runtime, compile_request
 
-from bench.bare import measure_decode_step, measure_eager_step, measure_read_bandwidth
-from bench.checkpoint import write_checkpoint
-from bench.served import measure_streams, running_services
+from bench.checkpoint import count_parameters, write_checkpoint
+from bench.measurements import Measurements
+from bench.peers import ENVIRONMENT
+from bench.plan import FULL, QUICK, Plan
+from bench.profile import profile_decoding
+from bench.report import render
+from bench.services import compile_bundles, load_bundles, running_services, swap_weights
+from bench.worker import Worker, WorkerFailed, median
+from execution.threads import thread_environment
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-#: The runtime gives a rank one thread a core, and a bundle of one rank one core.
-NUM_THREADS = 1
-CONFIG = {
-    "neuron_config": {
-        "seq_len": 256,
-        "max_context_length": 64,
-        "batch_size": 1,
-        "torch_dtype": "float32",
-        "is_continuous_batching": True,
-        "on_device_sampling_config": {"dynamic": True},
-    }
-}
+MODEL = "random"
+PEERS = ("openvino", "llama_cpp")
+#: Messages of the raw stream that the front's time is compared to.
+RAW_MESSAGES = 2000
 
 
 def main() -> None:
     """Measures, prints, and writes the page."""
-    with tempfile.TemporaryDirectory() as directory:
-        rows = measure(Path(directory))
-    text = render(rows)
-    RESULTS.write_text(text)
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny model: whether it runs, not how fast")
+    parser.add_argument("--no-peers", action="store_true", help="leave OpenVINO and llama.cpp out")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the page to write")
+    options = parser.parse_args()
+    plan = QUICK if options.quick else FULL
+    # What was started is ended, too, when the run is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        work = Path(directory)
+        write_checkpoint(work / "models" / MODEL, plan)
+        run = _Run(plan, work, stack)
+        run.add_other("eager", "bench.eager")
+        for peer in () if options.no_peers else PEERS:
+            run.add_other(peer, f"bench.peers.{peer}", str(ENVIRONMENT / "bin" / "python"))
+        for number in range(plan.rounds):
+            _say(f"round {number + 1} of {plan.rounds}")
+            run.measure_round()
+        _say("profiling")
+        run.profile(work)
+        text = render(run.measured, plan, count_parameters(work / "models" / MODEL))
+    options.output.write_text(text)
     print(text)
 
 
-def measure(work: Path) -> list[tuple[str, str, str]]:
-    """Rows of the table: what, figure, ratio."""
-    model = write_checkpoint(work / "models" / "random")
-    with running_services(work / "home", work / "models") as services:
-        compiler, runtime = Compiler(services.compiler), Runtime(services.runtime)
-        digests = {}
-        for batch_size in (1, 4):
-            config = {"neuron_config": {**CONFIG["neuron_config"], "batch_size": batch_size, "ctx_batch_size": 1}}
-            digests[batch_size] = compiler.compile(compile_request(f"batch{batch_size}", "random", config)).digest
-        served = {}
-        for batch_size, digest in digests.items():
-            runtime.load_bundle(digest, "bench")
-            served[batch_size] = measure_streams(runtime, "bench", batch_size)
-            if batch_size == 1:
-                pause_s = runtime.load_weights("bench", digest).pause_duration.ToTimedelta().total_seconds()
-            runtime.unload_bundle("bench")
-    bandwidth = measure_read_bandwidth(NUM_THREADS)
-    step_s, weights_bytes = measure_decode_step(work / "home" / "store", digests[1], NUM_THREADS)
-    eager_s = measure_eager_step(model, NUM_THREADS)
-    reading = weights_bytes / step_s
-    return [
-        ("read bandwidth (sum of 1 GiB f32)", f"{bandwidth / 1e9:.1f} GB/s", "1"),
-        ("bare decode step, batch 1", f"{step_s * 1e3:.1f} ms", f"{reading / bandwidth:.2f} of read bandwidth"),
-        ("transformers eager decode step", f"{eager_s * 1e3:.1f} ms", f"bare is {eager_s / step_s:.2f}× as fast"),
-        ("through gRPC, 1 stream", f"{served[1]:.1f} tokens/s", f"{served[1] * step_s:.2f} of bare"),
-        ("through gRPC, 4 streams", f"{served[4]:.1f} tokens/s", f"{served[4] / served[1]:.2f}× one stream"),
-        ("LoadWeights pause", f"{pause_s * 1e3:.2f} ms", f"{pause_s / step_s:.3f} of a decode step"),
-    ]
+class _Run:
+    """One run: who is measured, and what came out."""
+
+    def __init__(self, plan: Plan, work: Path, stack: contextlib.ExitStack) -> None:
+        """Compiles, loads, and starts who is measured; the stack ends them."""
+        self.measured = Measurements()
+        self._plan = plan
+        self._stack = stack
+        self._model = work / "models" / MODEL
+        self._first = f"batch{plan.batches[0]}"
+        self._services = stack.enter_context(running_services(work / "home", self._model.parent, len(plan.batches)))
+        _say("compiling")
+        compiled = compile_bundles(self._services, plan, MODEL)
+        for batch, bundle in compiled.items():
+            self.measured.once |= {f"lower.{tag}, batch {batch}": s for tag, s in bundle.lowering_s.items()}
+        _say("loading")
+        self.measured.once |= {f"load.{name}": s for name, s in load_bundles(self._services, plan, compiled).items()}
+        self._digests = {f"batch{batch}": bundle.digest for batch, bundle in compiled.items()}
+        # As a rank runs: this many threads, waiting as a rank's do.
+        self._bare = self._start("bench.bare", environment=thread_environment(plan.num_threads))
+        store = str(work / "home" / "store")
+        self._bare.call("load", store=store, digests=self._digests, num_threads=plan.num_threads)
+        self._clients, self._raw = self._start("bench.streams"), self._start("bench.raw_stream")
+        self._others: dict[str, Worker] = {}
+        self.measured.notes["Kiln"] = f"torch {torch.__version__}, float32, keys and values float32"
+
+    def add_other(self, name: str, module: str, python: str = sys.executable) -> None:
+        """Starts another engine; one that is not installed or does not work is left out, and the page says why."""
+        if not Path(python).exists():
+            self.measured.skipped[name] = "left out, not installed: `python -m bench.peers.install`"
+            return
+        _say(f"starting {name}")
+        worker = self._start(module, python=python)
+        try:
+            note = worker.call("load", model=str(self._model), num_threads=self._plan.num_threads)
+            worker.call("prefill", tokens=8, steps=1)
+        except WorkerFailed as failure:
+            self.measured.skipped[name] = f"left out, {failure}"
+        else:
+            self.measured.notes[name] = note
+            self._others[name] = worker
+
+    def measure_round(self) -> None:
+        """Has all take their turn."""
+        plan, add = self._plan, self.measured.add
+        add("bandwidth", self._bare.call("bandwidth"))
+        add("gemm", self._bare.call("gemm"))
+        for batch in plan.batches:
+            steps = max(8, plan.steps // batch)
+            position = plan.context + steps // 2
+            durations = self._bare.call("decode", name=f"batch{batch}", position=position, steps=steps)
+            add(f"bare.decode.{batch}", median(durations))
+            self._measure_served(batch, max(24, steps))
+            for name, worker in self._others.items():
+                durations = worker.call("decode", rows=batch, context=plan.context, steps=steps)
+                add(f"{name}.decode.{batch}", median(durations))
+        add("bare.prefill", median(self._bare.call("prefill", name=self._first, steps=5)))
+        for name, worker in self._others.items():
+            add(f"{name}.prefill", median(worker.call("prefill", tokens=plan.prompt_tokens, steps=5)))
+        add("pause", swap_weights(self._services, self._first, self._digests[self._first]))
+        add("raw", self._raw.call("measure", tokens=RAW_MESSAGES))
+
+    def profile(self, work: Path) -> None:
+        """Samples what a decode step does."""
+        position = self._plan.context + self._plan.steps
+        self.measured.profile = profile_decoding(self._bare, self._first, position, work)
+
+    def _measure_served(self, batch: int, tokens: int) -> None:
+        address, deployment, context = self._services.runtime, f"batch{batch}", self._plan.context
+        before = self._services.front.cpu_times()
+        step_s = self._clients.call(
+            "stream", address=address, deployment=deployment, streams=batch, context=context, tokens=tokens
+        )
+        after = self._services.front.cpu_times()
+        self.measured.add(f"served.decode.{batch}", step_s)
+        cpu_s = after.user + after.system - before.user - before.system
+        self.measured.add(f"front.{batch}", cpu_s / (batch * tokens))
+
+    def _start(
+        self, module: str, *, python: str = sys.executable, environment: Mapping[str, str] | None = None
+    ) -> Worker:
+        return self._stack.enter_context(Worker(module, python=python, environment=environment))
 
 
-def render(rows: list[tuple[str, str, str]]) -> str:
-    """The page."""
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    machine = f"{model.partition(':')[2].strip() or platform.machine()}, {os.cpu_count()} cores"
-    table = "\n".join(f"| {what} | {figure} | {ratio} |" for what, figure, ratio in rows)
-    return f"""\
-# Results
-
-Written by `make bench`. A random Llama of 115 M parameters (10 layers, hidden 1024, 16 heads on 4 KV heads), float32,
-`-O1`, one thread. Ratios are of figures of this run.
-
-Machine: {machine}; Python {platform.python_version()}, torch {torch.__version__}.
-
-| what | figure | ratio |
-|---|---|---|
-{table}
-"""
+def _say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
 
 
 if __name__ == "__main__":

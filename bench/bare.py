@@ -1,66 +1,86 @@
-"""The executables by themselves, the reference beside them, and the memory that bounds both."""
+"""A worker: the executables by themselves, as a rank runs them, and the limits of the machine."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM
+from torch import Tensor
 
+from bench.worker import serve, time_steps
 from bundle.layout import Layout
+from bundle.manifest import Executable
 from bundle.reader import open_bundle
-from execution.executor import load_executor
-
-WARM_UP, STEPS = 5, 40
+from execution.executor import Executor, load_executor
 
 
-def median_s(action: Callable[[], object], *, steps: int = STEPS) -> float:
-    """Median duration of an action, in seconds, after a warm-up."""
-    durations = []
-    for step in range(WARM_UP + steps):
-        start = time.perf_counter()
-        action()
-        if step >= WARM_UP:
-            durations.append(time.perf_counter() - start)
-    return statistics.median(durations)
-
-
-def measure_read_bandwidth(num_threads: int) -> float:
-    """Bytes per second that a sum over 1 GiB of f32 reads: the limit of decoding."""
+def load(store: str, digests: dict[str, str], num_threads: int) -> int:
+    """Loads bundles by name; returns the bytes of weights of one."""
     torch.set_num_threads(num_threads)
-    data = torch.ones(1 << 28)
-    return data.nbytes / median_s(data.sum, steps=10)
+    layout = Layout(Path(store))
+    for name, digest in digests.items():
+        manifest = open_bundle(layout, digest).manifest
+        _LOADED[name] = (load_executor(manifest, 0, layout.blob_path), manifest.executables)
+    return next(executor.weights_bytes for executor, _ in _LOADED.values())
 
 
-def measure_decode_step(store: Path, digest: str, num_threads: int) -> tuple[float, int]:
-    """Seconds of one token_generation step at batch 1, and the bytes of weights it reads."""
-    torch.set_num_threads(num_threads)
-    layout = Layout(store)
-    manifest = open_bundle(layout, digest).manifest
-    executor = load_executor(manifest, 0, layout.blob_path)
-    executable = manifest.executables_of("token_generation")[0]
+def bandwidth() -> float:
+    """Bytes per second that sums over 1 GiB of f32 read, at best: the limit of decoding."""
+    data = _gibibyte()
+    return data.nbytes / min(time_steps(data.sum, warm_up=1, steps=5))
+
+
+def gemm() -> float:
+    """Operations per second of torch's product of f32 matrices of 2048 × 2048, at best: the limit of prefill."""
+    matrix = torch.ones(2048, 2048)
+    return 2 * 2048**3 / min(time_steps(lambda: matrix @ matrix, warm_up=1, steps=3))
+
+
+def decode(name: str, position: int, steps: int) -> list[float]:
+    """Seconds of token_generation steps of all rows, one after the other."""
+    executor, executable = _find(name, "token_generation")
+    rows = executable.batch_size
     inputs = {
-        "input_ids": torch.tensor([[5]], dtype=torch.int32),
-        "position_ids": torch.tensor([[20]], dtype=torch.int32),
-        "seq_ids": torch.tensor([0], dtype=torch.int32),
-        "sampling_params": torch.tensor([[1.0, 1.0, 0.0]]),
-        "rand": torch.zeros(1, 1),
+        "input_ids": torch.full((rows, 1), 5, dtype=torch.int32),
+        "position_ids": torch.full((rows, 1), position, dtype=torch.int32),
+        "seq_ids": torch.arange(rows, dtype=torch.int32),
     }
-    inputs = {spec.name: inputs[spec.name] for spec in executable.inputs}
-    return median_s(lambda: executor.run(executable.tag, inputs)), executor.weights_bytes
+    return _time(executor, executable, inputs, steps)
 
 
-@torch.no_grad()
-def measure_eager_step(model: LlamaForCausalLM, num_threads: int) -> float:
-    """Seconds of one decode step of transformers, eager, at batch 1."""
-    torch.set_num_threads(num_threads)
-    cache = model(torch.arange(5, 25)[None], use_cache=True).past_key_values
+def prefill(name: str, steps: int) -> list[float]:
+    """Seconds of context_encoding steps of one full prompt."""
+    executor, executable = _find(name, "context_encoding")
+    tokens = executable.bucket[0]
+    inputs = {
+        "input_ids": torch.arange(tokens, dtype=torch.int32)[None] + 5,
+        "position_ids": torch.arange(tokens, dtype=torch.int32)[None],
+        "seq_ids": torch.zeros(1, dtype=torch.int32),
+        "num_tokens": torch.tensor([tokens], dtype=torch.int32),
+    }
+    return _time(executor, executable, inputs, steps)
 
-    def step() -> None:
-        nonlocal cache
-        cache = model(torch.tensor([[5]]), past_key_values=cache, use_cache=True).past_key_values
 
-    return median_s(step)
+_LOADED: dict[str, tuple[Executor, tuple[Executable, ...]]] = {}
+
+
+def _find(name: str, submodel: str) -> tuple[Executor, Executable]:
+    executor, executables = _LOADED[name]
+    return executor, next(executable for executable in executables if executable.submodel == submodel)
+
+
+def _time(executor: Executor, executable: Executable, inputs: dict[str, Tensor], steps: int) -> list[float]:
+    rows = executable.batch_size
+    greedy = {"sampling_params": torch.tensor([[1.0, 1.0, 0.0]]).repeat(rows, 1), "rand": torch.zeros(rows, 1)}
+    inputs |= {spec.name: greedy[spec.name] for spec in executable.inputs if spec.name in greedy}
+    return time_steps(lambda: executor.run(executable.tag, inputs), warm_up=2, steps=steps)
+
+
+@cache
+def _gibibyte() -> Tensor:
+    return torch.ones(1 << 28)
+
+
+if __name__ == "__main__":
+    serve({"load": load, "bandwidth": bandwidth, "gemm": gemm, "decode": decode, "prefill": prefill})

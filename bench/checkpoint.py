@@ -1,29 +1,37 @@
-"""The model that is measured: a random Llama, large enough that weights do not fit the caches."""
+"""The model that is measured: a random Llama, large enough that its weights do not fit the caches."""
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from safetensors import safe_open
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench.plan import Plan
 
 TOKENIZER = Path(__file__).parents[1] / "examples/models/kiln-tiny"
 
 
-def write_checkpoint(path: Path) -> LlamaForCausalLM:
-    """Writes 115 M random f32 parameters, with the tokenizer of the examples."""
+def write_checkpoint(path: Path, plan: Plan) -> None:
+    """Writes random float32 parameters, and a tokenizer with a token for every id."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=2048,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=10,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.save_pretrained(path)
-    AutoTokenizer.from_pretrained(TOKENIZER).save_pretrained(path)
-    return model
+    config = LlamaConfig(**plan.model, max_position_embeddings=2048, tie_word_embeddings=False)
+    LlamaForCausalLM(config).save_pretrained(path)
+    for source in TOKENIZER.glob("*token*.json"):
+        (path / source.name).write_text(source.read_text())
+    # The vocabulary is filled up with tokens that no text becomes: decoding them costs what decoding costs.
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for number in range(max(vocabulary.values()) + 1, plan.model["vocab_size"]):
+        vocabulary[f"token{number}"] = number
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def count_parameters(path: Path) -> tuple[int, int]:
+    """Parameters of a checkpoint, and how many of them a decode step reads: all but the embeddings of other tokens."""
+    with safe_open(path / "model.safetensors", "pt") as file:
+        sizes = {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if "embed_tokens" not in name)

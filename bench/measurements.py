@@ -1,0 +1,58 @@
+"""Figures of one run, by name, in the order in which they were taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.worker import median
+
+
+@dataclass
+class Measurements:
+    """What was measured.
+
+    Attributes:
+        samples: By name, one figure a round: seconds, or for limits a rate.
+        once: Figures taken once.
+        notes: What a reader has to know, such as how a peer ran.
+        skipped: Peers that were not measured, and why.
+        profile: Where a decode step's time goes: shares by what was done.
+    """
+
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    once: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    profile: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, figure: float) -> None:
+        """Adds one round's figure."""
+        self.samples.setdefault(name, []).append(figure)
+
+    def has(self, name: str) -> bool:
+        """Whether it was measured at all."""
+        return bool(self.samples.get(name))
+
+    def typical(self, name: str) -> float:
+        """The median over the rounds."""
+        return median(self.samples[name])
+
+    def relate(self, combine: Callable[..., float], *names: str) -> float:
+        """The median over the rounds of a figure combined from several of the same round."""
+        return median([combine(*figures) for figures in zip(*(self.samples[name] for name in names), strict=True)])
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure and what it should be."""
+
+    name: str
+    figure: float
+    goal: float
+    at_least: bool
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is what it should be."""
+        return self.figure >= self.goal if self.at_least else self.figure <= self.goal

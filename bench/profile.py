@@ -1,0 +1,53 @@
+"""Where a decode step's time goes, by samples of what the process runs, taken by `perf` where the host has it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+from bench.worker import Worker
+
+#: What a function of the compiled code or of torch is for, the first that fits.
+_KINDS = (
+    ("linear layers (kiln::linear)", r"kiln::"),
+    ("attention", r"flash_attention|scaled_dot|sgemv|sgemm|gemm|mkl_|softmax"),
+    ("sorting for top-k", r"topk|sort|nth_element|introselect|heap"),
+    ("norms, rotation, activations, sampling (generated code)", r"^cpp_fused"),
+    ("threads that wait", r"gomp|GOMP|do_spin|do_wait"),
+    ("kernel", r"^\[k\]"),
+)
+
+
+def profile_decoding(worker: Worker, name: str, position: int, work: Path) -> dict[str, float]:
+    """Shares of the samples of both threads, by kind; empty where there is no `perf`."""
+    if shutil.which("perf") is None:
+        return {}
+    record = work / "perf.data"
+    command = ["perf", "record", "-e", "cpu-clock", "-F", "2000", "-p", str(worker.pid), "-o", str(record)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as perf:
+        started = threading.Event()
+        started.wait(1.0)
+        worker.call("decode", name=name, position=position, steps=150)
+        perf.terminate()
+    report = ["perf", "report", "-i", str(record), "--stdio", "--no-children", "-t", "|", "--sort", "dso,symbol"]
+    text = subprocess.run(report, capture_output=True, text=True, check=False).stdout
+    return group(text)
+
+
+def group(report: str) -> dict[str, float]:
+    """Shares by kind, largest first, of a report with a line `percent|library|[where] function` for each function."""
+    shares: dict[str, float] = {}
+    for line in report.splitlines():
+        match = re.match(r"\s*([0-9.]+)%?\s*\|([^|]*)\|\s*(\[.\])\s*(.*)", line)
+        if match is None:
+            continue
+        percent, library, where, function = match.groups()
+        text = where if where == "[k]" else function.strip()
+        kind = next((kind for kind, pattern in _KINDS if re.search(pattern, text)), None)
+        if kind is None:
+            kind = "the interpreter and the calls" if "python" in library else "the rest"
+        shares[kind] = shares.get(kind, 0.0) + float(percent) / 100
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -1,0 +1,99 @@
+"""Processes that measure one thing at a time, when told to. Standard library only: peers have their own environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[1]
+
+
+class WorkerFailed(Exception):
+    """A worker ended, or could not do what it was told."""
+
+
+class Worker:
+    """A process that runs `serve`, seen from outside."""
+
+    def __init__(
+        self, module: str, *, python: str = sys.executable, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts `python -m module` at the root of the tree."""
+        self._process = subprocess.Popen(
+            [python, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def call(self, action: str, **arguments: Any) -> Any:
+        """Has an action done and waits for its result.
+
+        Raises:
+            WorkerFailed: The action raised, or the process has ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"action": action, "arguments": arguments}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerFailed(f"{action}: the process ended with {self._process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerFailed(f"{action}: {answer['error']}")
+        return answer["result"]
+
+    def __enter__(self) -> Self:
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def serve(actions: Mapping[str, Callable[..., Any]]) -> None:
+    """Does what is asked on standard input until it ends; whatever else is printed goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"result": actions[request["action"]](**request["arguments"])}
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other side is told
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def time_steps(step: Callable[[], object], *, warm_up: int, steps: int) -> list[float]:
+    """Durations of some steps, in seconds."""
+    durations = []
+    for number in range(warm_up + steps):
+        start = time.perf_counter()
+        step()
+        if number >= warm_up:
+            durations.append(time.perf_counter() - start)
+    return durations
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one, or the one below the middle."""
+    return sorted(values)[(len(values) - 1) // 2]
