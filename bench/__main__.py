@@ -109,7 +109,7 @@ class _Run:
             position = plan.context + steps // 2
             durations = self._bare.call("decode", name=f"batch{batch}", position=position, steps=steps)
             add(f"bare.decode.{batch}", median(durations))
-            self._measure_served(batch, max(24, steps))
+            self._measure_served(batch, 2 * plan.steps)
             for name, worker in self._others.items():
                 durations = worker.call("decode", rows=batch, context=plan.context, steps=steps)
                 add(f"{name}.decode.{batch}", median(durations))
@@ -125,15 +125,17 @@ class _Run:
         self.measured.profile = profile_decoding(self._bare, self._first, position, work)
 
     def _measure_served(self, batch: int, tokens: int) -> None:
-        address, deployment, context = self._services.runtime, f"batch{batch}", self._plan.context
-        before = self._services.front.cpu_times()
-        step_s = self._clients.call(
-            "stream", address=address, deployment=deployment, streams=batch, context=context, tokens=tokens
+        answer = self._clients.call(
+            "stream",
+            address=self._services.runtime,
+            deployment=f"batch{batch}",
+            streams=batch,
+            context=self._plan.context,
+            tokens=tokens,
+            front=self._services.front.pid,
         )
-        after = self._services.front.cpu_times()
-        self.measured.add(f"served.decode.{batch}", step_s)
-        cpu_s = after.user + after.system - before.user - before.system
-        self.measured.add(f"front.{batch}", cpu_s / (batch * tokens))
+        self.measured.add(f"served.decode.{batch}", answer["step_s"])
+        self.measured.add(f"front.{batch}", answer["front_cpu_s"])
 
     def _start(
         self, module: str, *, python: str = sys.executable, environment: Mapping[str, str] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,20 @@ def load(model: str, num_threads: int) -> str:
 
 
 def decode(rows: int, context: int, steps: int) -> list[float]:
-    """Seconds of one step of all rows: what a long answer takes longer than a short one, by step."""
-    short = 4
-    durations = [_generate(rows, context, tokens) for tokens in (short, short + steps)]
-    return [(durations[1] - durations[0]) / steps]
+    """Seconds of steps of all rows, between the tokens' own times."""
+    _, results = _generate(rows, context, steps + 2)
+    times = sorted(set(results.perf_metrics.raw_metrics.m_new_token_times))
+    durations = [(later - earlier) / 1e3 for earlier, later in itertools.pairwise(times)]
+    # Rows that begin one after the other have times of their own at first.
+    return durations[-steps:]
 
 
 def prefill(tokens: int, steps: int) -> list[float]:
     """Seconds of prompts with one token of answer."""
-    return [_generate(1, tokens, 1) for _ in range(steps)]
+    return [_generate(1, tokens, 1)[0] for _ in range(steps)]
 
 
-def _generate(rows: int, context: int, tokens: int) -> float:
+def _generate(rows: int, context: int, tokens: int) -> tuple[float, Any]:
     # A first token of its own keeps a cache of prefixes from answering for the model.
     prompts = np.arange(context)[None].repeat(rows, 0) + 5
     prompts[:, 0] = np.random.default_rng().integers(5, 2000, rows)
@@ -58,7 +61,7 @@ def _generate(rows: int, context: int, tokens: int) -> float:
     results = _LOADED[0].generate(inputs, config)
     duration = time.perf_counter() - start
     assert all(len(answer) == tokens for answer in results.tokens), "shorter answers than asked for"
-    return duration
+    return duration, results
 
 
 _LOADED: list[Any] = []
