@@ -14,8 +14,11 @@ from bench.worker import Worker
 _KINDS = (
     ("linear layers (kiln::linear)", r"kiln::"),
     ("attention", r"flash_attention|scaled_dot|sgemv|sgemm|gemm|mkl_|softmax"),
-    ("sorting for top-k", r"topk|sort|nth_element|introselect|heap"),
+    ("sorting for top-k", r"topk|sort|nth_element|introselect|_heap"),
     ("norms, rotation, activations, sampling (generated code)", r"^cpp_fused"),
+    ("copying and zeroing", r"^(__)?mem(set|cpy|move)"),
+    ("torch's other operators", r"at::"),
+    ("memory allocation", r"malloc|free|alloc"),
     ("threads that wait", r"gomp|GOMP|do_spin|do_wait"),
     ("kernel", r"^\[k\]"),
 )
