@@ -130,7 +130,8 @@ class BundleServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteBundle(self, request, context):
-        """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
+        """Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
+        reuse stay until CollectGarbage forgets them.
         Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -139,7 +140,8 @@ class BundleServiceServicer:
 
     def ReadBlob(self, request, context):
         """Streams the bytes of one blob, in order.
-        Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND.
+        Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
+        RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

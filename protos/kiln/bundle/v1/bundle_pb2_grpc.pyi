@@ -49,12 +49,14 @@ class BundleServiceStub:
     Errors: INVALID_ARGUMENT/PAGE_TOKEN_INVALID.
     """
     DeleteBundle: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]
-    """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
+    """Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
+    reuse stay until CollectGarbage forgets them.
     Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
     """
     ReadBlob: _grpc.UnaryStreamMultiCallable[_bundle_pb2.ReadBlobRequest, _bundle_pb2.ReadBlobResponse]
     """Streams the bytes of one blob, in order.
-    Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND.
+    Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
+    RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
     """
     SetAlias: _grpc.UnaryUnaryMultiCallable[_bundle_pb2.SetAliasRequest, _bundle_pb2.SetAliasResponse]
     """Points an alias at a version, creating or moving it.
@@ -106,12 +108,14 @@ class BundleServiceAsyncStub(BundleServiceStub):
     Errors: INVALID_ARGUMENT/PAGE_TOKEN_INVALID.
     """
     DeleteBundle: _aio.UnaryUnaryMultiCallable[_bundle_pb2.DeleteBundleRequest, _bundle_pb2.DeleteBundleResponse]  # type: ignore[assignment]
-    """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
+    """Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
+    reuse stay until CollectGarbage forgets them.
     Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
     """
     ReadBlob: _aio.UnaryStreamMultiCallable[_bundle_pb2.ReadBlobRequest, _bundle_pb2.ReadBlobResponse]  # type: ignore[assignment]
     """Streams the bytes of one blob, in order.
-    Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND.
+    Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
+    RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
     """
     SetAlias: _aio.UnaryUnaryMultiCallable[_bundle_pb2.SetAliasRequest, _bundle_pb2.SetAliasResponse]  # type: ignore[assignment]
     """Points an alias at a version, creating or moving it.
@@ -178,7 +182,8 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _bundle_pb2.DeleteBundleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_bundle_pb2.DeleteBundleResponse, _abc.Awaitable[_bundle_pb2.DeleteBundleResponse]]:
-        """Removes one version. Blobs that no other version, lease or running build needs are removed with it.
+        """Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
+        reuse stay until CollectGarbage forgets them.
         Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
         """
 
@@ -189,7 +194,8 @@ class BundleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_bundle_pb2.ReadBlobResponse], _abc.AsyncIterator[_bundle_pb2.ReadBlobResponse]]:
         """Streams the bytes of one blob, in order.
-        Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND.
+        Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
+        RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
         """
 
     @_abc_1.abstractmethod

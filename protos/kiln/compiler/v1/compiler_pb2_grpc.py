@@ -78,8 +78,9 @@ class CompilerServiceServicer:
         """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
         The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
         Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
-        NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
-        the checkpoint's model or this compiler's graphs differ from the bundle's.
+        NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, FAILED_PRECONDITION/EXECUTABLES_MISSING where the
+        bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
+        FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +88,7 @@ class CompilerServiceServicer:
 
     def WatchCompile(self, request, context):
         """Streams the progress of one compile from now on: first its present state, then every change, the result last.
-        Errors: NOT_FOUND/OPERATION_NOT_FOUND.
+        Errors: NOT_FOUND/OPERATION_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_WATCHERS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,12 +51,13 @@ class CompilerServiceStub:
     """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
     The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
     Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
-    NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
-    the checkpoint's model or this compiler's graphs differ from the bundle's.
+    NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, FAILED_PRECONDITION/EXECUTABLES_MISSING where the
+    bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
+    FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
     """
     WatchCompile: _grpc.UnaryStreamMultiCallable[_compiler_pb2.WatchCompileRequest, _compiler_pb2.WatchCompileResponse]
     """Streams the progress of one compile from now on: first its present state, then every change, the result last.
-    Errors: NOT_FOUND/OPERATION_NOT_FOUND.
+    Errors: NOT_FOUND/OPERATION_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_WATCHERS.
     """
 
 @_typing.type_check_only
@@ -81,12 +82,13 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
     The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
     Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
-    NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
-    the checkpoint's model or this compiler's graphs differ from the bundle's.
+    NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, FAILED_PRECONDITION/EXECUTABLES_MISSING where the
+    bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
+    FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
     """
     WatchCompile: _aio.UnaryStreamMultiCallable[_compiler_pb2.WatchCompileRequest, _compiler_pb2.WatchCompileResponse]  # type: ignore[assignment]
     """Streams the progress of one compile from now on: first its present state, then every change, the result last.
-    Errors: NOT_FOUND/OPERATION_NOT_FOUND.
+    Errors: NOT_FOUND/OPERATION_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_WATCHERS.
     """
 
 class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -120,8 +122,9 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
         The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
         Errors: those of Compile for `name`, `model` and `request_id`, INVALID_ARGUMENT/REF_INVALID,
-        NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, and FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where
-        the checkpoint's model or this compiler's graphs differ from the bundle's.
+        NOT_FOUND/BUNDLE_NOT_FOUND, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL, FAILED_PRECONDITION/EXECUTABLES_MISSING where the
+        bundle holds weights only, INVALID_ARGUMENT/CONFIG_INVALID where its configuration is none for this compiler, and
+        FAILED_PRECONDITION/GRAPH_ABI_MISMATCH where the checkpoint's model differs from the bundle's.
         """
 
     @_abc_1.abstractmethod
@@ -131,7 +134,7 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_compiler_pb2.WatchCompileResponse], _abc.AsyncIterator[_compiler_pb2.WatchCompileResponse]]:
         """Streams the progress of one compile from now on: first its present state, then every change, the result last.
-        Errors: NOT_FOUND/OPERATION_NOT_FOUND.
+        Errors: NOT_FOUND/OPERATION_NOT_FOUND, RESOURCE_EXHAUSTED/TOO_MANY_WATCHERS.
         """
 
 def add_CompilerServiceServicer_to_server(servicer: CompilerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -85,7 +85,7 @@ class GenerationServiceServicer:
 
     def Tokenize(self, request, context):
         """Turns text or a chat into the token ids that Generate would use.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +93,7 @@ class GenerationServiceServicer:
 
     def Detokenize(self, request, context):
         """Turns token ids into text.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,11 +49,11 @@ class GenerationServiceStub:
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     """Turns text or a chat into the token ids that Generate would use.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
     """Turns token ids into text.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
 
 @_typing.type_check_only
@@ -77,11 +77,11 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text or a chat into the token ids that Generate would use.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Turns token ids into text.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -120,7 +120,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.TokenizeResponse, _abc.Awaitable[_generation_pb2.TokenizeResponse]]:
         """Turns text or a chat into the token ids that Generate would use.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
 
     @_abc_1.abstractmethod
@@ -130,7 +130,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.DetokenizeResponse, _abc.Awaitable[_generation_pb2.DetokenizeResponse]]:
         """Turns token ids into text.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

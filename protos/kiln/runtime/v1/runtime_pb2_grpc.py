@@ -83,7 +83,8 @@ class RuntimeServiceServicer:
         RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
         FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
         FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
-        DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
+        DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED, and INTERNAL/STATE_UNWRITABLE where the
+        deployment cannot be recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +92,7 @@ class RuntimeServiceServicer:
 
     def UnloadBundle(self, request, context):
         """Ends a deployment: running requests end by the policy, ranks exit, cores are free when it answers.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INTERNAL/STATE_UNWRITABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,7 +116,8 @@ class RuntimeServiceServicer:
     def ResetKVCache(self, request, context):
         """Forgets cached keys and values, and proves it with a receipt.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
-        FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED.
+        FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
+        RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,7 +130,9 @@ class RuntimeServiceServicer:
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
         NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
         FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
-        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
+        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
+        RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
+        ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

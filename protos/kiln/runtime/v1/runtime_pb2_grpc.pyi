@@ -40,11 +40,12 @@ class RuntimeServiceStub:
     RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
     FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
     FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
-    DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
+    DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED, and INTERNAL/STATE_UNWRITABLE where the
+    deployment cannot be recorded.
     """
     UnloadBundle: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.UnloadBundleRequest, _runtime_pb2.UnloadBundleResponse]
     """Ends a deployment: running requests end by the policy, ranks exit, cores are free when it answers.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INTERNAL/STATE_UNWRITABLE.
     """
     ListDeployments: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.ListDeploymentsRequest, _runtime_pb2.ListDeploymentsResponse]
     """Lists deployments by id."""
@@ -55,7 +56,8 @@ class RuntimeServiceStub:
     ResetKVCache: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.ResetKVCacheRequest, _runtime_pb2.ResetKVCacheResponse]
     """Forgets cached keys and values, and proves it with a receipt.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
-    FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED.
+    FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
+    RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
     LoadWeights: _grpc.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
@@ -64,7 +66,9 @@ class RuntimeServiceStub:
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
     NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
     FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
-    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
+    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
+    RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
+    ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
     """
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.GetServerInfoRequest, _runtime_pb2.GetServerInfoResponse]
     """Tells what this server is and has."""
@@ -81,11 +85,12 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
     FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
     FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
-    DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
+    DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED, and INTERNAL/STATE_UNWRITABLE where the
+    deployment cannot be recorded.
     """
     UnloadBundle: _aio.UnaryUnaryMultiCallable[_runtime_pb2.UnloadBundleRequest, _runtime_pb2.UnloadBundleResponse]  # type: ignore[assignment]
     """Ends a deployment: running requests end by the policy, ranks exit, cores are free when it answers.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INTERNAL/STATE_UNWRITABLE.
     """
     ListDeployments: _aio.UnaryUnaryMultiCallable[_runtime_pb2.ListDeploymentsRequest, _runtime_pb2.ListDeploymentsResponse]  # type: ignore[assignment]
     """Lists deployments by id."""
@@ -96,7 +101,8 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     ResetKVCache: _aio.UnaryUnaryMultiCallable[_runtime_pb2.ResetKVCacheRequest, _runtime_pb2.ResetKVCacheResponse]  # type: ignore[assignment]
     """Forgets cached keys and values, and proves it with a receipt.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
-    FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED.
+    FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
+    RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
     LoadWeights: _aio.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]  # type: ignore[assignment]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
@@ -105,7 +111,9 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
     NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
     FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
-    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
+    FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
+    RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
+    ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
     """
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_runtime_pb2.GetServerInfoRequest, _runtime_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Tells what this server is and has."""
@@ -125,7 +133,8 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         RESOURCE_EXHAUSTED/CORES_UNAVAILABLE, FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/ABI_UNSUPPORTED,
         FAILED_PRECONDITION/MANIFEST_INVALID, FAILED_PRECONDITION/EXECUTABLE_INVALID, FAILED_PRECONDITION/WEIGHTS_INVALID,
         FAILED_PRECONDITION/EXECUTABLES_MISSING for a bundle with weights only, RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE,
-        DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED.
+        DATA_LOSS/BLOB_CORRUPT, UNAVAILABLE/BUNDLE_SOURCE_UNAVAILABLE, INTERNAL/RANK_FAILED, and INTERNAL/STATE_UNWRITABLE where the
+        deployment cannot be recorded.
         """
 
     @_abc_1.abstractmethod
@@ -135,7 +144,7 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_runtime_pb2.UnloadBundleResponse, _abc.Awaitable[_runtime_pb2.UnloadBundleResponse]]:
         """Ends a deployment: running requests end by the policy, ranks exit, cores are free when it answers.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INTERNAL/STATE_UNWRITABLE.
         """
 
     @_abc_1.abstractmethod
@@ -164,7 +173,8 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_runtime_pb2.ResetKVCacheResponse, _abc.Awaitable[_runtime_pb2.ResetKVCacheResponse]]:
         """Forgets cached keys and values, and proves it with a receipt.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
-        FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED.
+        FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
+        RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
 
     @_abc_1.abstractmethod
@@ -179,7 +189,9 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/DEPLOYMENT_NOT_FOUND,
         NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/GRAPH_ABI_MISMATCH, FAILED_PRECONDITION/WEIGHTS_INVALID,
         FAILED_PRECONDITION/TOKENIZER_MISMATCH, FAILED_PRECONDITION/WEIGHTS_MISSING for a bundle with executables only,
-        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, DATA_LOSS/BLOB_CORRUPT, ABORTED/LOAD_IN_PROGRESS.
+        FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, FAILED_PRECONDITION/ALIAS_FOLLOWED where the weights follow an alias,
+        RESOURCE_EXHAUSTED/MEMORY_UNAVAILABLE, RESOURCE_EXHAUSTED/QUEUE_FULL, DATA_LOSS/BLOB_CORRUPT,
+        ABORTED/LOAD_IN_PROGRESS, INTERNAL/STATE_UNWRITABLE.
         """
 
     @_abc_1.abstractmethod

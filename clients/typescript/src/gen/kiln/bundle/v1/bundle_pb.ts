@@ -1027,7 +1027,8 @@ export const BundleService: GenService<{
     output: typeof ListBundlesResponseSchema;
   },
   /**
-   * Removes one version. Blobs that no other version, lease or running build needs are removed with it.
+   * Removes one version, and its bundle unless another version or a lease names it. Executables that later compiles may
+   * reuse stay until CollectGarbage forgets them.
    * Errors: NOT_FOUND/BUNDLE_NOT_FOUND, FAILED_PRECONDITION/BUNDLE_IN_USE when an alias still names the version.
    *
    * @generated from rpc kiln.bundle.v1.BundleService.DeleteBundle
@@ -1039,7 +1040,8 @@ export const BundleService: GenService<{
   },
   /**
    * Streams the bytes of one blob, in order.
-   * Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND.
+   * Errors: INVALID_ARGUMENT/DIGEST_INVALID, INVALID_ARGUMENT/OFFSET_INVALID, NOT_FOUND/BLOB_NOT_FOUND,
+   * RESOURCE_EXHAUSTED/TOO_MANY_STREAMS.
    *
    * @generated from rpc kiln.bundle.v1.BundleService.ReadBlob
    */

@@ -968,7 +968,7 @@ export const GenerationService: GenService<{
   },
   /**
    * Turns text or a chat into the token ids that Generate would use.
-   * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+   * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
    *
    * @generated from rpc kiln.runtime.v1.GenerationService.Tokenize
    */
@@ -979,7 +979,7 @@ export const GenerationService: GenService<{
   },
   /**
    * Turns token ids into text.
-   * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID.
+   * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
    *
    * @generated from rpc kiln.runtime.v1.GenerationService.Detokenize
    */
