@@ -42,15 +42,17 @@ lint: setup protos-check
 	$(BIN)/mypy $(foreach p,$(PACKAGES),-p $(p))
 	$(BIN)/lint-imports --no-cache
 	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --exclude-path google --diff --exit-code
+	cd protos && ../$(BIN)/buf breaking --against v0.1.binpb
 
 fmt: setup
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 	cd protos && ../$(BIN)/buf format --exclude-path google --write
 
-# Generated stubs are committed beside the protos.
+# Generated code is committed: stubs beside the protos, messages in the TypeScript client.
 protos: setup
 	$(call generate,protos)
+	cd clients/typescript && npm run setup && npm run generate
 
 protos-check: setup
 	rm -rf build/protos && mkdir -p build/protos
@@ -72,4 +74,4 @@ bench: setup
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) .kiln build
+	rm -rf $(VENV) .kiln build clients/typescript/node_modules clients/typescript/dist clients/typescript/build

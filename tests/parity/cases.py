@@ -37,21 +37,24 @@ PAIRWISE: Final[dict[tuple[str, int], int]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One bundle of the matrix.
+    """One bundle.
 
     Attributes:
         num_buckets: Buckets of each submodel, 1 or 2.
+        has_logits: Whether its executables return logits. Without, ranks never gather them: each picks among its own
+            part of the vocabulary, and the picks are compared.
     """
 
     geometry: str
     tp_degree: int
     level: int
     num_buckets: int
+    has_logits: bool = True
 
     @property
     def name(self) -> str:
         """Name of the case, of its bundle and of its deployment."""
-        return f"{self.geometry}-tp{self.tp_degree}-o{self.level}"
+        return f"{self.geometry}-tp{self.tp_degree}-o{self.level}" + ("" if self.has_logits else "-tokens")
 
     @property
     def num_executables(self) -> int:
@@ -89,7 +92,7 @@ class Case:
                 "token_generation_buckets": list(self.token_buckets),
                 "is_continuous_batching": True,
                 "ctx_batch_size": 1,
-                "output_logits": True,
+                "output_logits": self.has_logits,
                 "on_device_sampling_config": {"global_topk": 32, "dynamic": True},
             }
         }
@@ -107,6 +110,19 @@ def all_cases() -> Iterator[Case]:
 def parameters() -> list[Any]:
     """The matrix as pytest parameters; what `make test` leaves out is marked slow."""
     return [pytest.param(case, id=case.name, marks=_marks(case)) for case in all_cases()]
+
+
+def picking_parameters() -> list[Any]:
+    """Bundles whose ranks pick tokens without gathering logits, each beside one of a single rank, as parameters."""
+    chosen = (("padded-groups-bias", 2, 0), ("gqa4-tied-llama3", 4, 0), ("gqa4-tied-llama3", 2, 1))
+    cases = [
+        (Case(geometry, degree, level, 1, has_logits=False), Case(geometry, 1, level, 1, has_logits=False))
+        for geometry, degree, level in chosen
+    ]
+    return [
+        pytest.param(case, single, id=case.name, marks=[pytest.mark.toolchain, pytest.mark.slow] if case.level else [])
+        for case, single in cases
+    ]
 
 
 def is_in_short_run(case: Case) -> bool:
