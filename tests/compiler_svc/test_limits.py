@@ -99,7 +99,7 @@ async def test_watchers_of_one_operation(client: Client) -> None:
 
 async def test_streams_of_blobs(client: Client, home: Path) -> None:
     # More than a connection's flow control takes, so that the streams stay open.
-    digest = Layout(home / "store").put_blob(bytes(8 << 20)).digest
+    digest = Layout(home / "store").put_blob(bytes(64 << 20)).digest
     request = bundle_pb2.ReadBlobRequest(digest=digest)
     reading = [client.bundles.ReadBlob(request) for _ in range(MOST_BLOB_STREAMS)]
     for stream in reading:
