@@ -166,8 +166,9 @@ async def test_compiles_that_only_waited_are_not_counted(home: Path, monkeypatch
     options = ("--max-builds", "1", "--max-waiting", "1")
     async with crash(monkeypatch):
         async with serve_compiler(home, *options) as (client, _):
-            first, second = [await client.compile(salt=salt) for salt in "ab"]
+            first = await client.compile(salt="a")
             await client.reach_build(first)
+            second = await client.compile(salt="b")
         for _ in range(MOST_UNFINISHED_BUILDS - 1):
             async with serve_compiler(home, *options) as (client, _):
                 await client.reach_build(first)
