@@ -152,8 +152,11 @@ class RankGroup:
         """
         await self._see_through(self._warm_up())
 
-    async def run(self, step: Step) -> StepResult:
+    async def run(self, step: Step, on_started: Callable[[], None] = lambda: None) -> StepResult:
         """Runs one executable once on every rank.
+
+        Args:
+            on_started: Called while the ranks compute, for what would otherwise come between two steps.
 
         Raises:
             ExecutableUnknown: No executable has this tag.
@@ -161,7 +164,24 @@ class RankGroup:
             StepFailed: The executable raised, on one rank at least.
             WeightsAwaited: The bundle came without weights and none have been swapped in.
         """
-        return await self._see_through(self._run(step))
+        await self._turn.acquire()
+        try:
+            self._memory.write_inputs(step)
+        except BaseException:
+            self._turn.release()
+            raise
+        call = RunStep(tag=step.tag, top_logprobs=step.top_logprobs, return_logits=step.return_logits)
+        answers = _Answers(len(self._ranks))
+        for rank in self._ranks:
+            rank.begin(call, answers.add)
+        # Every token pays for this: there is a task only where the caller gives up.
+        try:
+            on_started()
+            await answers.wait()
+        except BaseException:
+            self._keep(asyncio.create_task(self._see_step_through(step, answers)))
+            raise
+        return self._end_step(step, answers)
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use, replacing what was staged: on all ranks or on none.
@@ -212,9 +232,12 @@ class RankGroup:
         """Awaits something that happens to its end though the caller may give up: all ranks must take part in it, and
         no later step may overwrite the inputs of one that runs."""
         task = asyncio.create_task(coroutine)
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._calls.add(task)
         task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)
@@ -226,12 +249,20 @@ class RankGroup:
         async with self._turn:
             await self._compute(WarmUp(), Done)
 
-    async def _run(self, step: Step) -> StepResult:
-        async with self._turn:
-            self._memory.write_inputs(step)
-            call = RunStep(tag=step.tag, top_logprobs=step.top_logprobs, return_logits=step.return_logits)
-            stepped = await self._compute(call, Stepped)
+    def _end_step(self, step: Step, answers: _Answers) -> StepResult:
+        """Ends the turn of a step that all ranks have answered."""
+        try:
+            stepped = self._unwrap(answers.outcomes)
             return self._memory.read_result(step, max(answer.duration_s for answer in stepped))
+        except KilnError:
+            self._reset_collectives()
+            raise
+        finally:
+            self._turn.release()
+
+    async def _see_step_through(self, step: Step, answers: _Answers) -> None:
+        await answers.wait()
+        self._end_step(step, answers)
 
     async def _stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
@@ -264,10 +295,13 @@ class RankGroup:
         try:
             return await self._call_all(call, answer_type)
         except KilnError:
-            # All have answered, so none is in a collective any more.
-            if self._collectives is not None:
-                self._collectives.reset()
+            self._reset_collectives()
             raise
+
+    def _reset_collectives(self) -> None:
+        # All have answered, so none is in a collective any more.
+        if self._collectives is not None:
+            self._collectives.reset()
 
     async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
         return await self._gather([rank.call(call, answer_type) for rank in self._ranks])
@@ -293,6 +327,26 @@ class RankGroup:
             self.died.set_result(rank.death)
         for other in self._ranks:
             other.kill()
+
+
+class _Answers:
+    """What the ranks answer to one step, their errors included, in order of arrival."""
+
+    def __init__(self, expected: int) -> None:
+        self.outcomes: list[Stepped | BaseException] = []
+        self._expected = expected
+        self._complete: asyncio.Future[None] | None = None
+
+    def add(self, outcome: Stepped | BaseException) -> None:
+        self.outcomes.append(outcome)
+        if len(self.outcomes) == self._expected and self._complete is not None and not self._complete.done():
+            self._complete.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns when all have answered; whoever gives up may wait again."""
+        if len(self.outcomes) < self._expected:
+            self._complete = asyncio.get_running_loop().create_future()
+            await self._complete
 
 
 def _blobs_of(manifest: Manifest, rank: int) -> set[str]:

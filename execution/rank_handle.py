@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from bundle.errors import KilnError
 from execution.control import PACKET_SIZE_BYTES, READY, Call, Launch, Progress, Request, decode_reply, encode
 from execution.errors import RankDied
 from execution.failure import Failure
@@ -26,6 +27,7 @@ from execution.threads import thread_environment
 CLOSE_GRACE_S: Final = 2.0
 
 LogSink = Callable[[int, str], None]
+AnswerSink = Callable[[Any], None]
 AnswerT = TypeVar("AnswerT")
 
 
@@ -49,8 +51,10 @@ class RankHandle:
         self._is_closing = False
         self._exited: asyncio.Future[None] = self._loop.create_future()
         self._next_number = READY + 1
-        self._pending: dict[int, asyncio.Future[object]] = {READY: self._loop.create_future()}
+        self._ready: asyncio.Future[object] = self._loop.create_future()
+        self._pending: dict[int, AnswerSink] = {READY: partial(_settle, self._ready)}
         self._on_progress: dict[int, Callable[[str], None]] = {}
+        self._unsent: deque[bytes] = deque()
         self._log = None
         if log_sink is not None:
             assert process.stderr is not None, "spawn pipes it"
@@ -109,7 +113,7 @@ class RankHandle:
         Raises:
             RankDied: It ended before.
         """
-        await self._pending[READY]
+        await self._ready
 
     async def wait_ended(self) -> None:
         """Waits until the process has ended and been collected."""
@@ -124,24 +128,24 @@ class RankHandle:
             RankDied: The process has ended.
             KilnError: The rank's own failure.
         """
-        if self.death is not None:
-            raise self.death
-        number, self._next_number = self._next_number, self._next_number + 1
-        answered = self._pending[number] = self._loop.create_future()
-        if on_progress is not None:
-            self._on_progress[number] = on_progress
-        try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                # The end of the process is about to be noticed, and answers this call too.
-                await self._loop.sock_sendall(self._control, encode(Request(number, call)))
-            answer = await answered
-        finally:
-            del self._pending[number]
-            self._on_progress.pop(number, None)
-        if isinstance(answer, Failure):
-            raise answer.to_error()
+        answered: asyncio.Future[object] = self._loop.create_future()
+        self.begin(call, partial(_settle, answered), on_progress)
+        answer = await answered
         assert isinstance(answer, answer_type), f"{call} was answered by {answer}"
         return answer
+
+    def begin(self, call: Call, on_answer: AnswerSink, on_progress: Callable[[str], None] | None = None) -> None:
+        """Calls the rank without waiting; `on_answer` gets the answer or the error that `call` raises, once."""
+        if self.death is not None:
+            on_answer(self.death)
+            return
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._pending[number] = on_answer
+        if on_progress is not None:
+            self._on_progress[number] = on_progress
+        self._unsent.append(encode(Request(number, call)))
+        if len(self._unsent) == 1:
+            self._send()
 
     async def close(self) -> None:
         """Ends the process: by hanging up, and after a grace period by force."""
@@ -159,6 +163,25 @@ class RankHandle:
         if not self._exited.done():
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def _send(self) -> None:
+        """Sends what waits, as far as the socket takes it now."""
+        if self._control.fileno() < 0:
+            # The end of the process is about to be noticed, and answers these calls too.
+            self._unsent.clear()
+        try:
+            while self._unsent:
+                self._control.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            self._loop.add_writer(self._control.fileno(), self._send_rest)
+        except (BrokenPipeError, ConnectionResetError):
+            self._unsent.clear()
+
+    def _send_rest(self) -> None:
+        self._send()
+        if not self._unsent:
+            self._loop.remove_writer(self._control.fileno())
+
     def _receive(self) -> None:
         try:
             packet = self._control.recv(PACKET_SIZE_BYTES)
@@ -168,15 +191,17 @@ class RankHandle:
             packet = b""
         if not packet:
             # It is ending, or can no longer be talked to, which comes to the same.
-            self._loop.remove_reader(self._control.fileno())
+            self._forget_control()
             self.kill()
             return
         reply = decode_reply(packet)
         if isinstance(reply.answer, Progress):
             if (on_progress := self._on_progress.get(reply.number)) is not None:
                 on_progress(reply.answer.part)
-        elif (answered := self._pending.get(reply.number)) is not None and not answered.done():
-            answered.set_result(reply.answer)
+            return
+        self._on_progress.pop(reply.number, None)
+        answer = reply.answer
+        self._pending.pop(reply.number)(answer.to_error() if isinstance(answer, Failure) else answer)
 
     def _reap(self) -> None:
         """Collects the process, which has ended."""
@@ -186,17 +211,32 @@ class RankHandle:
         self._hang_up()
         if self._log is not None:
             self._log.close()
-        for answered in self._pending.values():
-            if not answered.done():
-                answered.set_exception(RankDied(self._rank, return_code))
+        pending, self._pending = self._pending, {}
+        for on_answer in pending.values():
+            on_answer(RankDied(self._rank, return_code))
         self._exited.set_result(None)
         if not self._is_closing:
             self._on_death(self)
 
     def _hang_up(self) -> None:
         if self._control.fileno() >= 0:
-            self._loop.remove_reader(self._control.fileno())
+            self._forget_control()
             self._control.close()
+
+    def _forget_control(self) -> None:
+        self._unsent.clear()
+        self._loop.remove_reader(self._control.fileno())
+        self._loop.remove_writer(self._control.fileno())
+
+
+def _settle(answered: asyncio.Future[object], answer: object) -> None:
+    if answered.done():
+        # Whoever called has given up.
+        return
+    if isinstance(answer, KilnError):
+        answered.set_exception(answer)
+    else:
+        answered.set_result(answer)
 
 
 def _child_environment(num_threads: int) -> dict[str, str]:

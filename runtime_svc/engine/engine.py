@@ -36,10 +36,6 @@ from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFligh
 
 _log = structlog.get_logger("engine")
 
-# A step is on its way to the ranks after this many turns of the event loop, one for each task that it passes through;
-# publishing then overlaps with it.
-HANDOVER_TURNS: Final = 3
-
 RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
 
 
@@ -307,11 +303,7 @@ class Engine:
         for row in plan.rows:
             if row.request.timeline.started_s is None:
                 row.request.timeline.started_s = self._now()
-        step = asyncio.ensure_future(self._ranks.run(self._builder.build(plan)))
-        for _ in range(HANDOVER_TURNS):
-            await asyncio.sleep(0)
-        self.requests.publish()
-        result = await step
+        result = await self._ranks.run(self._builder.build(plan), self.requests.publish)
         self.num_steps += 1
         rows = self.scheduler.update(plan, result.tokens, self._now())
         self.requests.add_outputs(outputs_of(rows, result, self.weight_epoch))

@@ -8,7 +8,7 @@ by the ABI's rules, so that a slot or position that is mixed up gives other toke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,19 +197,16 @@ class FakeRanks:
         if not self.died.done():
             self.died.set_result(RankDied(0, -9))
 
-    async def run(self, step: Step) -> StepResult:
-        # As many tasks deep as the real group.
-        return await asyncio.shield(self._run(step))
+    async def run(self, step: Step, on_started: Callable[[], None] = lambda: None) -> StepResult:
+        # As the real group, it sees steps through that their caller gives up.
+        return await asyncio.shield(self._run(step, on_started))
 
-    async def _run(self, step: Step) -> StepResult:
-        (result,) = await asyncio.gather(self._run_on_rank(step))
-        return result
-
-    async def _run_on_rank(self, step: Step) -> StepResult:
+    async def _run(self, step: Step, on_started: Callable[[], None]) -> StepResult:
         assert not self.is_running, "two steps at once"
         self.is_running = True
         try:
             self.steps.append(step)
+            on_started()
             await self._alive(self.gate.wait())
             await self._alive(asyncio.sleep(self.step_s))
             executable = self._executables[step.tag]

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ async def test_health_answers_while_a_step_of_a_second_runs(served: Runtime, mon
     """The step burns a processor in another process, as a rank does."""
     run_at_once = FakeRanks.run
 
-    async def run(ranks: FakeRanks, step: Step) -> StepResult:
+    async def run(ranks: FakeRanks, step: Step, on_started: Callable[[], None]) -> StepResult:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", BURN)
         await process.wait()
-        return await run_at_once(ranks, step)
+        return await run_at_once(ranks, step, on_started)
 
     monkeypatch.setattr(FakeRanks, "run", run)
     await served.deploy()

@@ -293,7 +293,7 @@ async def test_failed_step_ends_its_streams_and_starts_anew(
     harness = await start_engine()
     first = harness.ranks
 
-    async def fail(step: Step) -> None:
+    async def fail(step: Step, _: object) -> None:
         raise StepFailed(step.tag, "out of memory")
 
     monkeypatch.setattr(first, "run", fail)
@@ -306,7 +306,7 @@ async def test_failed_step_ends_its_streams_and_starts_anew(
 async def test_own_bug_ends_every_stream(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     harness = await start_engine()
 
-    async def broken(step: object) -> None:
+    async def broken(*_: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(harness.ranks, "run", broken)
