@@ -23,7 +23,8 @@ from tests.deploy.compose_file import COMPOSE, ROOT, TLS, resolve
 from tests.deploy.container import Container
 from tests.deploy.image_builder import ImageBuilder, Stage
 
-pytestmark = pytest.mark.timeout(900)  # building both images counts as part of the first test
+#: Building both images counts as part of the first test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = {
     "neuron_config": {
