@@ -70,8 +70,8 @@ class Bundles:
 
     def _submit_ahead(self, needed: Case | None) -> None:
         """Submits the needed case, and others until the queue is full."""
-        ordered = ([needed] if needed in self._ahead else []) + [case for case in self._ahead if case != needed]
-        for case in ordered:
+        first = [] if needed is None or needed in self._operations else [needed]
+        for case in first + [case for case in self._ahead if case not in first]:
             try:
                 self._operations[case] = self._submit(case)
             except grpc.RpcError as error:
@@ -81,7 +81,8 @@ class Bundles:
                     time.sleep(1)
                     self._submit_ahead(needed)
                 return
-            self._ahead.remove(case)
+            if case in self._ahead:
+                self._ahead.remove(case)
 
     def _submit(self, case: Case) -> str:
         request = compiler_pb2.CompileRequest(
