@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -70,6 +71,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Lets go of weights, state and executables."""
+
+
+def preload(executable_format: str) -> None:
+    """Imports what torch would import when the first executable of a format is loaded: for exported programs a second
+    of work, for others nothing."""
+    if executable_format == "exported_program":
+        import_module("torch._export.serde.serialize")
+        import_module("torch.export.pt2_archive")
 
 
 def load_executor(

@@ -17,11 +17,14 @@ def parent_environment() -> dict[str, str]:
     return {PARENT_ENVIRONMENT: str(os.getpid())}
 
 
-def die_with_parent(death_signal: signal.Signals) -> None:
+def die_with_parent(death_signal: signal.Signals, parent_pid: int | None = None) -> None:
     """Asks the kernel to signal this process when the thread that started it ends.
 
     A parent that has ended before this call is noticed too.
+
+    Args:
+        parent_pid: The parent, which a forked child knows; None for the one that the environment names.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
-    if os.getppid() != int(os.environ[PARENT_ENVIRONMENT]):
+    if os.getppid() != (int(os.environ[PARENT_ENVIRONMENT]) if parent_pid is None else parent_pid):
         os.kill(os.getpid(), death_signal)

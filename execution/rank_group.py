@@ -31,6 +31,7 @@ from execution.control import (
 from execution.errors import RankDied, StepAborted, WeightsNotStaged
 from execution.isa import require_isa
 from execution.rank_handle import AnswerT, RankHandle
+from execution.rank_nursery import RankNursery
 from execution.step import Step, StepResult
 from execution.step_memory import StepMemory
 
@@ -54,7 +55,8 @@ class RankGroup:
     caller gives up is seen through, and where a rank ends or cannot follow the others, the group is dead. Then its
     processes end and every call raises `RankDied`.
 
-    Processes end with the thread that started them: start a group from a thread that lives as long as the group.
+    Processes end with the thread that first used their nursery: start a group from a thread that lives as long as the
+    group.
 
     Attributes:
         died: Its result is a `RankDied`, set when a rank ends unexpectedly; cancelled by `close`.
@@ -75,6 +77,7 @@ class RankGroup:
         self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
         self._memory = StepMemory(manifest)
         self._ranks: list[RankHandle] = []
+        self._own_nursery: RankNursery | None = None
         self._first_dead: RankHandle | None = None
         # Held by what must come between the same two steps on all ranks.
         self._turn = asyncio.Lock()
@@ -89,6 +92,7 @@ class RankGroup:
         *,
         num_threads: int,
         log_sink: Callable[[int, str], None] | None = None,
+        nursery: RankNursery | None = None,
     ) -> Self:
         """Starts one process a rank.
 
@@ -97,6 +101,8 @@ class RankGroup:
             num_threads: Threads that each rank computes with.
             log_sink: Called with rank and line for everything that a rank writes to its standard error; None leaves
                 the ranks on this process's own.
+            nursery: Where the processes come from, which makes starting them cheap from the second on; it outlives the
+                group. None for one that ends with the group.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
@@ -106,11 +112,14 @@ class RankGroup:
         require_isa(manifest)
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
         group = cls(manifest)
+        if nursery is None:
+            nursery = group._own_nursery = RankNursery()
         try:
+            forking = nursery.open(num_threads, _format_of(manifest))
             for rank in range(manifest.tp_degree):
                 paths = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
                 launch = Launch(rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=paths)
-                group._ranks.append(RankHandle.spawn(launch, group._memory_fds, log_sink, group._report_death))
+                group._ranks.append(RankHandle.spawn(launch, forking, group._memory_fds, log_sink, group._report_death))
             await asyncio.gather(*(rank.wait_ready() for rank in group._ranks))
         except BaseException:
             await group.close()
@@ -221,6 +230,8 @@ class RankGroup:
         if not self._is_closed:
             self._is_closed = True
             self._memory.close()
+            if self._own_nursery is not None:
+                self._own_nursery.close()
             if self._collectives is not None:
                 self._collectives.close()
 
@@ -353,3 +364,8 @@ def _blobs_of(manifest: Manifest, rank: int) -> set[str]:
     shards = (shard for weight_set in manifest.weight_sets for shard in weight_set.shards)
     weights = {shard.blob for shard in shards if shard.rank == rank and shard.blob is not None}
     return weights | {executable.blob for executable in manifest.executables}
+
+
+def _format_of(manifest: Manifest) -> str:
+    """The format of all executables; empty where there are none, which is met when they are loaded."""
+    return next((executable.format for executable in manifest.executables), "")

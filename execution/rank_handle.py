@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,15 +14,28 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from bundle.errors import KilnError
-from execution.control import PACKET_SIZE_BYTES, READY, Call, Launch, Progress, Request, decode_reply, encode
+from execution.control import (
+    PACKET_SIZE_BYTES,
+    READY,
+    Call,
+    Ended,
+    Fork,
+    Launch,
+    Progress,
+    Request,
+    decode_reply,
+    decode_report,
+    encode,
+)
 from execution.errors import RankDied
 from execution.failure import Failure
 from execution.log_pipe import LogPipe
-from execution.parent_death import parent_environment
-from execution.threads import thread_environment
+from execution.rank_nursery import NurseryProcess
 
 #: A rank that is told to end has this long to finish its step.
 CLOSE_GRACE_S: Final = 2.0
+
+_STDERR_FD: Final = 2
 
 LogSink = Callable[[int, str], None]
 AnswerSink = Callable[[Any], None]
@@ -37,75 +48,72 @@ class RankHandle:
     def __init__(
         self,
         rank: int,
-        process: subprocess.Popen[bytes],
+        nursery: NurseryProcess,
+        report: socket.socket,
         control: socket.socket,
-        log_sink: LogSink | None,
+        *,
+        log: LogPipe | None,
         on_death: Callable[[RankHandle], None],
     ) -> None:
-        """Takes over a process that has just been started; see `spawn`."""
+        """Takes over a process that has just been asked for; see `spawn`."""
         self._rank = rank
-        self._process = process
+        self._nursery = nursery
+        self._report = report
         self._control = control
+        self._log = log
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
+        # None until the nursery has forked.
+        self._pidfd: int | None = None
+        self._return_code: int | None = None
         self._exited: asyncio.Future[None] = self._loop.create_future()
         self._next_number = READY + 1
         self._ready: asyncio.Future[object] = self._loop.create_future()
         self._pending: dict[int, AnswerSink] = {READY: partial(_settle, self._ready)}
         self._on_progress: dict[int, Callable[[str], None]] = {}
         self._unsent: deque[bytes] = deque()
-        self._log = None
-        if log_sink is not None:
-            assert process.stderr is not None, "spawn pipes it"
-            self._log = LogPipe(process.stderr, partial(log_sink, rank))
-        # Not asyncio's subprocesses: their `kill` can take the exit code away from whoever waits for it.
-        self._pidfd = os.pidfd_open(process.pid)
-        self._loop.add_reader(self._pidfd, self._reap)
+        self._loop.add_reader(report.fileno(), self._hear)
         self._loop.add_reader(control.fileno(), self._receive)
 
     @classmethod
     def spawn(
         cls,
         launch: Launch,
+        nursery: NurseryProcess,
         memory_fds: Sequence[int],
         log_sink: LogSink | None,
         on_death: Callable[[RankHandle], None],
     ) -> Self:
-        """Starts a process.
+        """Asks for a process.
 
         Args:
+            nursery: Where it is forked.
             memory_fds: Of the step memory and, where there are several ranks, of the collective memory.
             on_death: Called once, should the process end other than by `close`.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        launch_fd = os.memfd_create("kiln-launch")
-        try:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            report, their_report = _socket_pair(ours, theirs)
+            control, their_control = _socket_pair(ours, theirs)
+            launch_fd = os.memfd_create("kiln-launch")
+            theirs.callback(os.close, launch_fd)
             os.write(launch_fd, msgspec.json.encode(launch))
             os.lseek(launch_fd, 0, os.SEEK_SET)
-            descriptors = (theirs.fileno(), launch_fd, *memory_fds)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "execution.rank_process", *map(str, descriptors)],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                stderr=None if log_sink is None else subprocess.PIPE,
-                env=_child_environment(launch.num_threads),
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(launch_fd)
-        ours.setblocking(False)
-        return cls(launch.rank, process, ours, log_sink, on_death)
+            log, stderr_fd = None, _STDERR_FD
+            if log_sink is not None:
+                log_fd, stderr_fd = os.pipe()
+                theirs.callback(os.close, stderr_fd)
+                log = LogPipe(os.fdopen(log_fd, "rb", buffering=0), partial(log_sink, launch.rank))
+                ours.callback(log.close)
+            descriptors = (their_report.fileno(), stderr_fd, launch_fd, their_control.fileno(), *memory_fds)
+            nursery.fork(Fork(rank=launch.rank), descriptors)
+            ours.pop_all()
+            return cls(launch.rank, nursery, report, control, log=log, on_death=on_death)
 
     @property
     def death(self) -> RankDied | None:
         """How the process ended, None while it lives."""
-        return_code = self._process.returncode
-        return None if return_code is None else RankDied(self._rank, return_code)
+        return None if self._return_code is None else RankDied(self._rank, self._return_code)
 
     async def wait_ready(self) -> None:
         """Waits until the process takes calls.
@@ -151,6 +159,9 @@ class RankHandle:
         """Ends the process: by hanging up, and after a grace period by force."""
         self._is_closing = True
         self._hang_up()
+        if self._pidfd is None:
+            # It would come up only to find that it is not wanted.
+            self.kill()
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
                 await self.wait_ended()
@@ -160,7 +171,14 @@ class RankHandle:
 
     def kill(self) -> None:
         """Ends the process by force; harmless where it has ended."""
-        if not self._exited.done():
+        if self._exited.done():
+            return
+        if self._pidfd is None:
+            # The nursery ends, or never starts, a rank that nobody hears of.
+            self._end(-signal.SIGKILL)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            # It has ended; the nursery is about to say so.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _send(self) -> None:
@@ -203,11 +221,45 @@ class RankHandle:
         answer = reply.answer
         self._pending.pop(reply.number)(answer.to_error() if isinstance(answer, Failure) else answer)
 
-    def _reap(self) -> None:
-        """Collects the process, which has ended."""
-        return_code = self._process.wait()
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
+    def _hear(self) -> None:
+        """Takes a report of the nursery."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(
+                self._report, PACKET_SIZE_BYTES, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet, descriptors = b"", []
+        if not packet:
+            self._outlive_nursery()
+            return
+        report = decode_report(packet)
+        if isinstance(report, Ended):
+            self._end(report.return_code)
+        else:
+            (self._pidfd,) = descriptors
+
+    def _outlive_nursery(self) -> None:
+        """Ends the rank: its nursery has ended, which nobody may notice before the process itself is gone."""
+        self._loop.remove_reader(self._report.fileno())
+        if self._pidfd is None:
+            self._end(self._nursery.wait_dying())
+            return
+        self._loop.add_reader(self._pidfd, self._end, -signal.SIGKILL)
+        self.kill()
+
+    def _end(self, return_code: int) -> None:
+        """Lets go of the process, which has ended."""
+        self._return_code = return_code
+        self._loop.remove_reader(self._report.fileno())
+        self._report.close()
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            with contextlib.suppress(ChildProcessError):
+                # Orphans become children of a container's first process, which this may be.
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            os.close(self._pidfd)
         self._hang_up()
         if self._log is not None:
             self._log.close()
@@ -235,14 +287,13 @@ def _settle(answered: asyncio.Future[object], answer: object) -> None:
         return
     if isinstance(answer, KilnError):
         answered.set_exception(answer)
+        # Nobody may be left to hear of it.
+        answered.exception()
     else:
         answered.set_result(answer)
 
 
-def _child_environment(num_threads: int) -> dict[str, str]:
-    return {
-        **os.environ,
-        **parent_environment(),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        **thread_environment(num_threads),
-    }
+def _socket_pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pair[0].setblocking(False)
+    return ours.enter_context(pair[0]), theirs.enter_context(pair[1])

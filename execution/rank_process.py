@@ -1,4 +1,4 @@
-"""A rank's process: `python -m execution.rank_process CONTROL_FD LAUNCH_FD MEMORY_FD [COLLECTIVE_MEMORY_FD]`.
+"""What a rank's process does once it has been forked.
 
 Waits for calls and answers them; between calls it sleeps. Ends when its parent closes the socket, or ends itself.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import signal
 import socket
-import sys
 from contextlib import ExitStack
 
 import msgspec
@@ -31,17 +29,14 @@ from execution.control import (
 )
 from execution.errors import RankFailed
 from execution.failure import Failure
-from execution.parent_death import die_with_parent
 from execution.rank import Rank
 from execution.shared_communicator import SharedCommunicator
 
 logger = logging.getLogger(__name__)
 
 
-def main(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
+def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
     """Serves one parent until it hangs up; with other ranks, if there is memory for collectives."""
-    die_with_parent(signal.SIGKILL)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with os.fdopen(launch_fd, "rb") as file:
         launch = msgspec.json.decode(file.read(), type=Launch)
     torch.set_num_threads(launch.num_threads)
@@ -71,7 +66,3 @@ def _serve(rank: Rank, request: Request, control: socket.socket, number: int) ->
         logger.exception("%s failed unexpectedly", type(request.call).__name__)
         answer = Failure.of(RankFailed(number, f"{type(error).__name__}: {error}"))
     control.sendall(encode(Reply(request.number, answer)))
-
-
-if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:]))

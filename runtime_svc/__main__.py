@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 import structlog
 
 from bundle.errors import KilnError
 from edge.logs import configure_logging
 from execution.rank_group import RankGroup
+from execution.rank_nursery import RankNursery
 from runtime_svc.server import open_server
 from runtime_svc.settings import Settings, parse_settings
 
 
 async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
-    async with open_server(settings, RankGroup.start) as server:
-        port = await server.start()
-        sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
-        sys.stdout.flush()
-        await server.serve_until_signalled()
+    with RankNursery() as nursery:
+        async with open_server(settings, partial(RankGroup.start, nursery=nursery)) as server:
+            port = await server.start()
+            sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
+            sys.stdout.flush()
+            await server.serve_until_signalled()
 
 
 def main() -> None:

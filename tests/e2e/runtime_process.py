@@ -86,7 +86,7 @@ class RuntimeProcess:
         """Rank processes, by start."""
         assert self._process is not None
         with suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self._process.pid).children()
+            children = psutil.Process(self._process.pid).children(recursive=True)
             ranks = [child for child in children if is_rank(child)]
             return sorted(ranks, key=lambda rank: rank.create_time())
         return []
@@ -123,7 +123,7 @@ class RuntimeProcess:
 
 def is_rank(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE and "execution.rank_process" in " ".join(process.cmdline())
+        return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("kiln-rank")
     return False
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -67,7 +67,14 @@ async def start(manifest: Manifest, blobs: dict[str, Path], log: list[str] | Non
 
 
 def rank_processes() -> set[psutil.Process]:
-    return {one for one in psutil.Process().children() if "execution.rank_process" in one.cmdline()}
+    """This process's ranks, by the name that they give themselves."""
+    return {one for one in psutil.Process().children(recursive=True) if is_rank(one)}
+
+
+def is_rank(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.name().startswith("kiln-rank")
+    return False
 
 
 @asynccontextmanager
@@ -289,12 +296,13 @@ async def test_a_host_without_the_instructions(eager: ToyBundle) -> None:
     assert rank_processes() == before
 
 
-async def test_a_process_that_never_gets_ready(eager: ToyBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_never_gets_ready(
+    eager: ToyBundle, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/ls")
-    log: list[str] = []
     with pytest.raises(RankDied, match="rank 0 died: exit code 2"):
-        await start(eager.manifest, eager.blobs, log)
-    assert "execution.rank_process" in log[0]
+        await start(eager.manifest, eager.blobs)
+    assert "execution.nursery_process" in capfd.readouterr().err
 
 
 # Processes
@@ -383,8 +391,9 @@ async def test_a_rank_ends_with_its_killed_parent(eager: ToyBundle, tmp_path: Pa
         [sys.executable, "-c", PARENT, tmp_path / "manifest"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert await asyncio.to_thread(parent.stdout.readline) == "started\n"
-    (rank,) = parent.children()
+    processes = parent.children(recursive=True)
+    assert [process.name() for process in processes] == ["kiln-nursery", "kiln-rank-0"]
     parent.kill()
     parent.wait()
-    gone, _ = await asyncio.to_thread(psutil.wait_procs, [rank], timeout=5)
-    assert gone == [rank]
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)
+    assert len(gone) == len(processes)

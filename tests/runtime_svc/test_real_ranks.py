@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
 
 import grpc
 import msgspec
@@ -20,6 +22,7 @@ from bundle.oci import EXPORTED_PROGRAM_TYPE, WEIGHTS_TYPE
 from bundle.writer import BundleWriter
 from compiler_svc.lower.pool import LoweringPool
 from execution.rank_group import RankGroup
+from execution.rank_nursery import RankNursery
 from tests.execution.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
 from tests.runtime_svc.conftest import Runtime, raises, serve_runtime, token_request, tokens_of
 
@@ -39,11 +42,13 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> ToyBundle:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(tmp_path_factory: pytest.TempPathFactory, toy: ToyBundle) -> AsyncIterator[Runtime]:
     """A runtime that serves the toy as `d`, other weights published as `other`; tests leave it as they found it."""
-    async with serve_runtime(tmp_path_factory.mktemp("runtime"), start_ranks=RankGroup.start) as served:
-        for name, seed in (("story", 0), ("other", 1)):
-            served.bundles.names[name] = publish_toy(served, toy, seed)
-        await served.load("story")
-        yield served
+    with RankNursery() as nursery:
+        start_ranks = partial(RankGroup.start, nursery=nursery)
+        async with serve_runtime(tmp_path_factory.mktemp("runtime"), start_ranks=start_ranks) as served:
+            for name, seed in (("story", 0), ("other", 1)):
+                served.bundles.names[name] = publish_toy(served, toy, seed)
+            await served.load("story")
+            yield served
 
 
 def publish_toy(served: Runtime, toy: ToyBundle, seed: int) -> str:
@@ -72,8 +77,13 @@ def greedy(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], 
 
 def rank_processes() -> list[psutil.Process]:
     """This process's ranks that run."""
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in children if "execution.rank_process" in child.cmdline()]
+    return [child for child in psutil.Process().children(recursive=True) if is_rank(child)]
+
+
+def is_rank(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.name().startswith("kiln-rank") and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 async def generate(served: Runtime, prompt: list[int], count: int) -> list[int]:
