@@ -106,6 +106,10 @@ class StepMemory:
         self.fd = os.memfd_create("kiln-steps")
         os.ftruncate(self.fd, self._layout.size_bytes)
         self._memory = memoryview(mmap.mmap(self.fd, self._layout.size_bytes))
+        # What every step writes and reads.
+        steps = self._layout.regions.items()
+        self._input_views = {tag: [self._view(region) for region in step.inputs.values()] for tag, step in steps}
+        self._token_views = {tag: self._view(step.tokens) for tag, step in steps}
 
     def write_inputs(self, step: Step) -> None:
         """Puts a step's inputs where the ranks find them.
@@ -123,14 +127,14 @@ class StepMemory:
         if step.top_logprobs is not None and not 0 <= step.top_logprobs <= self._max_top_logprobs:
             accepted = f"0 to {self._max_top_logprobs}"
             raise StepInvalid(step.tag, FieldViolation("top_logprobs", str(step.top_logprobs), accepted))
-        packed = {name: _pack(step.tag, name, step.inputs[name], region) for name, region in regions.inputs.items()}
-        for name, region in regions.inputs.items():
-            self._view(region)[:] = packed[name]
+        packed = [_pack(step.tag, name, step.inputs[name], region) for name, region in regions.inputs.items()]
+        for view, values in zip(self._input_views[step.tag], packed, strict=True):
+            view[:] = values
 
     def read_result(self, step: Step, duration_s: float) -> StepResult:
         """Takes the results of a step that the ranks have answered."""
         regions = self._regions(step.tag)
-        tokens: list[int] = self._view(regions.tokens).tolist()
+        tokens: list[int] = self._token_views[step.tag].tolist()
         logits = None
         if step.return_logits and regions.logits is not None:
             copied = bytearray(self._view(regions.logits))
@@ -170,11 +174,14 @@ def _check_needs_no_logits(step: Step) -> None:
 
 
 def _pack(tag: str, name: str, values: Sequence[int] | Sequence[float], region: Region) -> array[int] | array[float]:
-    accepted = f"{prod(region.shape)} {'int32' if region.format == 'i' else 'float32'} values"
     try:
         packed = array(region.format, values)
     except (TypeError, OverflowError) as error:
-        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", str(error), accepted)) from error
+        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", str(error), _accepted(region))) from error
     if len(packed) != prod(region.shape):
-        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", f"{len(packed)} values", accepted))
+        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", f"{len(packed)} values", _accepted(region)))
     return packed
+
+
+def _accepted(region: Region) -> str:
+    return f"{prod(region.shape)} {'int32' if region.format == 'i' else 'float32'} values"

@@ -1,15 +1,14 @@
-"""What a stream carries."""
+"""What a stream carries. Structs: every token makes several."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from runtime_svc.engine.request import Finish, SamplingParams
 from runtime_svc.engine.usage import Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """The request was queued."""
 
     request_id: str
@@ -18,8 +17,7 @@ class Accepted:
     max_new_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """An alternative token and the natural logarithm of its probability."""
 
     token_id: int
@@ -27,8 +25,7 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
+class GeneratedToken(msgspec.Struct, frozen=True):
     """One token; without text where it stopped the sequence."""
 
     token_id: int
@@ -37,16 +34,14 @@ class GeneratedToken:
     top_logprobs: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(msgspec.Struct, frozen=True):
     """Text and tokens since the previous event."""
 
     text: str
     tokens: tuple[GeneratedToken, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """The end, with what it cost."""
 
     finish: Finish
@@ -56,8 +51,7 @@ class Finished:
 Payload = Accepted | TokenDelta | Finished
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One event: its place in the stream, and the weight epoch that produced it."""
 
     sequence_number: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final
 
 from bundle.manifest import Executable, Manifest
@@ -33,15 +34,16 @@ class StepBuilder:
     def build(self, plan: StepPlan) -> Step:
         """Inputs of one step, every one row-major."""
         executable = plan.executable
-        rows = {row.row: row for row in plan.rows}
-        by_row = [rows.get(row) for row in range(executable.batch_size)]
+        by_row: list[ScheduledRow | None] = [None] * executable.batch_size
+        for row in plan.rows:
+            by_row[row.row] = row
         if executable.submodel == "context_encoding":
             inputs = self._prompt_inputs(executable, by_row)
         else:
             inputs = self._token_inputs(by_row)
         names = self._input_names[executable.tag]
         if "sampling_params" in names:
-            inputs["sampling_params"] = [value for row in by_row for value in _sampling_params(row)]
+            inputs["sampling_params"] = list(chain.from_iterable(map(_sampling_params, by_row)))
         if "rand" in names:
             inputs["rand"] = [self._rand(row) for row in by_row]
         top_logprobs = [row.request.top_logprobs for row in plan.rows if row.request.top_logprobs is not None]

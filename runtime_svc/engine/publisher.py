@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from execution.step import StepResult
 from runtime_svc.engine.events import Accepted, Finished, GeneratedToken, TokenDelta, TokenLogprob
@@ -31,8 +32,7 @@ class OutputText(Protocol):
         """A token by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(msgspec.Struct, frozen=True):
     """One token of one request that is not published yet."""
 
     request: Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bundle.errors import KilnError
 
@@ -69,8 +70,7 @@ class Finish:
     error: KilnError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BucketKey:
+class BucketKey(NamedTuple):
     """An executable as usage reports it."""
 
     submodel: str

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from bundle.manifest import Executable
 from runtime_svc.engine.buckets import BucketTable
@@ -17,8 +18,7 @@ from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
 from runtime_svc.engine.slots import SlotPool
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
+class ScheduledRow(msgspec.Struct, frozen=True):
     """One request's part of a step.
 
     Attributes:
@@ -34,8 +34,7 @@ class ScheduledRow:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One call of one executable; rows that are not listed idle."""
 
     executable: Executable
@@ -161,11 +160,11 @@ class Scheduler:
 
     def _plan_tokens(self, ready: list[Request]) -> StepPlan:
         rows = []
-        for request in ready:
-            assert request.slot is not None
-            rows.append(ScheduledRow(request.slot, request.slot, request, num_tokens=1))
-        executable = self._buckets.for_position(max(request.num_computed_tokens for request in ready))
-        return StepPlan(executable, tuple(sorted(rows, key=lambda row: row.row)))
+        for request in sorted(ready, key=_slot_of):
+            slot = _slot_of(request)
+            rows.append(ScheduledRow(slot, slot, request, 1))
+        executable = self._buckets.for_position(max([request.num_computed_tokens for request in ready]))
+        return StepPlan(executable, tuple(rows))
 
     @staticmethod
     def _count_bucket(executable: Executable, row: ScheduledRow) -> None:
@@ -173,6 +172,11 @@ class Scheduler:
         row.request.bucket_steps[key] += 1
         if executable.submodel == "context_encoding":
             row.request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
+
+
+def _slot_of(request: Request) -> int:
+    assert request.slot is not None
+    return request.slot
 
 
 def _finish_by_tokens(request: Request) -> Finish | None:

@@ -26,26 +26,25 @@ class Detokenizer:
         """Starts a sequence; `decode` turns tokens into text, special tokens left out."""
         self._decode = decode
         self._window: list[int] = []
-        #: Tokens of the window whose text is out.
+        #: Tokens of the window whose text is out, and that text by itself.
         self._num_emitted = 0
+        self._emitted = ""
 
     def push(self, token_id: int) -> str:
         """Text that is certain now, often that of this token."""
         self._window.append(token_id)
-        text, emitted = self._texts()
+        text, length = self._decode(self._window), len(self._emitted)
         is_unfinished = text.endswith(REPLACEMENT) and len(self._window) - self._num_emitted < MAX_PENDING_TOKENS
-        if is_unfinished or len(text) <= len(emitted):
+        if is_unfinished or len(text) <= length:
             return ""
         del self._window[: self._num_emitted]
         self._num_emitted = len(self._window)
-        return text[len(emitted) :]
+        self._emitted = self._decode(self._window)
+        return text[length:]
 
     def flush(self) -> str:
         """The rest, at the end: bytes that became no character show as U+FFFD."""
-        text, emitted = self._texts()
+        text = self._decode(self._window)[len(self._emitted) :]
         self._window.clear()
-        self._num_emitted = 0
-        return text[len(emitted) :]
-
-    def _texts(self) -> tuple[str, str]:
-        return self._decode(self._window), self._decode(self._window[: self._num_emitted])
+        self._num_emitted, self._emitted = 0, ""
+        return text

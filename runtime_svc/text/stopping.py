@@ -22,6 +22,8 @@ class StopStringMatcher:
 
     def push(self, text: str) -> str:
         """Text that can be delivered; nothing once a stop string was found."""
+        if not self._stop_strings:
+            return text
         if self.matched is not None:
             return ""
         text = self._held + text

@@ -60,11 +60,14 @@ def event_to_pb(event: Event) -> pb.GenerateResponse:
     """One event of a stream."""
     response = pb.GenerateResponse(sequence_number=event.sequence_number, weight_epoch=event.weight_epoch)
     match event.payload:
+        case TokenDelta() as delta:
+            # In place: there is one for every token.
+            message = response.delta
+            message.text = delta.text
+            for token in delta.tokens:
+                _fill_token(message.tokens.add(), token)
         case Accepted() as accepted:
             response.accepted.CopyFrom(_accepted_to_pb(accepted))
-        case TokenDelta() as delta:
-            response.delta.text = delta.text
-            response.delta.tokens.extend(map(_token_to_pb, delta.tokens))
         case Finished() as finished:
             response.finished.CopyFrom(_finished_to_pb(finished))
     return response
@@ -100,15 +103,13 @@ def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
     )
 
 
-def _token_to_pb(token: GeneratedToken) -> pb.Token:
-    return pb.Token(
-        id=token.token_id,
-        text=token.text,
-        logprob=token.logprob,
-        top_logprobs=[
-            pb.TokenLogprob(id=other.token_id, text=other.text, logprob=other.logprob) for other in token.top_logprobs
-        ],
-    )
+def _fill_token(message: pb.Token, token: GeneratedToken) -> None:
+    message.id = token.token_id
+    message.text = token.text
+    if token.logprob is not None:
+        message.logprob = token.logprob
+    for other in token.top_logprobs:
+        message.top_logprobs.add(id=other.token_id, text=other.text, logprob=other.logprob)
 
 
 def _finished_to_pb(finished: Finished) -> pb.Finished:
