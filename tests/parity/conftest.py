@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from execution.rank_nursery import RankNursery
 from tests.e2e.stack import Stack
 from tests.parity.bundles import Bundles
 from tests.parity.cases import Case
@@ -26,6 +27,12 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def bundles(request: pytest.FixtureRequest, services: Stack) -> Bundles:
     return Bundles(services, _selected_cases(request.session.items))
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[RankNursery]:
+    with RankNursery() as warm:
+        yield warm
 
 
 @pytest.fixture(scope="session")

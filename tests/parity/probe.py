@@ -13,6 +13,7 @@ from bundle.layout import Layout
 from bundle.manifest import Executable, Manifest
 from bundle.reader import open_bundle
 from execution.rank_group import RankGroup
+from execution.rank_nursery import RankNursery
 from execution.step import Step
 
 GREEDY = (1.0, 1.0, 0.0)
@@ -65,12 +66,12 @@ class Probe:
 
 
 @contextmanager
-def open_probe(store: Path, digest: str) -> Iterator[Probe]:
+def open_probe(store: Path, digest: str, nursery: RankNursery) -> Iterator[Probe]:
     """Starts the ranks of a bundle and ends them again."""
     layout = Layout(store)
     manifest = open_bundle(layout, digest).manifest
     with asyncio.Runner() as runner:
-        group = runner.run(RankGroup.start(manifest, layout.blob_path, num_threads=1))
+        group = runner.run(RankGroup.start(manifest, layout.blob_path, num_threads=1, nursery=nursery))
         try:
             runner.run(group.load())
             yield Probe(manifest, group, runner.get_loop())

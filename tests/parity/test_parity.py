@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from execution.rank_nursery import RankNursery
 from tests.e2e.stack import Stack, token_request, tokens_of
 from tests.parity.bundles import Bundles
 from tests.parity.cases import Case, parameters
@@ -17,19 +18,21 @@ NUM_TOKENS = 64
 
 
 @pytest.mark.parametrize("case", parameters())
-def test_parity(bundles: Bundles, services: Stack, record: ParityRecord | None, case: Case) -> None:
+def test_parity(
+    bundles: Bundles, services: Stack, nursery: RankNursery, record: ParityRecord | None, case: Case
+) -> None:
     reference = bundles.reference(case.geometry)
-    worst = compare_logits(services, bundles.digest(case), reference, case)
+    worst = compare_logits(services, nursery, bundles.digest(case), reference, case)
     with bundles.deployed(case) as deployment:
         num_tokens, num_ties = compare_tokens(services, deployment, reference, case)
     if record is not None:
         record.add(ParityResult(case.name, worst, num_tokens, num_ties))
 
 
-def compare_logits(services: Stack, digest: str, reference: Reference, case: Case) -> float:
+def compare_logits(services: Stack, nursery: RankNursery, digest: str, reference: Reference, case: Case) -> float:
     """Prompts at every edge of a bucket, then one token after the other to the end; returns the worst deviation."""
     whole = draw_prompt(31) + draw_prompt(97, seed=1)
-    with open_probe(services.home / "store", digest) as probe:
+    with open_probe(services.home / "store", digest, nursery) as probe:
         pairs = []
         for length in case.edges:
             ids = draw_prompt(length)
