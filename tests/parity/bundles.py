@@ -26,15 +26,19 @@ LEVELS = {
 class Bundles:
     """Compiles cases ahead of the tests that need them, as far as the service's queue takes them."""
 
-    def __init__(self, stack: Stack, cases: list[Case]) -> None:
+    def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._ahead = list(cases)
+        self._ahead: list[Case] = []
         self._operations: dict[Case, str] = {}
         self._references: dict[str, Reference] = {}
         channel = grpc.insecure_channel(stack.compiler)
         self._compiler = compiler_pb2_grpc.CompilerServiceStub(channel)
         self._long_running = operations_pb2_grpc.OperationsStub(channel)
         self._runtime = runtime_pb2_grpc.RuntimeServiceStub(grpc.insecure_channel(stack.runtime))
+
+    def expect(self, cases: list[Case]) -> None:
+        """Says which bundles will be asked for, in this order."""
+        self._ahead = cases
 
     def reference(self, geometry: str) -> Reference:
         """The model in transformers; its checkpoint is written once."""

@@ -1,4 +1,4 @@
-"""The services, and every selected bundle on its way before the first test needs it."""
+"""The services of the matrix, and full runs that go on where they stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from execution.rank_nursery import RankNursery
 from tests.e2e.stack import Stack
 from tests.parity.bundles import Bundles
-from tests.parity.cases import Case
 from tests.parity.record import ParityRecord
 
 RECORD_VARIABLE = "KILN_PARITY_RECORD"
@@ -25,8 +24,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def bundles(request: pytest.FixtureRequest, services: Stack) -> Bundles:
-    return Bundles(services, _selected_cases(request.session.items))
+def bundles(services: Stack) -> Bundles:
+    return Bundles(services)
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +39,6 @@ def record() -> ParityRecord | None:
     """Where results go, in a full run."""
     path = os.environ.get(RECORD_VARIABLE)
     return ParityRecord(Path(path)) if path else None
-
-
-def _selected_cases(items: list[pytest.Item]) -> list[Case]:
-    parameters = (getattr(item, "callspec", None) for item in items)
-    cases = (spec.params.get("case") for spec in parameters if spec is not None)
-    return list(dict.fromkeys(case for case in cases if isinstance(case, Case)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,6 +17,12 @@ from tests.parity.reference import TOLERANCE, Reference, assert_same_tokens, dev
 NUM_TOKENS = 64
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compile_ahead(request: pytest.FixtureRequest, bundles: Bundles) -> None:
+    selected = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    bundles.expect([spec.params["case"] for spec in selected if spec is not None])
+
+
 @pytest.mark.parametrize("case", parameters())
 def test_parity(
     bundles: Bundles, services: Stack, nursery: RankNursery, record: ParityRecord | None, case: Case
