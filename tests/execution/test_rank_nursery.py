@@ -20,6 +20,7 @@ from tests.contract.executor_suite import Reference, prompt_inputs
 from tests.execution.conftest import MakeToy
 from tests.execution.test_rank_group import PREFILL, rank_processes
 from tests.execution.toy import ToyBundle
+from tests.processes import note_others, own_children
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,11 +35,16 @@ def pair(toy: MakeToy) -> ToyBundle:
     return toy("logits", 0, 2)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _others() -> None:
+    note_others()
+
+
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[RankNursery]:
     with RankNursery() as nursery:
         yield nursery
-    assert [one.name() for one in psutil.Process().children() if one.name().startswith("kiln")] == []
+    assert [one.name() for one in own_children() if one.name().startswith("kiln")] == []
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from compiler_svc.lower.pool import LoweringPool
 from execution.rank_group import RankGroup
 from execution.rank_nursery import RankNursery
 from tests.execution.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
+from tests.processes import note_others, own_children
 from tests.runtime_svc.conftest import Runtime, raises, serve_runtime, token_request, tokens_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -75,9 +76,14 @@ def greedy(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], 
     return tokens[len(prompt) :], logprobs
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _others() -> None:
+    note_others()
+
+
 def rank_processes() -> list[psutil.Process]:
     """This process's ranks that run."""
-    return [child for child in psutil.Process().children(recursive=True) if is_rank(child)]
+    return [child for child in own_children() if is_rank(child)]
 
 
 def is_rank(process: psutil.Process) -> bool:

@@ -19,14 +19,20 @@ from compiler_svc.lower.errors import (
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from tests.compiler_svc.lower.conftest import StageToy
+from tests.processes import note_others, own_children
 
 pytestmark = pytest.mark.toolchain
 
 CHILD = "compiler_svc.lower.child"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _others() -> None:
+    note_others()
+
+
 def descendants() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in own_children() if one.status() != psutil.STATUS_ZOMBIE]
 
 
 async def wait_for(command: str) -> list[psutil.Process]:
