@@ -7,11 +7,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from compiler_svc.memory import choose_lowering_memory, measure_memory, parse_size
 from compiler_svc.operation_journal import Retention
 from edge.config import EdgeConfig
-from edge.options import add_server_options, positive_integer, read_edge_config
+from edge.memory import measure_memory
+from edge.options import add_server_options, byte_size, positive_integer, read_edge_config
+
+#: Of the memory that this process may use; the rest is for the service, the build processes and everybody else.
+_LOWERING_SHARE: Final = 0.75
+#: Below this, compiling small models fails already.
+_LEAST_LOWERING_BYTES: Final = 4 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,11 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
     )
 
 
+def choose_lowering_memory(total_bytes: int, num_lowerings: int) -> int:
+    """Memory of each of several lowerings at once, in bytes, where the command line does not say."""
+    return max(_LEAST_LOWERING_BYTES, int(total_bytes * _LOWERING_SHARE) // num_lowerings)
+
+
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m compiler_svc", description="Serves Kiln's compiler.")
     add_server_options(parser)
@@ -99,7 +110,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lowering-timeout", type=float, default=1800.0, help="seconds that one lowering may take")
     parser.add_argument(
         "--lowering-memory",
-        type=parse_size,
+        type=byte_size,
         help="memory of each process of one lowering, such as 8GiB; default: its share of three quarters of the host's",
     )
     parser.add_argument(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+from typing import Final
 
 from edge.config import EdgeConfig, TlsConfig
 from edge.logs import LEVELS
+
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,15})(|KiB|MiB|GiB|TiB)")
+_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -47,3 +52,15 @@ def positive_integer(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return number
+
+
+def byte_size(text: str) -> int:
+    """An option's value in bytes, such as `8GiB` or `8589934592`, for `type=`.
+
+    Raises:
+        ArgumentTypeError: It is no size, or none above 0.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; accepted: bytes, or a number with KiB, MiB, GiB, TiB")
+    return int(match[1]) * _UNITS[match[2]]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edge.config import EdgeConfig
-from edge.options import add_server_options, positive_integer, read_edge_config
+from edge.memory import measure_memory
+from edge.options import add_server_options, byte_size, positive_integer, read_edge_config
 from runtime_svc.bundles.channel import CompilerEndpoint
-from runtime_svc.deployments.memory import DEFAULT_SHARE, default_memory_bytes
 
-_SIZE: Final = re.compile(r"([0-9]+)(|KiB|MiB|GiB|TiB)")
-_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+#: Of the memory that this process may use, for deployments; the rest is for the ranks' own code and scratch memory.
+_MEMORY_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
         verify_always=options.verify == "always",
         num_cores=options.cores,
         threads_per_core=options.threads_per_core,
-        memory_bytes=options.memory or default_memory_bytes(),
+        memory_bytes=options.memory or int(measure_memory() * _MEMORY_SHARE),
         deployments_file=options.deployments.absolute() if options.deployments is not None else None,
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
@@ -100,9 +99,9 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--memory",
-        type=_size,
+        type=byte_size,
         metavar="SIZE",
-        help=f"for weights and KV caches, such as 6GiB; default: {DEFAULT_SHARE} of what this process may use",
+        help=f"for weights and KV caches, such as 6GiB; default: {_MEMORY_SHARE} of what this process may use",
     )
     parser.add_argument("--deployments", type=Path, metavar="FILE", help="YAML or JSON: the deployments to have")
     parser.add_argument(
@@ -132,13 +131,6 @@ def _read_endpoint(parser: argparse.ArgumentParser, options: argparse.Namespace)
         key_path=options.compiler_key,
         allow_insecure=options.allow_insecure,
     )
-
-
-def _size(text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is no size such as 6GiB or 512MiB")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def _seconds(text: str) -> float:

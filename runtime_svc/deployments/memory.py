@@ -11,19 +11,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Final
 
 from bundle.manifest import Manifest
 from execution.step_memory import StepLayout
 from runtime_svc.errors import MemoryUnavailable
 
-#: Of the memory that this process may use, for deployments.
-DEFAULT_SHARE: Final = 0.8
-
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int8": 1, "uint8": 1}
-_CGROUP_V1_LIMIT: Final = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +89,3 @@ class MemoryPool:
                 assert self._users[digest] >= 0, f"{digest} is not held"
                 if not self._users[digest]:
                     del self._users[digest], self._sizes[digest]
-
-
-def default_memory_bytes() -> int:
-    """DEFAULT_SHARE of the machine's memory, or of the control group's limit where that is lower."""
-    limits = [_machine_bytes(), *_cgroup_limits()]
-    return int(min(limits) * DEFAULT_SHARE)
-
-
-def _machine_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemTotal":
-            return int(value.split()[0]) * 1024
-    raise AssertionError("/proc/meminfo has no MemTotal")
-
-
-def _cgroup_limits() -> list[int]:
-    files = [_CGROUP_V1_LIMIT]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if line.startswith("0::/"):
-            folder = Path("/") / line.removeprefix("0::/")
-            files += [_CGROUP_ROOT / one.relative_to("/") / "memory.max" for one in (folder, *folder.parents)]
-    texts = [file.read_text().strip() for file in files if file.is_file()]
-    return [int(text) for text in texts if text.isdigit()]

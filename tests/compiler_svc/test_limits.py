@@ -1,6 +1,5 @@
 """Everything that clients could make too much of has a bound, and refusals that pass say when to try again."""
 
-import argparse
 import asyncio
 import json
 from pathlib import Path
@@ -16,10 +15,8 @@ from kiln.config.v1 import config_pb2
 from bundle.layout import Layout
 from compiler_svc.admission import MOST_BUCKETS
 from compiler_svc.bundle_service import MOST_BLOB_STREAMS
-from compiler_svc.memory import choose_lowering_memory, measure_memory, parse_size
 from compiler_svc.operation_feed import MOST_WATCHERS
 from compiler_svc.request_limits import MOST_REQUEST_BYTES, MOST_REQUEST_ID_CHARACTERS, MOST_SALT_CHARACTERS
-from compiler_svc.settings import parse_settings
 from tests.compiler_svc.running_compiler import Client, refusal, serve_compiler
 
 GIB = 1 << 30
@@ -125,37 +122,3 @@ async def test_a_build_is_told_its_limits(home: Path) -> None:
         await client.reach_build(await client.compile())
         environment = runner.jobs[0].environment
     assert (environment.lowering_memory_bytes, environment.lowering_timeout_s) == (6 * GIB, 7.0)
-
-
-class TestMemory:
-    @pytest.mark.parametrize(
-        ("text", "size_bytes"), [("1", 1), ("8GiB", 8 * GIB), ("1536MiB", 3 * GIB // 2), ("2TiB", 2048 * GIB)]
-    )
-    def test_sizes(self, text: str, size_bytes: int) -> None:
-        assert parse_size(text) == size_bytes
-
-    @pytest.mark.parametrize("text", ["", "0", "-1", "8GB", "8 GiB", "1.5GiB", "GiB", "٣"])
-    def test_what_is_no_size(self, text: str) -> None:
-        with pytest.raises(argparse.ArgumentTypeError, match="is no size; accepted: bytes, or a number with KiB"):
-            parse_size(text)
-
-    def test_the_default_is_a_share_and_never_too_little(self) -> None:
-        assert choose_lowering_memory(64 * GIB, 4) == 12 * GIB
-        assert choose_lowering_memory(8 * GIB, 8) == 4 * GIB
-
-    def test_a_container_has_what_it_may_use(self, tmp_path: Path) -> None:
-        limit = tmp_path / "memory.max"
-        total_bytes = measure_memory(limit)
-        assert total_bytes > 0
-        limit.write_text("max\n")
-        assert measure_memory(limit) == total_bytes
-        limit.write_text(f"{total_bytes // 2}\n")
-        assert measure_memory(limit) == total_bytes // 2
-
-    def test_a_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
-        required = ["--address", "127.0.0.1:0", "--store", "s", "--cache", "c", "--model-root", "m"]
-        assert parse_settings([*required, "--lowering-memory", "2GiB"]).lowering_memory_bytes == 2 * GIB
-        assert parse_settings(required).lowering_memory_bytes >= 4 * GIB
-        with pytest.raises(SystemExit):
-            parse_settings([*required, "--lowering-memory", "lots"])
-        assert "is no size" in capsys.readouterr().err

@@ -2,10 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler_svc.settings import parse_settings
+from compiler_svc.settings import choose_lowering_memory, parse_settings
 from edge.errors import AddressInvalid, PlaintextRefused
+from edge.memory import measure_memory
 
 REQUIRED = ["--store", "s", "--cache", "c", "--model-root", "m"]
+GIB = 1 << 30
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -31,6 +33,7 @@ def test_a_database_elsewhere() -> None:
         ["--address", "127.0.0.1:0", *REQUIRED, "--max-builds", "0"],
         ["--address", "127.0.0.1:0", *REQUIRED, "--tls-key", "key.pem"],
         ["--address", "127.0.0.1:0", *REQUIRED, "--log-level", "loud"],
+        ["--address", "127.0.0.1:0", *REQUIRED, "--lowering-memory", "lots"],
     ],
 )
 def test_a_command_line_that_makes_no_sense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +41,17 @@ def test_a_command_line_that_makes_no_sense(arguments: list[str], capsys: pytest
         parse_settings(arguments)
     assert caught.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_lowerings_share_the_memory_and_never_get_too_little() -> None:
+    assert choose_lowering_memory(64 * GIB, 4) == 12 * GIB
+    assert choose_lowering_memory(8 * GIB, 8) == 4 * GIB
+
+
+def test_memory_of_a_lowering() -> None:
+    required = ["--address", "127.0.0.1:0", *REQUIRED, "--lowerings", "2", "--max-builds", "3"]
+    assert parse_settings([*required, "--lowering-memory", "2GiB"]).lowering_memory_bytes == 2 * GIB
+    assert parse_settings(required).lowering_memory_bytes == choose_lowering_memory(measure_memory(), 6)
 
 
 def test_an_address_that_others_reach_needs_permission() -> None:

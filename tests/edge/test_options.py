@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from edge.config import EdgeConfig, TlsConfig
-from edge.options import add_server_options, positive_integer, read_edge_config
+from edge.options import add_server_options, byte_size, positive_integer, read_edge_config
+
+GIB = 1 << 30
 
 
 def parse(*arguments: str) -> EdgeConfig:
@@ -35,3 +37,17 @@ def test_positive_integer(count: str, capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         parse("--count", count)
     assert "--count" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("1", 1), ("7KiB", 7 << 10), ("1536MiB", 3 * GIB // 2), ("8GiB", 8 * GIB), ("2TiB", 2048 * GIB)],
+)
+def test_byte_size(text: str, size_bytes: int) -> None:
+    assert byte_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "8GB", "8 GiB", "1.5GiB", "GiB", "٣"])
+def test_what_is_no_byte_size(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no size; accepted: bytes, or a number with KiB"):
+        byte_size(text)

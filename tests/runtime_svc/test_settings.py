@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 
 from edge.errors import PlaintextRefused
+from edge.memory import measure_memory
 from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.settings import parse_settings
 
@@ -22,7 +22,7 @@ def test_defaults() -> None:
     assert (settings.threads_per_core, settings.verify_always) == (1, False)
     assert settings.state == settings.cache
     assert settings.deployments_file is None
-    assert 0 < settings.memory_bytes < psutil.virtual_memory().total
+    assert settings.memory_bytes == int(measure_memory() * 0.8)
 
 
 def test_every_option_is_read() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.manifest import WeightTensor
 from execution.step_memory import StepLayout
-from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, default_memory_bytes, state_need, weights_need
+from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, weights_need
 from runtime_svc.errors import MemoryUnavailable
 from tests.runtime_svc.conftest import Runtime, details_of, raises, serve_runtime
 from tests.runtime_svc.fakes import DIGEST, make_manifest
@@ -52,10 +51,6 @@ def test_blobs_count_once_and_go_with_their_last_user() -> None:
     assert pool.free_bytes == 450
     pool.release(two)
     assert pool.free_bytes == 1000
-
-
-def test_default_is_a_part_of_the_machine() -> None:
-    assert 0 < default_memory_bytes() <= 0.8 * psutil.virtual_memory().total
 
 
 async def test_loads_that_do_not_fit_change_nothing(tmp_path: Path) -> None:

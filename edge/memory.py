@@ -1,0 +1,46 @@
+"""How much memory this process may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def measure_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Memory of the machine, or the limit of a control group that this process is in where one is lower, in bytes.
+
+    Args:
+        proc: Where the process file system is mounted.
+        cgroups: Where control groups are, those of version 1 in a folder for each controller.
+    """
+    return min((_read_total(proc), *_read_limits(proc, cgroups)))
+
+
+def _read_total(proc: Path) -> int:
+    sizes = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    return int(sizes["MemTotal"].split()[0]) << 10
+
+
+def _read_limits(proc: Path, cgroups: Path) -> list[int]:
+    texts = [file.read_text().strip() for file in _list_limit_files(proc, cgroups) if file.is_file()]
+    # Version 2 writes `max` where there is no limit.
+    return [int(text) for text in texts if text.isdecimal()]
+
+
+def _list_limit_files(proc: Path, cgroups: Path) -> Iterator[Path]:
+    """Files with the limits of this process's groups and of those around them, whether they are there or not."""
+    groups = proc / "self/cgroup"
+    # A kernel can be without control groups.
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        # A group's path is the host's; a container may see its own group as the root, which is a parent of all.
+        path = Path(group)
+        folders = [one.relative_to("/") for one in (path, *path.parents)]
+        if not controllers:
+            yield from (cgroups / folder / "memory.max" for folder in folders)
+        elif "memory" in controllers.split(","):
+            yield from (cgroups / "memory" / folder / "memory.limit_in_bytes" for folder in folders)
