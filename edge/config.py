@@ -35,9 +35,9 @@ class TlsConfig:
         Raises:
             TlsFileInvalid: One cannot be read, or holds no PEM.
         """
-        client_ca = _read_pem(self.client_ca_path) if self.client_ca_path is not None else None
+        client_ca = read_pem(self.client_ca_path) if self.client_ca_path is not None else None
         return grpc.ssl_server_credentials(
-            [(_read_pem(self.key_path), _read_pem(self.certificate_path))],
+            [(read_pem(self.key_path), read_pem(self.certificate_path))],
             root_certificates=client_ca,
             require_client_auth=client_ca is not None,
         )
@@ -73,13 +73,13 @@ class EdgeConfig:
         match = _ADDRESS.fullmatch(self.address)
         if match is None or int(match["port"]) > 65535:
             raise AddressInvalid(self.address)
-        if self.tls is None and not self.allow_insecure and not _is_loopback(self.host):
+        if self.tls is None and not self.allow_insecure and not is_loopback(self.address):
             raise PlaintextRefused(self.address)
 
     @property
     def host(self) -> str:
         """Host part of the address, without brackets."""
-        return self.address.rpartition(":")[0].strip("[]")
+        return _host_of(self.address)
 
     def channel_options(self) -> tuple[tuple[str, int], ...]:
         """The configuration as gRPC core's channel arguments."""
@@ -94,14 +94,21 @@ class EdgeConfig:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether only this host can be at `host:port`."""
+    host = _host_of(address)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _read_pem(path: Path) -> bytes:
+def read_pem(path: Path) -> bytes:
+    """Reads a file of certificates or keys.
+
+    Raises:
+        TlsFileInvalid: It cannot be read, or holds no PEM.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -109,3 +116,7 @@ def _read_pem(path: Path) -> bytes:
     if b"-----BEGIN " not in data:
         raise TlsFileInvalid(str(path), "it holds no PEM block")
     return data
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import grpc
 
-from edge.errors import PlaintextRefused, TlsFileInvalid
+from edge.config import is_loopback, read_pem
+from edge.errors import PlaintextRefused
 
 _OPTIONS: Final = (
     # A manifest with thousands of tensors is larger than gRPC's default limit.
@@ -45,7 +45,8 @@ class CompilerEndpoint:
     allow_insecure: bool = False
 
     def __post_init__(self) -> None:
-        if self.ca_path is None and not self.allow_insecure and not _is_loopback(self.address):
+        is_local = self.address.startswith("unix:") or is_loopback(self.address)
+        if self.ca_path is None and not self.allow_insecure and not is_local:
             raise PlaintextRefused(self.address)
 
     def connect(self) -> grpc.aio.Channel:
@@ -57,26 +58,8 @@ class CompilerEndpoint:
         if self.ca_path is None:
             return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
         credentials = grpc.ssl_channel_credentials(
-            root_certificates=_read_pem(self.ca_path),
-            private_key=None if self.key_path is None else _read_pem(self.key_path),
-            certificate_chain=None if self.certificate_path is None else _read_pem(self.certificate_path),
+            root_certificates=read_pem(self.ca_path),
+            private_key=None if self.key_path is None else read_pem(self.key_path),
+            certificate_chain=None if self.certificate_path is None else read_pem(self.certificate_path),
         )
         return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or address.startswith("unix:")
-
-
-def _read_pem(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TlsFileInvalid(str(path), str(error)) from error
-    if b"-----BEGIN " not in data:
-        raise TlsFileInvalid(str(path), "it holds no PEM block")
-    return data

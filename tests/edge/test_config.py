@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import EdgeConfig, TlsConfig
+from edge.config import EdgeConfig, TlsConfig, is_loopback, read_pem
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
 
 
@@ -63,3 +63,21 @@ def test_unreadable_tls_file_is_named(tmp_path: Path, broken: str, content: byte
     with pytest.raises(TlsFileInvalid) as caught:
         TlsConfig(paths["certificate"], paths["key"], paths["client_ca"]).load()
     assert caught.value.metadata["path"] == str(paths[broken])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1"])
+def test_loopback(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "localhost.evil.com:1", "dns:///localhost:1", ""]
+)
+def test_what_others_may_be_at(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_pem_is_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "chain.pem"
+    file.write_bytes(b"of whom\n-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n")
+    assert read_pem(file) == file.read_bytes()
