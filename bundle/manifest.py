@@ -6,7 +6,7 @@ The manifest holds reproducible fields only, so that equal inputs give equal dig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -21,6 +21,9 @@ KNOWN_FLAGS: Final = frozenset({"sampling_params", "rand", "logits", "tokens"})
 
 Submodel = Literal["context_encoding", "token_generation"]
 DType = Literal["float32", "bfloat16", "float16", "int32"]
+
+#: Bytes of one item.
+DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

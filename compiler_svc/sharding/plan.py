@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, cast
 
-from bundle.manifest import DType, WeightShard, WeightTensor
+from bundle.manifest import DTYPE_SIZES_BYTES, DType, WeightShard, WeightTensor
 from compiler_svc.models.head_layout import lay_out_heads
 from compiler_svc.models.llama_config import LlamaConfig
 from compiler_svc.models.llama_tensors import (
@@ -26,8 +26,6 @@ from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 
 CastType = Literal["config", "as-declared"]
-
-DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 
 #: Dtypes of checkpoint tensors that can be cast to a computation dtype.
 CASTABLE_DTYPES: Final = ("bfloat16", "float16", "float32", "float64")

@@ -11,13 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Final
 
-from bundle.manifest import Manifest
+from bundle.manifest import DTYPE_SIZES_BYTES, Manifest
 from execution.step_memory import StepLayout
 from runtime_svc.errors import MemoryUnavailable
-
-_ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int8": 1, "uint8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class MemoryNeed:
 
 def state_need(manifest: Manifest) -> MemoryNeed:
     """KV cache and step memory of a bundle, over all ranks."""
-    state_bytes = sum(prod(tensor.shape) * _ITEM_BYTES[tensor.dtype] for tensor in manifest.state.tensors)
+    state_bytes = sum(prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype] for tensor in manifest.state.tensors)
     return MemoryNeed(manifest.tp_degree * state_bytes + StepLayout.of(manifest).size_bytes)
 
 
@@ -44,7 +41,7 @@ def weights_need(manifest: Manifest) -> MemoryNeed:
     shards = [shard for weight_set in manifest.weight_sets for shard in weight_set.shards]
     awaited = (tensor for shard in shards if shard.blob is None for tensor in shard.tensors)
     return MemoryNeed(
-        sum(prod(tensor.shape) * _ITEM_BYTES[tensor.dtype] for tensor in awaited),
+        sum(prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype] for tensor in awaited),
         {shard.blob: shard.size_bytes for shard in shards if shard.blob is not None},
     )
 

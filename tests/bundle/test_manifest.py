@@ -1,9 +1,10 @@
 import json
+from typing import get_args
 
 import pytest
 
 from bundle.errors import AbiUnsupported, ManifestInvalid
-from bundle.manifest import parse_manifest
+from bundle.manifest import DTYPE_SIZES_BYTES, DType, parse_manifest
 from tests.bundle.samples import DIGESTS, sample_manifest
 
 Document = dict[str, object]
@@ -33,6 +34,10 @@ def test_json_is_canonical_and_comes_back() -> None:
     assert b" " not in data.replace(b"\\u0020", b"")
     reordered = json.dumps(dict(reversed(document().items())), indent=1).encode()
     assert parse_manifest(reordered).to_json() == data
+
+
+def test_every_dtype_has_a_size() -> None:
+    assert set(DTYPE_SIZES_BYTES) == set(get_args(DType))
 
 
 def test_names_every_blob() -> None:
