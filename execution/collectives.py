@@ -2,7 +2,7 @@
 
 Importing this module registers them. Graphs name no process group; what carries the tensors is the communicator that
 the calling thread uses. Compiled code does not come by here: it calls the same native functions that
-`execution.shared_memory` calls.
+`execution.shared_communicator` calls.
 """
 
 from __future__ import annotations
