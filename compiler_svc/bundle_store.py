@@ -131,7 +131,7 @@ class BundleStore:
         async with self._naming:
             collected = await asyncio.to_thread(collect_garbage, self.layout, find_needs, dry_run=dry_run)
             if not dry_run:
-                has_bundle = frozenset(entry.digest for entry in self.layout.read_index().manifests).__contains__
+                has_bundle = (await self._read_listed_digests()).__contains__
                 forget = partial(cache.forget_lost, has_blob=self.layout.has, has_bundle=has_bundle)
                 await self._database.run(forget)
         return collected
@@ -185,10 +185,15 @@ class BundleStore:
         Raises:
             LayoutInvalid: The index is broken.
         """
-        held = {entry.digest for entry in (await asyncio.to_thread(self.layout.read_index)).manifests}
+        listed = await self._read_listed_digests()
         named = await self._database.run(versions.list_named_digests)
-        found = partial(versions.list_refs, digests=named - held)
+        found = partial(versions.list_refs, digests=named - listed)
         return await self._database.run(found)
+
+    async def _read_listed_digests(self) -> frozenset[str]:
+        """Digests of the bundles in the store's index, which may be long."""
+        index = await asyncio.to_thread(self.layout.read_index)
+        return frozenset(entry.digest for entry in index.manifests)
 
     async def set_alias(self, text: str, alias: str, etag: str | None) -> Alias:
         """Points an alias at a version; see `versions.set_alias`.
