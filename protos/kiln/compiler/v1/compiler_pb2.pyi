@@ -201,6 +201,7 @@ class CompileRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SKIP_CACHE_LOOKUP_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    DEBUG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. Required."""
     model: _builtins.str
@@ -217,6 +218,8 @@ class CompileRequest(_message.Message):
     """Build even where the cache has the result; the new result replaces it."""
     salt: _builtins.str
     """Enters every cache key, so that a different salt never shares results."""
+    debug: _builtins.bool
+    """Keep every graph, with its source annotations, beside the bundle, as a referrer. Changes no executable."""
     @_builtins.property
     def config(self) -> _config_pb2.InferenceConfig:
         """As a message."""
@@ -237,16 +240,405 @@ class CompileRequest(_message.Message):
         request_id: _builtins.str = ...,
         skip_cache_lookup: _builtins.bool = ...,
         salt: _builtins.str = ...,
+        debug: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "config_json", b"config_json", "config_source", b"config_source", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "config_json", b"config_json", "config_source", b"config_source", "model", b"model", "name", b"name", "optimization_level", b"optimization_level", "request_id", b"request_id", "salt", b"salt", "skip_cache_lookup", b"skip_cache_lookup", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "config_json", b"config_json", "config_source", b"config_source", "debug", b"debug", "model", b"model", "name", b"name", "optimization_level", b"optimization_level", "request_id", b"request_id", "salt", b"salt", "skip_cache_lookup", b"skip_cache_lookup", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_config_source: _TypeAlias = _typing.Literal["config", "config_json"]  # noqa: Y015
     _WhichOneofArgType_config_source: _TypeAlias = _typing.Literal["config_source", b"config_source"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_config_source) -> _WhichOneofReturnType_config_source | None: ...
 
 Global___CompileRequest: _TypeAlias = CompileRequest  # noqa: Y015
+
+@_typing.final
+class PlanCompileRequest(_message.Message):
+    """PlanCompileRequest describes the compile to plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    OPTIMIZATION_LEVEL_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    CORE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Directory of a Hugging Face checkpoint, as in CompileRequest; its weight files need headers only. Required."""
+    config_json: _builtins.str
+    """As JSON text."""
+    optimization_level: Global___OptimizationLevel.ValueType
+    """Default: O1."""
+    salt: _builtins.str
+    """Enters every cache key, as in CompileRequest."""
+    core_memory_bytes: _builtins.int
+    """Memory of one core, in bytes. Default: 24 GiB on trn2 with LNC 2, 16 GiB on inf2 and trn1; on cpu, the compiler's host
+    memory, which all ranks share.
+    """
+    @_builtins.property
+    def config(self) -> _config_pb2.InferenceConfig:
+        """As a message."""
+
+    @_builtins.property
+    def target(self) -> Global___Target:
+        """Hardware to plan for. Default: cpu, x86-64-v3."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        config: _config_pb2.InferenceConfig | None = ...,
+        config_json: _builtins.str = ...,
+        target: Global___Target | None = ...,
+        optimization_level: Global___OptimizationLevel.ValueType = ...,
+        salt: _builtins.str = ...,
+        core_memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "config_json", b"config_json", "config_source", b"config_source", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "config_json", b"config_json", "config_source", b"config_source", "core_memory_bytes", b"core_memory_bytes", "model", b"model", "optimization_level", b"optimization_level", "salt", b"salt", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_config_source: _TypeAlias = _typing.Literal["config", "config_json"]  # noqa: Y015
+    _WhichOneofArgType_config_source: _TypeAlias = _typing.Literal["config_source", b"config_source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_config_source) -> _WhichOneofReturnType_config_source | None: ...
+
+Global___PlanCompileRequest: _TypeAlias = PlanCompileRequest  # noqa: Y015
+
+@_typing.final
+class PlanCompileResponse(_message.Message):
+    """PlanCompileResponse is the plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMODELS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    FITS_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    EXECUTABLES_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    CORES_NEEDED_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    RESOLVED_CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    fits: _builtins.bool
+    """Whether every rank fits."""
+    cores_needed: _builtins.int
+    """Smallest degree of tensor parallelism of the target's degrees whose ranks fit; 0 where none does."""
+    resolved_config_json: _builtins.str
+    """The configuration with every default filled in, as JSON."""
+    @_builtins.property
+    def submodels(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmodelPlan]:
+        """Submodels, in the order of their executables."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankPlan]:
+        """Memory of each rank."""
+
+    @_builtins.property
+    def largest(self) -> Global___LargestSizes:
+        """The largest sizes that fit, each with all else as configured. Absent where not even 1 fits."""
+
+    @_builtins.property
+    def executables(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutablePlan]:
+        """Executables, with what the cache knows of them."""
+
+    @_builtins.property
+    def hints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hint]:
+        """Attributes that the target ignores."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the author of the configuration should know."""
+
+    @_builtins.property
+    def cost(self) -> Global___CostEstimate:
+        """What the compile would cost, from recorded builds; absent where nothing like it was built."""
+
+    def __init__(
+        self,
+        *,
+        submodels: _abc.Iterable[Global___SubmodelPlan] | None = ...,
+        ranks: _abc.Iterable[Global___RankPlan] | None = ...,
+        fits: _builtins.bool = ...,
+        largest: Global___LargestSizes | None = ...,
+        executables: _abc.Iterable[Global___ExecutablePlan] | None = ...,
+        hints: _abc.Iterable[Global___Hint] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        cores_needed: _builtins.int = ...,
+        cost: Global___CostEstimate | None = ...,
+        resolved_config_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "largest", b"largest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores_needed", b"cores_needed", "cost", b"cost", "executables", b"executables", "fits", b"fits", "hints", b"hints", "largest", b"largest", "ranks", b"ranks", "resolved_config_json", b"resolved_config_json", "submodels", b"submodels", "warnings", b"warnings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanCompileResponse: _TypeAlias = PlanCompileResponse  # noqa: Y015
+
+@_typing.final
+class SubmodelPlan(_message.Message):
+    """SubmodelPlan is one submodel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name, such as `context_encoding`."""
+    batch: _builtins.int
+    """Rows of one step."""
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Bucket]:
+        """Its buckets, smallest first."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        batch: _builtins.int = ...,
+        buckets: _abc.Iterable[Global___Bucket] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "buckets", b"buckets", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmodelPlan: _TypeAlias = SubmodelPlan  # noqa: Y015
+
+@_typing.final
+class Bucket(_message.Message):
+    """Bucket is the static shape of an executable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens; or prefill and prefix tokens."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Bucket: _TypeAlias = Bucket  # noqa: Y015
+
+@_typing.final
+class RankPlan(_message.Message):
+    """RankPlan is the memory of one rank, in bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    CODE_BYTES_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    LORA_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHT_GROUPS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """Rank, from 0."""
+    weights_bytes: _builtins.int
+    """Weights, those of a draft model included."""
+    kv_bytes: _builtins.int
+    """Keys and values: slots, or blocks."""
+    activation_bytes: _builtins.int
+    """Activations and scratchpad of the largest executable."""
+    code_bytes: _builtins.int
+    """Executables; an estimate."""
+    limit_bytes: _builtins.int
+    """What the rank may take."""
+    lora_bytes: _builtins.int
+    """LoRA adapters."""
+    @_builtins.property
+    def weight_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightGroup]:
+        """The weights by group, such as "attention"."""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        weights_bytes: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        activation_bytes: _builtins.int = ...,
+        code_bytes: _builtins.int = ...,
+        limit_bytes: _builtins.int = ...,
+        lora_bytes: _builtins.int = ...,
+        weight_groups: _abc.Iterable[Global___WeightGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "code_bytes", b"code_bytes", "kv_bytes", b"kv_bytes", "limit_bytes", b"limit_bytes", "lora_bytes", b"lora_bytes", "rank", b"rank", "weight_groups", b"weight_groups", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankPlan: _TypeAlias = RankPlan  # noqa: Y015
+
+@_typing.final
+class WeightGroup(_message.Message):
+    """WeightGroup is a part of a rank's weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"embedding", "attention", "mlp", "norm", "lm_head", "draft" or "derived"."""
+    size_bytes: _builtins.int
+    """Size in bytes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightGroup: _TypeAlias = WeightGroup  # noqa: Y015
+
+@_typing.final
+class LargestSizes(_message.Message):
+    """LargestSizes are the largest sizes that fit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    SEQ_LEN_FIELD_NUMBER: _builtins.int
+    PA_NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    batch_size: _builtins.int
+    """Rows of the KV cache."""
+    seq_len: _builtins.int
+    """Sequence length, in tokens."""
+    pa_num_blocks: _builtins.int
+    """Blocks of the KV cache; 0 without block layout."""
+    def __init__(
+        self,
+        *,
+        batch_size: _builtins.int = ...,
+        seq_len: _builtins.int = ...,
+        pa_num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "pa_num_blocks", b"pa_num_blocks", "seq_len", b"seq_len"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LargestSizes: _TypeAlias = LargestSizes  # noqa: Y015
+
+@_typing.final
+class ExecutablePlan(_message.Message):
+    """ExecutablePlan is one executable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: _builtins.int
+    SUBMODEL_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    tag: _builtins.str
+    """Unique name in the bundle, such as `token_generation_256`."""
+    submodel: _builtins.str
+    """Submodel."""
+    cache: Global___CacheResult.ValueType
+    """Whether it would come from the cache."""
+    @_builtins.property
+    def bucket(self) -> Global___Bucket:
+        """Bucket."""
+
+    def __init__(
+        self,
+        *,
+        tag: _builtins.str = ...,
+        submodel: _builtins.str = ...,
+        bucket: Global___Bucket | None = ...,
+        cache: Global___CacheResult.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "cache", b"cache", "submodel", b"submodel", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecutablePlan: _TypeAlias = ExecutablePlan  # noqa: Y015
+
+@_typing.final
+class Hint(_message.Message):
+    """Hint is an attribute that the target ignores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """Path of the attribute."""
+    value: _builtins.str
+    """Its value."""
+    reason: _builtins.str
+    """Why it is ignored."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        value: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "reason", b"reason", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hint: _TypeAlias = Hint  # noqa: Y015
+
+@_typing.final
+class CostEstimate(_message.Message):
+    """CostEstimate is what a compile would cost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURATION_FIELD_NUMBER: _builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_RECORDS_FIELD_NUMBER: _builtins.int
+    peak_memory_bytes: _builtins.int
+    """Most memory of one lowering, in bytes."""
+    num_records: _builtins.int
+    """Recorded executables that the estimate rests on."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """From the start to the bundle."""
+
+    def __init__(
+        self,
+        *,
+        duration: _duration_pb2.Duration | None = ...,
+        peak_memory_bytes: _builtins.int = ...,
+        num_records: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "num_records", b"num_records", "peak_memory_bytes", b"peak_memory_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CostEstimate: _TypeAlias = CostEstimate  # noqa: Y015
 
 @_typing.final
 class ShardWeightsRequest(_message.Message):

@@ -42,6 +42,11 @@ class CompilerServiceStub:
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.CompileRequest.SerializeToString,
                 response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
                 _registered_method=True)
+        self.PlanCompile = channel.unary_unary(
+                '/kiln.compiler.v1.CompilerService/PlanCompile',
+                request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.PlanCompileRequest.SerializeToString,
+                response_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.PlanCompileResponse.FromString,
+                _registered_method=True)
         self.ShardWeights = channel.unary_unary(
                 '/kiln.compiler.v1.CompilerService/ShardWeights',
                 request_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.ShardWeightsRequest.SerializeToString,
@@ -74,6 +79,16 @@ class CompilerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanCompile(self, request, context):
+        """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
+        every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
+        that this version does not compile for are planned, too. A plan that does not fit is an answer, not an error.
+        Errors: those of Compile for `model`, configuration and target.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ShardWeights(self, request, context):
         """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
         The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
@@ -101,6 +116,11 @@ def add_CompilerServiceServicer_to_server(servicer, server):
                     servicer.Compile,
                     request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.CompileRequest.FromString,
                     response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'PlanCompile': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanCompile,
+                    request_deserializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.PlanCompileRequest.FromString,
+                    response_serializer=kiln_dot_compiler_dot_v1_dot_compiler__pb2.PlanCompileResponse.SerializeToString,
             ),
             'ShardWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.ShardWeights,
@@ -142,6 +162,33 @@ class CompilerService:
             '/kiln.compiler.v1.CompilerService/Compile',
             kiln_dot_compiler_dot_v1_dot_compiler__pb2.CompileRequest.SerializeToString,
             google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanCompile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.compiler.v1.CompilerService/PlanCompile',
+            kiln_dot_compiler_dot_v1_dot_compiler__pb2.PlanCompileRequest.SerializeToString,
+            kiln_dot_compiler_dot_v1_dot_compiler__pb2.PlanCompileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,12 @@ class CompilerServiceStub:
     DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
     UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
     """
+    PlanCompile: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.PlanCompileRequest, _compiler_pb2.PlanCompileResponse]
+    """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
+    every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
+    that this version does not compile for are planned, too. A plan that does not fit is an answer, not an error.
+    Errors: those of Compile for `model`, configuration and target.
+    """
     ShardWeights: _grpc.UnaryUnaryMultiCallable[_compiler_pb2.ShardWeightsRequest, _operations_pb2.Operation]
     """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
     The result is a bundle with weights only, for LoadWeights. Its operation has CompileMetadata and CompileResponse.
@@ -77,6 +83,12 @@ class CompilerServiceAsyncStub(CompilerServiceStub):
     INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
     DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
     UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
+    """
+    PlanCompile: _aio.UnaryUnaryMultiCallable[_compiler_pb2.PlanCompileRequest, _compiler_pb2.PlanCompileResponse]  # type: ignore[assignment]
+    """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
+    every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
+    that this version does not compile for are planned, too. A plan that does not fit is an answer, not an error.
+    Errors: those of Compile for `model`, configuration and target.
     """
     ShardWeights: _aio.UnaryUnaryMultiCallable[_compiler_pb2.ShardWeightsRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.
@@ -111,6 +123,18 @@ class CompilerServiceServicer(metaclass=_abc_1.ABCMeta):
         INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
         DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
         UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
+        """
+
+    @_abc_1.abstractmethod
+    def PlanCompile(
+        self,
+        request: _compiler_pb2.PlanCompileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_compiler_pb2.PlanCompileResponse, _abc.Awaitable[_compiler_pb2.PlanCompileResponse]]:
+        """Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
+        every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
+        that this version does not compile for are planned, too. A plan that does not fit is an answer, not an error.
+        Errors: those of Compile for `model`, configuration and target.
         """
 
     @_abc_1.abstractmethod

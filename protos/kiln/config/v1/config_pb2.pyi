@@ -16,6 +16,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -26,19 +31,63 @@ class InferenceConfig(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AttributeMapEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NEURON_CONFIG_FIELD_NUMBER: _builtins.int
+    FUSED_SPEC_CONFIG_FIELD_NUMBER: _builtins.int
+    TRANSFORMERS_NEURONX_FIELD_NUMBER: _builtins.int
+    MODEL_ATTRIBUTES_JSON_FIELD_NUMBER: _builtins.int
+    ATTRIBUTE_MAP_FIELD_NUMBER: _builtins.int
+    model_attributes_json: _builtins.str
+    """Model attributes that replace those of the checkpoint's `config.json`: a JSON object such as
+    `{"rope_theta": 500000.0}`. Text, so that numbers stay as they were written.
+    """
     @_builtins.property
     def neuron_config(self) -> Global___NeuronConfig:
         """Compile-time options. Unset means every default."""
+
+    @_builtins.property
+    def fused_spec_config(self) -> Global___FusedSpecNeuronConfig:
+        """The draft model of fused speculation. Unset: none."""
+
+    @_builtins.property
+    def transformers_neuronx(self) -> Global___TransformersNeuronxConfig:
+        """Options under the names of Transformers NeuronX; the same option may not be given in `neuron_config` too."""
+
+    @_builtins.property
+    def attribute_map(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Other names of model attributes, alias to name, as in a Hugging Face configuration class."""
 
     def __init__(
         self,
         *,
         neuron_config: Global___NeuronConfig | None = ...,
+        fused_spec_config: Global___FusedSpecNeuronConfig | None = ...,
+        transformers_neuronx: Global___TransformersNeuronxConfig | None = ...,
+        model_attributes_json: _builtins.str = ...,
+        attribute_map: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["neuron_config", b"neuron_config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fused_spec_config", b"fused_spec_config", "neuron_config", b"neuron_config", "transformers_neuronx", b"transformers_neuronx"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["neuron_config", b"neuron_config"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribute_map", b"attribute_map", "fused_spec_config", b"fused_spec_config", "model_attributes_json", b"model_attributes_json", "neuron_config", b"neuron_config", "transformers_neuronx", b"transformers_neuronx"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -70,17 +119,80 @@ class NeuronConfig(_message.Message):
     SKIP_SHARDING_FIELD_NUMBER: _builtins.int
     LOGICAL_NC_CONFIG_FIELD_NUMBER: _builtins.int
     SKIP_WARMUP_FIELD_NUMBER: _builtins.int
+    WEIGHTS_TO_SKIP_LAYOUT_OPTIMIZATION_FIELD_NUMBER: _builtins.int
+    SCRATCHPAD_PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    ALLOW_INPUT_TRUNCATION_FIELD_NUMBER: _builtins.int
+    LOGICAL_NEURON_CORES_FIELD_NUMBER: _builtins.int
     TP_DEGREE_FIELD_NUMBER: _builtins.int
     FUSED_QKV_FIELD_NUMBER: _builtins.int
+    FLASH_DECODING_ENABLED_FIELD_NUMBER: _builtins.int
+    SEQUENCE_PARALLEL_ENABLED_FIELD_NUMBER: _builtins.int
+    QK_LAYERNORM_FIELD_NUMBER: _builtins.int
+    ATTENTION_DTYPE_FIELD_NUMBER: _builtins.int
     ON_DEVICE_SAMPLING_CONFIG_FIELD_NUMBER: _builtins.int
     OUTPUT_LOGITS_FIELD_NUMBER: _builtins.int
     ENABLE_BUCKETING_FIELD_NUMBER: _builtins.int
     CONTEXT_ENCODING_BUCKETS_FIELD_NUMBER: _builtins.int
     TOKEN_GENERATION_BUCKETS_FIELD_NUMBER: _builtins.int
+    PREFIX_BUCKETS_FIELD_NUMBER: _builtins.int
+    TOKEN_GENERATION_BATCHES_FIELD_NUMBER: _builtins.int
     IS_CONTINUOUS_BATCHING_FIELD_NUMBER: _builtins.int
     MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     CTX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     TKG_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    QUANTIZED_FIELD_NUMBER: _builtins.int
+    QUANTIZED_CHECKPOINTS_PATH_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_DTYPE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_TYPE_FIELD_NUMBER: _builtins.int
+    MODULES_TO_NOT_CONVERT_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_MODULES_TO_NOT_CONVERT_FIELD_NUMBER: _builtins.int
+    KV_CACHE_QUANT_FIELD_NUMBER: _builtins.int
+    ATTN_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    QKV_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    MLP_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    QUANTIZED_MLP_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    RMSNORM_QUANTIZE_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    IS_BLOCK_KV_LAYOUT_FIELD_NUMBER: _builtins.int
+    PA_NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    PA_BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    IS_PREFIX_CACHING_FIELD_NUMBER: _builtins.int
+    SPECULATION_LENGTH_FIELD_NUMBER: _builtins.int
+    SPEC_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    ENABLE_EAGLE_SPECULATION_FIELD_NUMBER: _builtins.int
+    ENABLE_EAGLE_DRAFT_INPUT_NORM_FIELD_NUMBER: _builtins.int
+    ENABLE_FUSED_SPECULATION_FIELD_NUMBER: _builtins.int
+    IS_EAGLE_DRAFT_FIELD_NUMBER: _builtins.int
+    TRACE_TOKENGEN_MODEL_FIELD_NUMBER: _builtins.int
+    IS_MEDUSA_FIELD_NUMBER: _builtins.int
+    MEDUSA_SPECULATION_LENGTH_FIELD_NUMBER: _builtins.int
+    NUM_MEDUSA_HEADS_FIELD_NUMBER: _builtins.int
+    MEDUSA_TREE_FIELD_NUMBER: _builtins.int
+    LORA_CONFIG_FIELD_NUMBER: _builtins.int
+    CC_PIPELINE_TILING_FACTOR_FIELD_NUMBER: _builtins.int
+    MOE_TP_DEGREE_FIELD_NUMBER: _builtins.int
+    MOE_EP_DEGREE_FIELD_NUMBER: _builtins.int
+    HYBRID_SHARDING_CONFIG_FIELD_NUMBER: _builtins.int
+    ROUTER_CONFIG_FIELD_NUMBER: _builtins.int
+    RETURN_EXPERT_INDEX_FIELD_NUMBER: _builtins.int
+    RETURN_ROUTER_LOGITS_FIELD_NUMBER: _builtins.int
+    BLOCKWISE_MATMUL_CONFIG_FIELD_NUMBER: _builtins.int
+    CAPACITY_FACTOR_FIELD_NUMBER: _builtins.int
+    GLU_MLP_FIELD_NUMBER: _builtins.int
+    GLU_TYPE_FIELD_NUMBER: _builtins.int
+    HIDDEN_ACT_SCALING_FACTOR_FIELD_NUMBER: _builtins.int
+    HIDDEN_ACT_BIAS_FIELD_NUMBER: _builtins.int
+    GATE_CLAMP_UPPER_LIMIT_FIELD_NUMBER: _builtins.int
+    GATE_CLAMP_LOWER_LIMIT_FIELD_NUMBER: _builtins.int
+    UP_CLAMP_UPPER_LIMIT_FIELD_NUMBER: _builtins.int
+    UP_CLAMP_LOWER_LIMIT_FIELD_NUMBER: _builtins.int
+    USE_INDEX_CALC_KERNEL_FIELD_NUMBER: _builtins.int
+    EARLY_EXPERT_AFFINITY_MODULATION_FIELD_NUMBER: _builtins.int
+    NORMALIZE_TOP_K_AFFINITIES_FIELD_NUMBER: _builtins.int
+    FUSED_SHARED_EXPERTS_FIELD_NUMBER: _builtins.int
+    SHARED_EXPERTS_SEQUENCE_PARALLEL_ENABLED_FIELD_NUMBER: _builtins.int
+    TRANSPOSE_SHARED_EXPERTS_WEIGHTS_FIELD_NUMBER: _builtins.int
+    ROUTED_EXPERTS_MLP_OPS_CONFIG_FIELD_NUMBER: _builtins.int
+    MOE_FUSED_TKG_CONFIG_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Sequences that one step processes. Default 1; must be at least 1."""
     padding_side: _builtins.str
@@ -113,6 +225,20 @@ class NeuronConfig(_message.Message):
     """Physical NeuronCores per logical core. Default: 2 on trn2 and trn3, otherwise 1; meaningless on cpu."""
     skip_warmup: _builtins.bool
     """Do not run every executable once after a load. Default false."""
+    scratchpad_page_size: _builtins.int
+    """Page size of the scratchpad, in MiB. Default: the compiler's own."""
+    allow_input_truncation: _builtins.bool
+    """Cut prompts that are too long, keeping their end, in place of refusing them. Default false."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def logical_neuron_cores(self) -> _builtins.int:
+        """Former name of `logical_nc_config`."""
+
+    @logical_neuron_cores.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def logical_neuron_cores(self, value: _builtins.int) -> None:
+        """Former name of `logical_nc_config`."""
+
     tp_degree: _builtins.int
     """--- Distributed ---------------------------------------------------------------------------------------------------
 
@@ -123,6 +249,14 @@ class NeuronConfig(_message.Message):
 
     Store query, key and value projections as one matrix. Default false.
     """
+    flash_decoding_enabled: _builtins.bool
+    """Split the sequence of decode attention over the ranks that share a KV head. Default false."""
+    sequence_parallel_enabled: _builtins.bool
+    """Split prompts over ranks outside of attention and MLP. Default false; prompt lengths must be divisible by `tp_degree`."""
+    qk_layernorm: _builtins.bool
+    """Normalize queries and keys. Default false."""
+    attention_dtype: _builtins.str
+    """Dtype of attention. Default: the dtype of its input. Other than `torch_dtype` needs `cast_type` "as-declared"."""
     output_logits: _builtins.bool
     """Return logits beside the sampled tokens, which logprobs need. Default false."""
     enable_bucketing: _builtins.bool
@@ -141,6 +275,124 @@ class NeuronConfig(_message.Message):
     """Rows of one context_encoding step. Default `batch_size`."""
     tkg_batch_size: _builtins.int
     """Rows of one token_generation step. Default `batch_size`."""
+    quantized: _builtins.bool
+    """--- Quantization ------------------------------------------------------------------------------------------------------
+
+    The weights are quantized. Default false.
+    """
+    quantized_checkpoints_path: _builtins.str
+    """Where the quantized checkpoint is. Required with `quantized`."""
+    quantization_dtype: _builtins.str
+    """"int8" (default), "f8e4m3" or "f8e5m2"."""
+    quantization_type: _builtins.str
+    """"per_tensor_symmetric" (default) or "per_channel_symmetric"."""
+    kv_cache_quant: _builtins.bool
+    """Keep keys and values as float8_e4m3fn. Default false."""
+    attn_kernel_enabled: _builtins.bool
+    """--- Kernels -----------------------------------------------------------------------------------------------------------
+
+    Use the flash attention kernel. Default: where it pays.
+    """
+    qkv_kernel_enabled: _builtins.bool
+    """Use the fused QKV kernel; needs `fused_qkv` and bfloat16. Default false."""
+    mlp_kernel_enabled: _builtins.bool
+    """Use the MLP kernel; needs bfloat16. Default false."""
+    quantized_mlp_kernel_enabled: _builtins.bool
+    """Use the quantized MLP kernel; needs `mlp_kernel_enabled`. Default false."""
+    rmsnorm_quantize_kernel_enabled: _builtins.bool
+    """Use the quantizing RMS norm kernel; needs `quantized_mlp_kernel_enabled`. Default false."""
+    is_block_kv_layout: _builtins.bool
+    """--- Block KV cache and prefix caching ---------------------------------------------------------------------------------
+
+    Keep keys and values in blocks. Default false: one row a slot.
+    """
+    pa_num_blocks: _builtins.int
+    """Blocks of the KV cache; at least batch_size * max_length / pa_block_size. Default `batch_size`."""
+    pa_block_size: _builtins.int
+    """Positions of a block, in tokens. Default `seq_len`."""
+    is_prefix_caching: _builtins.bool
+    """Reuse keys and values of prompts' common beginnings; needs `is_block_kv_layout`. Default false."""
+    speculation_length: _builtins.int
+    """--- Speculation -------------------------------------------------------------------------------------------------------
+
+    Tokens that are proposed and then verified in one step. Default 0: no speculation.
+    """
+    spec_batch_size: _builtins.int
+    """Rows of one speculation step. Default `batch_size`."""
+    enable_eagle_speculation: _builtins.bool
+    """Propose with an EAGLE draft model, which sees the target's hidden states. Default false."""
+    enable_eagle_draft_input_norm: _builtins.bool
+    """Normalize the inputs of the EAGLE draft model. Default false."""
+    enable_fused_speculation: _builtins.bool
+    """Compile draft and target into one executable. Default: `enable_eagle_speculation`."""
+    is_eagle_draft: _builtins.bool
+    """This is the configuration of an EAGLE draft model. Default false."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def trace_tokengen_model(self) -> _builtins.bool:
+        """Whether the token_generation submodel is compiled. Derived: without speculation."""
+
+    @trace_tokengen_model.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def trace_tokengen_model(self, value: _builtins.bool) -> None:
+        """Whether the token_generation submodel is compiled. Derived: without speculation."""
+
+    is_medusa: _builtins.bool
+    """Propose with Medusa heads. Default false."""
+    medusa_speculation_length: _builtins.int
+    """Tokens of the Medusa tree that one step verifies. Default 0; positive with `is_medusa`."""
+    num_medusa_heads: _builtins.int
+    """Medusa heads of the model. Default 0; positive with `is_medusa`."""
+    cc_pipeline_tiling_factor: _builtins.int
+    """--- Compilation -------------------------------------------------------------------------------------------------------
+
+    Tiles that collectives are pipelined in. Default 2.
+    """
+    moe_tp_degree: _builtins.int
+    """--- Mixture of experts (MoENeuronConfig) --------------------------------------------------------------------------------
+
+    Ranks that share an expert. Default 1.
+    """
+    moe_ep_degree: _builtins.int
+    """Groups of ranks that share out the experts. Default 1."""
+    return_expert_index: _builtins.bool
+    """Return which experts each token went to. Default false."""
+    return_router_logits: _builtins.bool
+    """Return the router's logits. Default false."""
+    capacity_factor: _builtins.float
+    """Share of the tokens that an expert takes; more are dropped. Unset: none are dropped."""
+    glu_mlp: _builtins.bool
+    """Experts have a gated linear unit. Default true."""
+    glu_type: _builtins.str
+    """"glu" (default) or "swiglu"."""
+    hidden_act_scaling_factor: _builtins.float
+    """Multiplies gate projections before the activation. Default 1.0."""
+    hidden_act_bias: _builtins.float
+    """Added to up projections. Default 0.0."""
+    gate_clamp_upper_limit: _builtins.float
+    """Upper limit of experts' gate values. Unset: none."""
+    gate_clamp_lower_limit: _builtins.float
+    """Lower limit of experts' gate values. Unset: none."""
+    up_clamp_upper_limit: _builtins.float
+    """Upper limit of experts' up values. Unset: none."""
+    up_clamp_lower_limit: _builtins.float
+    """Lower limit of experts' up values. Unset: none."""
+    use_index_calc_kernel: _builtins.bool
+    """Use the kernel for index calculations. Default false."""
+    early_expert_affinity_modulation: _builtins.bool
+    """Apply expert affinities before the experts. Default false."""
+    normalize_top_k_affinities: _builtins.bool
+    """Normalize the affinities of the chosen experts. Default true."""
+    fused_shared_experts: _builtins.bool
+    """Compute gate and up projections of shared experts as one. Default false."""
+    shared_experts_sequence_parallel_enabled: _builtins.bool
+    """Sequence parallelism in shared experts. Default false."""
+    transpose_shared_experts_weights: _builtins.bool
+    """Transpose weights of shared experts. Default false."""
+    @_builtins.property
+    def weights_to_skip_layout_optimization(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Weights, by name, that the compiler's choice of memory layouts leaves alone. Default none."""
+
     @_builtins.property
     def on_device_sampling_config(self) -> Global___OnDeviceSamplingConfig:
         """--- On-device sampling ----------------------------------------------------------------------------------------------
@@ -155,6 +407,57 @@ class NeuronConfig(_message.Message):
     @_builtins.property
     def token_generation_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sequence lengths to compile for decode, in tokens, ascending, last at most `max_length`. Default: powers of two from 128."""
+
+    @_builtins.property
+    def prefix_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Lengths of cached prefixes to compile, in tokens, ascending; with `is_prefix_caching` only. Default: powers of two
+        from 512; 0, no prefix, comes on top.
+        """
+
+    @_builtins.property
+    def token_generation_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Batch sizes of token generation to compile, ascending, last at most `tkg_batch_size`, which comes on top. Default: only
+        `tkg_batch_size`.
+        """
+
+    @_builtins.property
+    def modules_to_not_convert(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules whose weights stay as they are, such as "lm_head". Default none."""
+
+    @_builtins.property
+    def draft_model_modules_to_not_convert(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The same for the draft model of fused speculation. Default none."""
+
+    @_builtins.property
+    def medusa_tree(self) -> _containers.RepeatedCompositeFieldContainer[Global___MedusaPath]:
+        """Paths of the Medusa tree. Required with `is_medusa`."""
+
+    @_builtins.property
+    def lora_config(self) -> Global___LoraServingConfig:
+        """--- Adapters ----------------------------------------------------------------------------------------------------------
+
+        Serve LoRA adapters. Unset: none.
+        """
+
+    @_builtins.property
+    def hybrid_sharding_config(self) -> Global___HybridShardingConfig:
+        """Degrees by submodel. Unset: `moe_tp_degree` and `moe_ep_degree` for all."""
+
+    @_builtins.property
+    def router_config(self) -> Global___RouterConfig:
+        """The router. Unset: every default."""
+
+    @_builtins.property
+    def blockwise_matmul_config(self) -> Global___BlockwiseMatmulConfig:
+        """Blockwise matrix products of experts. Unset: every default."""
+
+    @_builtins.property
+    def routed_experts_mlp_ops_config(self) -> Global___RoutedExpertsMLPOpsConfig:
+        """Options of the routed experts, which repeat the model's and those here. Unset: derived from them."""
+
+    @_builtins.property
+    def moe_fused_tkg_config(self) -> Global___MoEFusedTKGConfig:
+        """Fused token generation of experts. Unset: every default."""
 
     def __init__(
         self,
@@ -175,38 +478,147 @@ class NeuronConfig(_message.Message):
         skip_sharding: _builtins.bool | None = ...,
         logical_nc_config: _builtins.int | None = ...,
         skip_warmup: _builtins.bool | None = ...,
+        weights_to_skip_layout_optimization: _abc.Iterable[_builtins.str] | None = ...,
+        scratchpad_page_size: _builtins.int | None = ...,
+        allow_input_truncation: _builtins.bool | None = ...,
+        logical_neuron_cores: _builtins.int | None = ...,
         tp_degree: _builtins.int | None = ...,
         fused_qkv: _builtins.bool | None = ...,
+        flash_decoding_enabled: _builtins.bool | None = ...,
+        sequence_parallel_enabled: _builtins.bool | None = ...,
+        qk_layernorm: _builtins.bool | None = ...,
+        attention_dtype: _builtins.str | None = ...,
         on_device_sampling_config: Global___OnDeviceSamplingConfig | None = ...,
         output_logits: _builtins.bool | None = ...,
         enable_bucketing: _builtins.bool | None = ...,
         context_encoding_buckets: _abc.Iterable[_builtins.int] | None = ...,
         token_generation_buckets: _abc.Iterable[_builtins.int] | None = ...,
+        prefix_buckets: _abc.Iterable[_builtins.int] | None = ...,
+        token_generation_batches: _abc.Iterable[_builtins.int] | None = ...,
         is_continuous_batching: _builtins.bool | None = ...,
         max_batch_size: _builtins.int | None = ...,
         ctx_batch_size: _builtins.int | None = ...,
         tkg_batch_size: _builtins.int | None = ...,
+        quantized: _builtins.bool | None = ...,
+        quantized_checkpoints_path: _builtins.str | None = ...,
+        quantization_dtype: _builtins.str | None = ...,
+        quantization_type: _builtins.str | None = ...,
+        modules_to_not_convert: _abc.Iterable[_builtins.str] | None = ...,
+        draft_model_modules_to_not_convert: _abc.Iterable[_builtins.str] | None = ...,
+        kv_cache_quant: _builtins.bool | None = ...,
+        attn_kernel_enabled: _builtins.bool | None = ...,
+        qkv_kernel_enabled: _builtins.bool | None = ...,
+        mlp_kernel_enabled: _builtins.bool | None = ...,
+        quantized_mlp_kernel_enabled: _builtins.bool | None = ...,
+        rmsnorm_quantize_kernel_enabled: _builtins.bool | None = ...,
+        is_block_kv_layout: _builtins.bool | None = ...,
+        pa_num_blocks: _builtins.int | None = ...,
+        pa_block_size: _builtins.int | None = ...,
+        is_prefix_caching: _builtins.bool | None = ...,
+        speculation_length: _builtins.int | None = ...,
+        spec_batch_size: _builtins.int | None = ...,
+        enable_eagle_speculation: _builtins.bool | None = ...,
+        enable_eagle_draft_input_norm: _builtins.bool | None = ...,
+        enable_fused_speculation: _builtins.bool | None = ...,
+        is_eagle_draft: _builtins.bool | None = ...,
+        trace_tokengen_model: _builtins.bool | None = ...,
+        is_medusa: _builtins.bool | None = ...,
+        medusa_speculation_length: _builtins.int | None = ...,
+        num_medusa_heads: _builtins.int | None = ...,
+        medusa_tree: _abc.Iterable[Global___MedusaPath] | None = ...,
+        lora_config: Global___LoraServingConfig | None = ...,
+        cc_pipeline_tiling_factor: _builtins.int | None = ...,
+        moe_tp_degree: _builtins.int | None = ...,
+        moe_ep_degree: _builtins.int | None = ...,
+        hybrid_sharding_config: Global___HybridShardingConfig | None = ...,
+        router_config: Global___RouterConfig | None = ...,
+        return_expert_index: _builtins.bool | None = ...,
+        return_router_logits: _builtins.bool | None = ...,
+        blockwise_matmul_config: Global___BlockwiseMatmulConfig | None = ...,
+        capacity_factor: _builtins.float | None = ...,
+        glu_mlp: _builtins.bool | None = ...,
+        glu_type: _builtins.str | None = ...,
+        hidden_act_scaling_factor: _builtins.float | None = ...,
+        hidden_act_bias: _builtins.float | None = ...,
+        gate_clamp_upper_limit: _builtins.float | None = ...,
+        gate_clamp_lower_limit: _builtins.float | None = ...,
+        up_clamp_upper_limit: _builtins.float | None = ...,
+        up_clamp_lower_limit: _builtins.float | None = ...,
+        use_index_calc_kernel: _builtins.bool | None = ...,
+        early_expert_affinity_modulation: _builtins.bool | None = ...,
+        normalize_top_k_affinities: _builtins.bool | None = ...,
+        fused_shared_experts: _builtins.bool | None = ...,
+        shared_experts_sequence_parallel_enabled: _builtins.bool | None = ...,
+        transpose_shared_experts_weights: _builtins.bool | None = ...,
+        routed_experts_mlp_ops_config: Global___RoutedExpertsMLPOpsConfig | None = ...,
+        moe_fused_tkg_config: Global___MoEFusedTKGConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_async_mode", b"_async_mode", "_batch_size", b"_batch_size", "_cast_type", b"_cast_type", "_ctx_batch_size", b"_ctx_batch_size", "_enable_bucketing", b"_enable_bucketing", "_fused_qkv", b"_fused_qkv", "_is_continuous_batching", b"_is_continuous_batching", "_logical_nc_config", b"_logical_nc_config", "_max_batch_size", b"_max_batch_size", "_max_context_length", b"_max_context_length", "_max_length", b"_max_length", "_max_new_tokens", b"_max_new_tokens", "_n_active_tokens", b"_n_active_tokens", "_n_positions", b"_n_positions", "_output_logits", b"_output_logits", "_padding_side", b"_padding_side", "_rpl_reduce_dtype", b"_rpl_reduce_dtype", "_save_sharded_checkpoint", b"_save_sharded_checkpoint", "_seq_len", b"_seq_len", "_skip_sharding", b"_skip_sharding", "_skip_warmup", b"_skip_warmup", "_tkg_batch_size", b"_tkg_batch_size", "_torch_dtype", b"_torch_dtype", "_tp_degree", b"_tp_degree", "async_mode", b"async_mode", "batch_size", b"batch_size", "cast_type", b"cast_type", "ctx_batch_size", b"ctx_batch_size", "enable_bucketing", b"enable_bucketing", "fused_qkv", b"fused_qkv", "is_continuous_batching", b"is_continuous_batching", "logical_nc_config", b"logical_nc_config", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_new_tokens", b"max_new_tokens", "n_active_tokens", b"n_active_tokens", "n_positions", b"n_positions", "on_device_sampling_config", b"on_device_sampling_config", "output_logits", b"output_logits", "padding_side", b"padding_side", "rpl_reduce_dtype", b"rpl_reduce_dtype", "save_sharded_checkpoint", b"save_sharded_checkpoint", "seq_len", b"seq_len", "skip_sharding", b"skip_sharding", "skip_warmup", b"skip_warmup", "tkg_batch_size", b"tkg_batch_size", "torch_dtype", b"torch_dtype", "tp_degree", b"tp_degree"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allow_input_truncation", b"_allow_input_truncation", "_async_mode", b"_async_mode", "_attention_dtype", b"_attention_dtype", "_attn_kernel_enabled", b"_attn_kernel_enabled", "_batch_size", b"_batch_size", "_capacity_factor", b"_capacity_factor", "_cast_type", b"_cast_type", "_cc_pipeline_tiling_factor", b"_cc_pipeline_tiling_factor", "_ctx_batch_size", b"_ctx_batch_size", "_early_expert_affinity_modulation", b"_early_expert_affinity_modulation", "_enable_bucketing", b"_enable_bucketing", "_enable_eagle_draft_input_norm", b"_enable_eagle_draft_input_norm", "_enable_eagle_speculation", b"_enable_eagle_speculation", "_enable_fused_speculation", b"_enable_fused_speculation", "_flash_decoding_enabled", b"_flash_decoding_enabled", "_fused_qkv", b"_fused_qkv", "_fused_shared_experts", b"_fused_shared_experts", "_gate_clamp_lower_limit", b"_gate_clamp_lower_limit", "_gate_clamp_upper_limit", b"_gate_clamp_upper_limit", "_glu_mlp", b"_glu_mlp", "_glu_type", b"_glu_type", "_hidden_act_bias", b"_hidden_act_bias", "_hidden_act_scaling_factor", b"_hidden_act_scaling_factor", "_is_block_kv_layout", b"_is_block_kv_layout", "_is_continuous_batching", b"_is_continuous_batching", "_is_eagle_draft", b"_is_eagle_draft", "_is_medusa", b"_is_medusa", "_is_prefix_caching", b"_is_prefix_caching", "_kv_cache_quant", b"_kv_cache_quant", "_logical_nc_config", b"_logical_nc_config", "_logical_neuron_cores", b"_logical_neuron_cores", "_max_batch_size", b"_max_batch_size", "_max_context_length", b"_max_context_length", "_max_length", b"_max_length", "_max_new_tokens", b"_max_new_tokens", "_medusa_speculation_length", b"_medusa_speculation_length", "_mlp_kernel_enabled", b"_mlp_kernel_enabled", "_moe_ep_degree", b"_moe_ep_degree", "_moe_tp_degree", b"_moe_tp_degree", "_n_active_tokens", b"_n_active_tokens", "_n_positions", b"_n_positions", "_normalize_top_k_affinities", b"_normalize_top_k_affinities", "_num_medusa_heads", b"_num_medusa_heads", "_output_logits", b"_output_logits", "_pa_block_size", b"_pa_block_size", "_pa_num_blocks", b"_pa_num_blocks", "_padding_side", b"_padding_side", "_qk_layernorm", b"_qk_layernorm", "_qkv_kernel_enabled", b"_qkv_kernel_enabled", "_quantization_dtype", b"_quantization_dtype", "_quantization_type", b"_quantization_type", "_quantized", b"_quantized", "_quantized_checkpoints_path", b"_quantized_checkpoints_path", "_quantized_mlp_kernel_enabled", b"_quantized_mlp_kernel_enabled", "_return_expert_index", b"_return_expert_index", "_return_router_logits", b"_return_router_logits", "_rmsnorm_quantize_kernel_enabled", b"_rmsnorm_quantize_kernel_enabled", "_rpl_reduce_dtype", b"_rpl_reduce_dtype", "_save_sharded_checkpoint", b"_save_sharded_checkpoint", "_scratchpad_page_size", b"_scratchpad_page_size", "_seq_len", b"_seq_len", "_sequence_parallel_enabled", b"_sequence_parallel_enabled", "_shared_experts_sequence_parallel_enabled", b"_shared_experts_sequence_parallel_enabled", "_skip_sharding", b"_skip_sharding", "_skip_warmup", b"_skip_warmup", "_spec_batch_size", b"_spec_batch_size", "_speculation_length", b"_speculation_length", "_tkg_batch_size", b"_tkg_batch_size", "_torch_dtype", b"_torch_dtype", "_tp_degree", b"_tp_degree", "_trace_tokengen_model", b"_trace_tokengen_model", "_transpose_shared_experts_weights", b"_transpose_shared_experts_weights", "_up_clamp_lower_limit", b"_up_clamp_lower_limit", "_up_clamp_upper_limit", b"_up_clamp_upper_limit", "_use_index_calc_kernel", b"_use_index_calc_kernel", "allow_input_truncation", b"allow_input_truncation", "async_mode", b"async_mode", "attention_dtype", b"attention_dtype", "attn_kernel_enabled", b"attn_kernel_enabled", "batch_size", b"batch_size", "blockwise_matmul_config", b"blockwise_matmul_config", "capacity_factor", b"capacity_factor", "cast_type", b"cast_type", "cc_pipeline_tiling_factor", b"cc_pipeline_tiling_factor", "ctx_batch_size", b"ctx_batch_size", "early_expert_affinity_modulation", b"early_expert_affinity_modulation", "enable_bucketing", b"enable_bucketing", "enable_eagle_draft_input_norm", b"enable_eagle_draft_input_norm", "enable_eagle_speculation", b"enable_eagle_speculation", "enable_fused_speculation", b"enable_fused_speculation", "flash_decoding_enabled", b"flash_decoding_enabled", "fused_qkv", b"fused_qkv", "fused_shared_experts", b"fused_shared_experts", "gate_clamp_lower_limit", b"gate_clamp_lower_limit", "gate_clamp_upper_limit", b"gate_clamp_upper_limit", "glu_mlp", b"glu_mlp", "glu_type", b"glu_type", "hidden_act_bias", b"hidden_act_bias", "hidden_act_scaling_factor", b"hidden_act_scaling_factor", "hybrid_sharding_config", b"hybrid_sharding_config", "is_block_kv_layout", b"is_block_kv_layout", "is_continuous_batching", b"is_continuous_batching", "is_eagle_draft", b"is_eagle_draft", "is_medusa", b"is_medusa", "is_prefix_caching", b"is_prefix_caching", "kv_cache_quant", b"kv_cache_quant", "logical_nc_config", b"logical_nc_config", "logical_neuron_cores", b"logical_neuron_cores", "lora_config", b"lora_config", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_new_tokens", b"max_new_tokens", "medusa_speculation_length", b"medusa_speculation_length", "mlp_kernel_enabled", b"mlp_kernel_enabled", "moe_ep_degree", b"moe_ep_degree", "moe_fused_tkg_config", b"moe_fused_tkg_config", "moe_tp_degree", b"moe_tp_degree", "n_active_tokens", b"n_active_tokens", "n_positions", b"n_positions", "normalize_top_k_affinities", b"normalize_top_k_affinities", "num_medusa_heads", b"num_medusa_heads", "on_device_sampling_config", b"on_device_sampling_config", "output_logits", b"output_logits", "pa_block_size", b"pa_block_size", "pa_num_blocks", b"pa_num_blocks", "padding_side", b"padding_side", "qk_layernorm", b"qk_layernorm", "qkv_kernel_enabled", b"qkv_kernel_enabled", "quantization_dtype", b"quantization_dtype", "quantization_type", b"quantization_type", "quantized", b"quantized", "quantized_checkpoints_path", b"quantized_checkpoints_path", "quantized_mlp_kernel_enabled", b"quantized_mlp_kernel_enabled", "return_expert_index", b"return_expert_index", "return_router_logits", b"return_router_logits", "rmsnorm_quantize_kernel_enabled", b"rmsnorm_quantize_kernel_enabled", "routed_experts_mlp_ops_config", b"routed_experts_mlp_ops_config", "router_config", b"router_config", "rpl_reduce_dtype", b"rpl_reduce_dtype", "save_sharded_checkpoint", b"save_sharded_checkpoint", "scratchpad_page_size", b"scratchpad_page_size", "seq_len", b"seq_len", "sequence_parallel_enabled", b"sequence_parallel_enabled", "shared_experts_sequence_parallel_enabled", b"shared_experts_sequence_parallel_enabled", "skip_sharding", b"skip_sharding", "skip_warmup", b"skip_warmup", "spec_batch_size", b"spec_batch_size", "speculation_length", b"speculation_length", "tkg_batch_size", b"tkg_batch_size", "torch_dtype", b"torch_dtype", "tp_degree", b"tp_degree", "trace_tokengen_model", b"trace_tokengen_model", "transpose_shared_experts_weights", b"transpose_shared_experts_weights", "up_clamp_lower_limit", b"up_clamp_lower_limit", "up_clamp_upper_limit", b"up_clamp_upper_limit", "use_index_calc_kernel", b"use_index_calc_kernel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_async_mode", b"_async_mode", "_batch_size", b"_batch_size", "_cast_type", b"_cast_type", "_ctx_batch_size", b"_ctx_batch_size", "_enable_bucketing", b"_enable_bucketing", "_fused_qkv", b"_fused_qkv", "_is_continuous_batching", b"_is_continuous_batching", "_logical_nc_config", b"_logical_nc_config", "_max_batch_size", b"_max_batch_size", "_max_context_length", b"_max_context_length", "_max_length", b"_max_length", "_max_new_tokens", b"_max_new_tokens", "_n_active_tokens", b"_n_active_tokens", "_n_positions", b"_n_positions", "_output_logits", b"_output_logits", "_padding_side", b"_padding_side", "_rpl_reduce_dtype", b"_rpl_reduce_dtype", "_save_sharded_checkpoint", b"_save_sharded_checkpoint", "_seq_len", b"_seq_len", "_skip_sharding", b"_skip_sharding", "_skip_warmup", b"_skip_warmup", "_tkg_batch_size", b"_tkg_batch_size", "_torch_dtype", b"_torch_dtype", "_tp_degree", b"_tp_degree", "async_mode", b"async_mode", "batch_size", b"batch_size", "cast_type", b"cast_type", "context_encoding_buckets", b"context_encoding_buckets", "ctx_batch_size", b"ctx_batch_size", "enable_bucketing", b"enable_bucketing", "fused_qkv", b"fused_qkv", "is_continuous_batching", b"is_continuous_batching", "logical_nc_config", b"logical_nc_config", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_new_tokens", b"max_new_tokens", "n_active_tokens", b"n_active_tokens", "n_positions", b"n_positions", "on_device_sampling_config", b"on_device_sampling_config", "output_logits", b"output_logits", "padding_side", b"padding_side", "rpl_reduce_dtype", b"rpl_reduce_dtype", "save_sharded_checkpoint", b"save_sharded_checkpoint", "seq_len", b"seq_len", "skip_sharding", b"skip_sharding", "skip_warmup", b"skip_warmup", "tkg_batch_size", b"tkg_batch_size", "token_generation_buckets", b"token_generation_buckets", "torch_dtype", b"torch_dtype", "tp_degree", b"tp_degree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allow_input_truncation", b"_allow_input_truncation", "_async_mode", b"_async_mode", "_attention_dtype", b"_attention_dtype", "_attn_kernel_enabled", b"_attn_kernel_enabled", "_batch_size", b"_batch_size", "_capacity_factor", b"_capacity_factor", "_cast_type", b"_cast_type", "_cc_pipeline_tiling_factor", b"_cc_pipeline_tiling_factor", "_ctx_batch_size", b"_ctx_batch_size", "_early_expert_affinity_modulation", b"_early_expert_affinity_modulation", "_enable_bucketing", b"_enable_bucketing", "_enable_eagle_draft_input_norm", b"_enable_eagle_draft_input_norm", "_enable_eagle_speculation", b"_enable_eagle_speculation", "_enable_fused_speculation", b"_enable_fused_speculation", "_flash_decoding_enabled", b"_flash_decoding_enabled", "_fused_qkv", b"_fused_qkv", "_fused_shared_experts", b"_fused_shared_experts", "_gate_clamp_lower_limit", b"_gate_clamp_lower_limit", "_gate_clamp_upper_limit", b"_gate_clamp_upper_limit", "_glu_mlp", b"_glu_mlp", "_glu_type", b"_glu_type", "_hidden_act_bias", b"_hidden_act_bias", "_hidden_act_scaling_factor", b"_hidden_act_scaling_factor", "_is_block_kv_layout", b"_is_block_kv_layout", "_is_continuous_batching", b"_is_continuous_batching", "_is_eagle_draft", b"_is_eagle_draft", "_is_medusa", b"_is_medusa", "_is_prefix_caching", b"_is_prefix_caching", "_kv_cache_quant", b"_kv_cache_quant", "_logical_nc_config", b"_logical_nc_config", "_logical_neuron_cores", b"_logical_neuron_cores", "_max_batch_size", b"_max_batch_size", "_max_context_length", b"_max_context_length", "_max_length", b"_max_length", "_max_new_tokens", b"_max_new_tokens", "_medusa_speculation_length", b"_medusa_speculation_length", "_mlp_kernel_enabled", b"_mlp_kernel_enabled", "_moe_ep_degree", b"_moe_ep_degree", "_moe_tp_degree", b"_moe_tp_degree", "_n_active_tokens", b"_n_active_tokens", "_n_positions", b"_n_positions", "_normalize_top_k_affinities", b"_normalize_top_k_affinities", "_num_medusa_heads", b"_num_medusa_heads", "_output_logits", b"_output_logits", "_pa_block_size", b"_pa_block_size", "_pa_num_blocks", b"_pa_num_blocks", "_padding_side", b"_padding_side", "_qk_layernorm", b"_qk_layernorm", "_qkv_kernel_enabled", b"_qkv_kernel_enabled", "_quantization_dtype", b"_quantization_dtype", "_quantization_type", b"_quantization_type", "_quantized", b"_quantized", "_quantized_checkpoints_path", b"_quantized_checkpoints_path", "_quantized_mlp_kernel_enabled", b"_quantized_mlp_kernel_enabled", "_return_expert_index", b"_return_expert_index", "_return_router_logits", b"_return_router_logits", "_rmsnorm_quantize_kernel_enabled", b"_rmsnorm_quantize_kernel_enabled", "_rpl_reduce_dtype", b"_rpl_reduce_dtype", "_save_sharded_checkpoint", b"_save_sharded_checkpoint", "_scratchpad_page_size", b"_scratchpad_page_size", "_seq_len", b"_seq_len", "_sequence_parallel_enabled", b"_sequence_parallel_enabled", "_shared_experts_sequence_parallel_enabled", b"_shared_experts_sequence_parallel_enabled", "_skip_sharding", b"_skip_sharding", "_skip_warmup", b"_skip_warmup", "_spec_batch_size", b"_spec_batch_size", "_speculation_length", b"_speculation_length", "_tkg_batch_size", b"_tkg_batch_size", "_torch_dtype", b"_torch_dtype", "_tp_degree", b"_tp_degree", "_trace_tokengen_model", b"_trace_tokengen_model", "_transpose_shared_experts_weights", b"_transpose_shared_experts_weights", "_up_clamp_lower_limit", b"_up_clamp_lower_limit", "_up_clamp_upper_limit", b"_up_clamp_upper_limit", "_use_index_calc_kernel", b"_use_index_calc_kernel", "allow_input_truncation", b"allow_input_truncation", "async_mode", b"async_mode", "attention_dtype", b"attention_dtype", "attn_kernel_enabled", b"attn_kernel_enabled", "batch_size", b"batch_size", "blockwise_matmul_config", b"blockwise_matmul_config", "capacity_factor", b"capacity_factor", "cast_type", b"cast_type", "cc_pipeline_tiling_factor", b"cc_pipeline_tiling_factor", "context_encoding_buckets", b"context_encoding_buckets", "ctx_batch_size", b"ctx_batch_size", "draft_model_modules_to_not_convert", b"draft_model_modules_to_not_convert", "early_expert_affinity_modulation", b"early_expert_affinity_modulation", "enable_bucketing", b"enable_bucketing", "enable_eagle_draft_input_norm", b"enable_eagle_draft_input_norm", "enable_eagle_speculation", b"enable_eagle_speculation", "enable_fused_speculation", b"enable_fused_speculation", "flash_decoding_enabled", b"flash_decoding_enabled", "fused_qkv", b"fused_qkv", "fused_shared_experts", b"fused_shared_experts", "gate_clamp_lower_limit", b"gate_clamp_lower_limit", "gate_clamp_upper_limit", b"gate_clamp_upper_limit", "glu_mlp", b"glu_mlp", "glu_type", b"glu_type", "hidden_act_bias", b"hidden_act_bias", "hidden_act_scaling_factor", b"hidden_act_scaling_factor", "hybrid_sharding_config", b"hybrid_sharding_config", "is_block_kv_layout", b"is_block_kv_layout", "is_continuous_batching", b"is_continuous_batching", "is_eagle_draft", b"is_eagle_draft", "is_medusa", b"is_medusa", "is_prefix_caching", b"is_prefix_caching", "kv_cache_quant", b"kv_cache_quant", "logical_nc_config", b"logical_nc_config", "logical_neuron_cores", b"logical_neuron_cores", "lora_config", b"lora_config", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_new_tokens", b"max_new_tokens", "medusa_speculation_length", b"medusa_speculation_length", "medusa_tree", b"medusa_tree", "mlp_kernel_enabled", b"mlp_kernel_enabled", "modules_to_not_convert", b"modules_to_not_convert", "moe_ep_degree", b"moe_ep_degree", "moe_fused_tkg_config", b"moe_fused_tkg_config", "moe_tp_degree", b"moe_tp_degree", "n_active_tokens", b"n_active_tokens", "n_positions", b"n_positions", "normalize_top_k_affinities", b"normalize_top_k_affinities", "num_medusa_heads", b"num_medusa_heads", "on_device_sampling_config", b"on_device_sampling_config", "output_logits", b"output_logits", "pa_block_size", b"pa_block_size", "pa_num_blocks", b"pa_num_blocks", "padding_side", b"padding_side", "prefix_buckets", b"prefix_buckets", "qk_layernorm", b"qk_layernorm", "qkv_kernel_enabled", b"qkv_kernel_enabled", "quantization_dtype", b"quantization_dtype", "quantization_type", b"quantization_type", "quantized", b"quantized", "quantized_checkpoints_path", b"quantized_checkpoints_path", "quantized_mlp_kernel_enabled", b"quantized_mlp_kernel_enabled", "return_expert_index", b"return_expert_index", "return_router_logits", b"return_router_logits", "rmsnorm_quantize_kernel_enabled", b"rmsnorm_quantize_kernel_enabled", "routed_experts_mlp_ops_config", b"routed_experts_mlp_ops_config", "router_config", b"router_config", "rpl_reduce_dtype", b"rpl_reduce_dtype", "save_sharded_checkpoint", b"save_sharded_checkpoint", "scratchpad_page_size", b"scratchpad_page_size", "seq_len", b"seq_len", "sequence_parallel_enabled", b"sequence_parallel_enabled", "shared_experts_sequence_parallel_enabled", b"shared_experts_sequence_parallel_enabled", "skip_sharding", b"skip_sharding", "skip_warmup", b"skip_warmup", "spec_batch_size", b"spec_batch_size", "speculation_length", b"speculation_length", "tkg_batch_size", b"tkg_batch_size", "token_generation_batches", b"token_generation_batches", "token_generation_buckets", b"token_generation_buckets", "torch_dtype", b"torch_dtype", "tp_degree", b"tp_degree", "trace_tokengen_model", b"trace_tokengen_model", "transpose_shared_experts_weights", b"transpose_shared_experts_weights", "up_clamp_lower_limit", b"up_clamp_lower_limit", "up_clamp_upper_limit", b"up_clamp_upper_limit", "use_index_calc_kernel", b"use_index_calc_kernel", "weights_to_skip_layout_optimization", b"weights_to_skip_layout_optimization"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__allow_input_truncation: _TypeAlias = _typing.Literal["allow_input_truncation"]  # noqa: Y015
+    _WhichOneofArgType__allow_input_truncation: _TypeAlias = _typing.Literal["_allow_input_truncation", b"_allow_input_truncation"]  # noqa: Y015
     _WhichOneofReturnType__async_mode: _TypeAlias = _typing.Literal["async_mode"]  # noqa: Y015
     _WhichOneofArgType__async_mode: _TypeAlias = _typing.Literal["_async_mode", b"_async_mode"]  # noqa: Y015
+    _WhichOneofReturnType__attention_dtype: _TypeAlias = _typing.Literal["attention_dtype"]  # noqa: Y015
+    _WhichOneofArgType__attention_dtype: _TypeAlias = _typing.Literal["_attention_dtype", b"_attention_dtype"]  # noqa: Y015
+    _WhichOneofReturnType__attn_kernel_enabled: _TypeAlias = _typing.Literal["attn_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__attn_kernel_enabled: _TypeAlias = _typing.Literal["_attn_kernel_enabled", b"_attn_kernel_enabled"]  # noqa: Y015
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__capacity_factor: _TypeAlias = _typing.Literal["capacity_factor"]  # noqa: Y015
+    _WhichOneofArgType__capacity_factor: _TypeAlias = _typing.Literal["_capacity_factor", b"_capacity_factor"]  # noqa: Y015
     _WhichOneofReturnType__cast_type: _TypeAlias = _typing.Literal["cast_type"]  # noqa: Y015
     _WhichOneofArgType__cast_type: _TypeAlias = _typing.Literal["_cast_type", b"_cast_type"]  # noqa: Y015
+    _WhichOneofReturnType__cc_pipeline_tiling_factor: _TypeAlias = _typing.Literal["cc_pipeline_tiling_factor"]  # noqa: Y015
+    _WhichOneofArgType__cc_pipeline_tiling_factor: _TypeAlias = _typing.Literal["_cc_pipeline_tiling_factor", b"_cc_pipeline_tiling_factor"]  # noqa: Y015
     _WhichOneofReturnType__ctx_batch_size: _TypeAlias = _typing.Literal["ctx_batch_size"]  # noqa: Y015
     _WhichOneofArgType__ctx_batch_size: _TypeAlias = _typing.Literal["_ctx_batch_size", b"_ctx_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__early_expert_affinity_modulation: _TypeAlias = _typing.Literal["early_expert_affinity_modulation"]  # noqa: Y015
+    _WhichOneofArgType__early_expert_affinity_modulation: _TypeAlias = _typing.Literal["_early_expert_affinity_modulation", b"_early_expert_affinity_modulation"]  # noqa: Y015
     _WhichOneofReturnType__enable_bucketing: _TypeAlias = _typing.Literal["enable_bucketing"]  # noqa: Y015
     _WhichOneofArgType__enable_bucketing: _TypeAlias = _typing.Literal["_enable_bucketing", b"_enable_bucketing"]  # noqa: Y015
+    _WhichOneofReturnType__enable_eagle_draft_input_norm: _TypeAlias = _typing.Literal["enable_eagle_draft_input_norm"]  # noqa: Y015
+    _WhichOneofArgType__enable_eagle_draft_input_norm: _TypeAlias = _typing.Literal["_enable_eagle_draft_input_norm", b"_enable_eagle_draft_input_norm"]  # noqa: Y015
+    _WhichOneofReturnType__enable_eagle_speculation: _TypeAlias = _typing.Literal["enable_eagle_speculation"]  # noqa: Y015
+    _WhichOneofArgType__enable_eagle_speculation: _TypeAlias = _typing.Literal["_enable_eagle_speculation", b"_enable_eagle_speculation"]  # noqa: Y015
+    _WhichOneofReturnType__enable_fused_speculation: _TypeAlias = _typing.Literal["enable_fused_speculation"]  # noqa: Y015
+    _WhichOneofArgType__enable_fused_speculation: _TypeAlias = _typing.Literal["_enable_fused_speculation", b"_enable_fused_speculation"]  # noqa: Y015
+    _WhichOneofReturnType__flash_decoding_enabled: _TypeAlias = _typing.Literal["flash_decoding_enabled"]  # noqa: Y015
+    _WhichOneofArgType__flash_decoding_enabled: _TypeAlias = _typing.Literal["_flash_decoding_enabled", b"_flash_decoding_enabled"]  # noqa: Y015
     _WhichOneofReturnType__fused_qkv: _TypeAlias = _typing.Literal["fused_qkv"]  # noqa: Y015
     _WhichOneofArgType__fused_qkv: _TypeAlias = _typing.Literal["_fused_qkv", b"_fused_qkv"]  # noqa: Y015
+    _WhichOneofReturnType__fused_shared_experts: _TypeAlias = _typing.Literal["fused_shared_experts"]  # noqa: Y015
+    _WhichOneofArgType__fused_shared_experts: _TypeAlias = _typing.Literal["_fused_shared_experts", b"_fused_shared_experts"]  # noqa: Y015
+    _WhichOneofReturnType__gate_clamp_lower_limit: _TypeAlias = _typing.Literal["gate_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofArgType__gate_clamp_lower_limit: _TypeAlias = _typing.Literal["_gate_clamp_lower_limit", b"_gate_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofReturnType__gate_clamp_upper_limit: _TypeAlias = _typing.Literal["gate_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofArgType__gate_clamp_upper_limit: _TypeAlias = _typing.Literal["_gate_clamp_upper_limit", b"_gate_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofReturnType__glu_mlp: _TypeAlias = _typing.Literal["glu_mlp"]  # noqa: Y015
+    _WhichOneofArgType__glu_mlp: _TypeAlias = _typing.Literal["_glu_mlp", b"_glu_mlp"]  # noqa: Y015
+    _WhichOneofReturnType__glu_type: _TypeAlias = _typing.Literal["glu_type"]  # noqa: Y015
+    _WhichOneofArgType__glu_type: _TypeAlias = _typing.Literal["_glu_type", b"_glu_type"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_act_bias: _TypeAlias = _typing.Literal["hidden_act_bias"]  # noqa: Y015
+    _WhichOneofArgType__hidden_act_bias: _TypeAlias = _typing.Literal["_hidden_act_bias", b"_hidden_act_bias"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_act_scaling_factor: _TypeAlias = _typing.Literal["hidden_act_scaling_factor"]  # noqa: Y015
+    _WhichOneofArgType__hidden_act_scaling_factor: _TypeAlias = _typing.Literal["_hidden_act_scaling_factor", b"_hidden_act_scaling_factor"]  # noqa: Y015
+    _WhichOneofReturnType__is_block_kv_layout: _TypeAlias = _typing.Literal["is_block_kv_layout"]  # noqa: Y015
+    _WhichOneofArgType__is_block_kv_layout: _TypeAlias = _typing.Literal["_is_block_kv_layout", b"_is_block_kv_layout"]  # noqa: Y015
     _WhichOneofReturnType__is_continuous_batching: _TypeAlias = _typing.Literal["is_continuous_batching"]  # noqa: Y015
     _WhichOneofArgType__is_continuous_batching: _TypeAlias = _typing.Literal["_is_continuous_batching", b"_is_continuous_batching"]  # noqa: Y015
+    _WhichOneofReturnType__is_eagle_draft: _TypeAlias = _typing.Literal["is_eagle_draft"]  # noqa: Y015
+    _WhichOneofArgType__is_eagle_draft: _TypeAlias = _typing.Literal["_is_eagle_draft", b"_is_eagle_draft"]  # noqa: Y015
+    _WhichOneofReturnType__is_medusa: _TypeAlias = _typing.Literal["is_medusa"]  # noqa: Y015
+    _WhichOneofArgType__is_medusa: _TypeAlias = _typing.Literal["_is_medusa", b"_is_medusa"]  # noqa: Y015
+    _WhichOneofReturnType__is_prefix_caching: _TypeAlias = _typing.Literal["is_prefix_caching"]  # noqa: Y015
+    _WhichOneofArgType__is_prefix_caching: _TypeAlias = _typing.Literal["_is_prefix_caching", b"_is_prefix_caching"]  # noqa: Y015
+    _WhichOneofReturnType__kv_cache_quant: _TypeAlias = _typing.Literal["kv_cache_quant"]  # noqa: Y015
+    _WhichOneofArgType__kv_cache_quant: _TypeAlias = _typing.Literal["_kv_cache_quant", b"_kv_cache_quant"]  # noqa: Y015
     _WhichOneofReturnType__logical_nc_config: _TypeAlias = _typing.Literal["logical_nc_config"]  # noqa: Y015
     _WhichOneofArgType__logical_nc_config: _TypeAlias = _typing.Literal["_logical_nc_config", b"_logical_nc_config"]  # noqa: Y015
+    _WhichOneofReturnType__logical_neuron_cores: _TypeAlias = _typing.Literal["logical_neuron_cores"]  # noqa: Y015
+    _WhichOneofArgType__logical_neuron_cores: _TypeAlias = _typing.Literal["_logical_neuron_cores", b"_logical_neuron_cores"]  # noqa: Y015
     _WhichOneofReturnType__max_batch_size: _TypeAlias = _typing.Literal["max_batch_size"]  # noqa: Y015
     _WhichOneofArgType__max_batch_size: _TypeAlias = _typing.Literal["_max_batch_size", b"_max_batch_size"]  # noqa: Y015
     _WhichOneofReturnType__max_context_length: _TypeAlias = _typing.Literal["max_context_length"]  # noqa: Y015
@@ -215,46 +627,148 @@ class NeuronConfig(_message.Message):
     _WhichOneofArgType__max_length: _TypeAlias = _typing.Literal["_max_length", b"_max_length"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__medusa_speculation_length: _TypeAlias = _typing.Literal["medusa_speculation_length"]  # noqa: Y015
+    _WhichOneofArgType__medusa_speculation_length: _TypeAlias = _typing.Literal["_medusa_speculation_length", b"_medusa_speculation_length"]  # noqa: Y015
+    _WhichOneofReturnType__mlp_kernel_enabled: _TypeAlias = _typing.Literal["mlp_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__mlp_kernel_enabled: _TypeAlias = _typing.Literal["_mlp_kernel_enabled", b"_mlp_kernel_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__moe_ep_degree: _TypeAlias = _typing.Literal["moe_ep_degree"]  # noqa: Y015
+    _WhichOneofArgType__moe_ep_degree: _TypeAlias = _typing.Literal["_moe_ep_degree", b"_moe_ep_degree"]  # noqa: Y015
+    _WhichOneofReturnType__moe_tp_degree: _TypeAlias = _typing.Literal["moe_tp_degree"]  # noqa: Y015
+    _WhichOneofArgType__moe_tp_degree: _TypeAlias = _typing.Literal["_moe_tp_degree", b"_moe_tp_degree"]  # noqa: Y015
     _WhichOneofReturnType__n_active_tokens: _TypeAlias = _typing.Literal["n_active_tokens"]  # noqa: Y015
     _WhichOneofArgType__n_active_tokens: _TypeAlias = _typing.Literal["_n_active_tokens", b"_n_active_tokens"]  # noqa: Y015
     _WhichOneofReturnType__n_positions: _TypeAlias = _typing.Literal["n_positions"]  # noqa: Y015
     _WhichOneofArgType__n_positions: _TypeAlias = _typing.Literal["_n_positions", b"_n_positions"]  # noqa: Y015
+    _WhichOneofReturnType__normalize_top_k_affinities: _TypeAlias = _typing.Literal["normalize_top_k_affinities"]  # noqa: Y015
+    _WhichOneofArgType__normalize_top_k_affinities: _TypeAlias = _typing.Literal["_normalize_top_k_affinities", b"_normalize_top_k_affinities"]  # noqa: Y015
+    _WhichOneofReturnType__num_medusa_heads: _TypeAlias = _typing.Literal["num_medusa_heads"]  # noqa: Y015
+    _WhichOneofArgType__num_medusa_heads: _TypeAlias = _typing.Literal["_num_medusa_heads", b"_num_medusa_heads"]  # noqa: Y015
     _WhichOneofReturnType__output_logits: _TypeAlias = _typing.Literal["output_logits"]  # noqa: Y015
     _WhichOneofArgType__output_logits: _TypeAlias = _typing.Literal["_output_logits", b"_output_logits"]  # noqa: Y015
+    _WhichOneofReturnType__pa_block_size: _TypeAlias = _typing.Literal["pa_block_size"]  # noqa: Y015
+    _WhichOneofArgType__pa_block_size: _TypeAlias = _typing.Literal["_pa_block_size", b"_pa_block_size"]  # noqa: Y015
+    _WhichOneofReturnType__pa_num_blocks: _TypeAlias = _typing.Literal["pa_num_blocks"]  # noqa: Y015
+    _WhichOneofArgType__pa_num_blocks: _TypeAlias = _typing.Literal["_pa_num_blocks", b"_pa_num_blocks"]  # noqa: Y015
     _WhichOneofReturnType__padding_side: _TypeAlias = _typing.Literal["padding_side"]  # noqa: Y015
     _WhichOneofArgType__padding_side: _TypeAlias = _typing.Literal["_padding_side", b"_padding_side"]  # noqa: Y015
+    _WhichOneofReturnType__qk_layernorm: _TypeAlias = _typing.Literal["qk_layernorm"]  # noqa: Y015
+    _WhichOneofArgType__qk_layernorm: _TypeAlias = _typing.Literal["_qk_layernorm", b"_qk_layernorm"]  # noqa: Y015
+    _WhichOneofReturnType__qkv_kernel_enabled: _TypeAlias = _typing.Literal["qkv_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__qkv_kernel_enabled: _TypeAlias = _typing.Literal["_qkv_kernel_enabled", b"_qkv_kernel_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__quantization_dtype: _TypeAlias = _typing.Literal["quantization_dtype"]  # noqa: Y015
+    _WhichOneofArgType__quantization_dtype: _TypeAlias = _typing.Literal["_quantization_dtype", b"_quantization_dtype"]  # noqa: Y015
+    _WhichOneofReturnType__quantization_type: _TypeAlias = _typing.Literal["quantization_type"]  # noqa: Y015
+    _WhichOneofArgType__quantization_type: _TypeAlias = _typing.Literal["_quantization_type", b"_quantization_type"]  # noqa: Y015
+    _WhichOneofReturnType__quantized: _TypeAlias = _typing.Literal["quantized"]  # noqa: Y015
+    _WhichOneofArgType__quantized: _TypeAlias = _typing.Literal["_quantized", b"_quantized"]  # noqa: Y015
+    _WhichOneofReturnType__quantized_checkpoints_path: _TypeAlias = _typing.Literal["quantized_checkpoints_path"]  # noqa: Y015
+    _WhichOneofArgType__quantized_checkpoints_path: _TypeAlias = _typing.Literal["_quantized_checkpoints_path", b"_quantized_checkpoints_path"]  # noqa: Y015
+    _WhichOneofReturnType__quantized_mlp_kernel_enabled: _TypeAlias = _typing.Literal["quantized_mlp_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__quantized_mlp_kernel_enabled: _TypeAlias = _typing.Literal["_quantized_mlp_kernel_enabled", b"_quantized_mlp_kernel_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__return_expert_index: _TypeAlias = _typing.Literal["return_expert_index"]  # noqa: Y015
+    _WhichOneofArgType__return_expert_index: _TypeAlias = _typing.Literal["_return_expert_index", b"_return_expert_index"]  # noqa: Y015
+    _WhichOneofReturnType__return_router_logits: _TypeAlias = _typing.Literal["return_router_logits"]  # noqa: Y015
+    _WhichOneofArgType__return_router_logits: _TypeAlias = _typing.Literal["_return_router_logits", b"_return_router_logits"]  # noqa: Y015
+    _WhichOneofReturnType__rmsnorm_quantize_kernel_enabled: _TypeAlias = _typing.Literal["rmsnorm_quantize_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__rmsnorm_quantize_kernel_enabled: _TypeAlias = _typing.Literal["_rmsnorm_quantize_kernel_enabled", b"_rmsnorm_quantize_kernel_enabled"]  # noqa: Y015
     _WhichOneofReturnType__rpl_reduce_dtype: _TypeAlias = _typing.Literal["rpl_reduce_dtype"]  # noqa: Y015
     _WhichOneofArgType__rpl_reduce_dtype: _TypeAlias = _typing.Literal["_rpl_reduce_dtype", b"_rpl_reduce_dtype"]  # noqa: Y015
     _WhichOneofReturnType__save_sharded_checkpoint: _TypeAlias = _typing.Literal["save_sharded_checkpoint"]  # noqa: Y015
     _WhichOneofArgType__save_sharded_checkpoint: _TypeAlias = _typing.Literal["_save_sharded_checkpoint", b"_save_sharded_checkpoint"]  # noqa: Y015
+    _WhichOneofReturnType__scratchpad_page_size: _TypeAlias = _typing.Literal["scratchpad_page_size"]  # noqa: Y015
+    _WhichOneofArgType__scratchpad_page_size: _TypeAlias = _typing.Literal["_scratchpad_page_size", b"_scratchpad_page_size"]  # noqa: Y015
     _WhichOneofReturnType__seq_len: _TypeAlias = _typing.Literal["seq_len"]  # noqa: Y015
     _WhichOneofArgType__seq_len: _TypeAlias = _typing.Literal["_seq_len", b"_seq_len"]  # noqa: Y015
+    _WhichOneofReturnType__sequence_parallel_enabled: _TypeAlias = _typing.Literal["sequence_parallel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__sequence_parallel_enabled: _TypeAlias = _typing.Literal["_sequence_parallel_enabled", b"_sequence_parallel_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__shared_experts_sequence_parallel_enabled: _TypeAlias = _typing.Literal["shared_experts_sequence_parallel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__shared_experts_sequence_parallel_enabled: _TypeAlias = _typing.Literal["_shared_experts_sequence_parallel_enabled", b"_shared_experts_sequence_parallel_enabled"]  # noqa: Y015
     _WhichOneofReturnType__skip_sharding: _TypeAlias = _typing.Literal["skip_sharding"]  # noqa: Y015
     _WhichOneofArgType__skip_sharding: _TypeAlias = _typing.Literal["_skip_sharding", b"_skip_sharding"]  # noqa: Y015
     _WhichOneofReturnType__skip_warmup: _TypeAlias = _typing.Literal["skip_warmup"]  # noqa: Y015
     _WhichOneofArgType__skip_warmup: _TypeAlias = _typing.Literal["_skip_warmup", b"_skip_warmup"]  # noqa: Y015
+    _WhichOneofReturnType__spec_batch_size: _TypeAlias = _typing.Literal["spec_batch_size"]  # noqa: Y015
+    _WhichOneofArgType__spec_batch_size: _TypeAlias = _typing.Literal["_spec_batch_size", b"_spec_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__speculation_length: _TypeAlias = _typing.Literal["speculation_length"]  # noqa: Y015
+    _WhichOneofArgType__speculation_length: _TypeAlias = _typing.Literal["_speculation_length", b"_speculation_length"]  # noqa: Y015
     _WhichOneofReturnType__tkg_batch_size: _TypeAlias = _typing.Literal["tkg_batch_size"]  # noqa: Y015
     _WhichOneofArgType__tkg_batch_size: _TypeAlias = _typing.Literal["_tkg_batch_size", b"_tkg_batch_size"]  # noqa: Y015
     _WhichOneofReturnType__torch_dtype: _TypeAlias = _typing.Literal["torch_dtype"]  # noqa: Y015
     _WhichOneofArgType__torch_dtype: _TypeAlias = _typing.Literal["_torch_dtype", b"_torch_dtype"]  # noqa: Y015
     _WhichOneofReturnType__tp_degree: _TypeAlias = _typing.Literal["tp_degree"]  # noqa: Y015
     _WhichOneofArgType__tp_degree: _TypeAlias = _typing.Literal["_tp_degree", b"_tp_degree"]  # noqa: Y015
+    _WhichOneofReturnType__trace_tokengen_model: _TypeAlias = _typing.Literal["trace_tokengen_model"]  # noqa: Y015
+    _WhichOneofArgType__trace_tokengen_model: _TypeAlias = _typing.Literal["_trace_tokengen_model", b"_trace_tokengen_model"]  # noqa: Y015
+    _WhichOneofReturnType__transpose_shared_experts_weights: _TypeAlias = _typing.Literal["transpose_shared_experts_weights"]  # noqa: Y015
+    _WhichOneofArgType__transpose_shared_experts_weights: _TypeAlias = _typing.Literal["_transpose_shared_experts_weights", b"_transpose_shared_experts_weights"]  # noqa: Y015
+    _WhichOneofReturnType__up_clamp_lower_limit: _TypeAlias = _typing.Literal["up_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofArgType__up_clamp_lower_limit: _TypeAlias = _typing.Literal["_up_clamp_lower_limit", b"_up_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofReturnType__up_clamp_upper_limit: _TypeAlias = _typing.Literal["up_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofArgType__up_clamp_upper_limit: _TypeAlias = _typing.Literal["_up_clamp_upper_limit", b"_up_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofReturnType__use_index_calc_kernel: _TypeAlias = _typing.Literal["use_index_calc_kernel"]  # noqa: Y015
+    _WhichOneofArgType__use_index_calc_kernel: _TypeAlias = _typing.Literal["_use_index_calc_kernel", b"_use_index_calc_kernel"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__allow_input_truncation) -> _WhichOneofReturnType__allow_input_truncation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__async_mode) -> _WhichOneofReturnType__async_mode | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_dtype) -> _WhichOneofReturnType__attention_dtype | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attn_kernel_enabled) -> _WhichOneofReturnType__attn_kernel_enabled | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capacity_factor) -> _WhichOneofReturnType__capacity_factor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cast_type) -> _WhichOneofReturnType__cast_type | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cc_pipeline_tiling_factor) -> _WhichOneofReturnType__cc_pipeline_tiling_factor | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ctx_batch_size) -> _WhichOneofReturnType__ctx_batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_expert_affinity_modulation) -> _WhichOneofReturnType__early_expert_affinity_modulation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_bucketing) -> _WhichOneofReturnType__enable_bucketing | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_eagle_draft_input_norm) -> _WhichOneofReturnType__enable_eagle_draft_input_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_eagle_speculation) -> _WhichOneofReturnType__enable_eagle_speculation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_fused_speculation) -> _WhichOneofReturnType__enable_fused_speculation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__flash_decoding_enabled) -> _WhichOneofReturnType__flash_decoding_enabled | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fused_qkv) -> _WhichOneofReturnType__fused_qkv | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fused_shared_experts) -> _WhichOneofReturnType__fused_shared_experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gate_clamp_lower_limit) -> _WhichOneofReturnType__gate_clamp_lower_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gate_clamp_upper_limit) -> _WhichOneofReturnType__gate_clamp_upper_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__glu_mlp) -> _WhichOneofReturnType__glu_mlp | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__glu_type) -> _WhichOneofReturnType__glu_type | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_act_bias) -> _WhichOneofReturnType__hidden_act_bias | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_act_scaling_factor) -> _WhichOneofReturnType__hidden_act_scaling_factor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_block_kv_layout) -> _WhichOneofReturnType__is_block_kv_layout | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__is_continuous_batching) -> _WhichOneofReturnType__is_continuous_batching | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_eagle_draft) -> _WhichOneofReturnType__is_eagle_draft | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_medusa) -> _WhichOneofReturnType__is_medusa | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_prefix_caching) -> _WhichOneofReturnType__is_prefix_caching | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache_quant) -> _WhichOneofReturnType__kv_cache_quant | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logical_nc_config) -> _WhichOneofReturnType__logical_nc_config | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logical_neuron_cores) -> _WhichOneofReturnType__logical_neuron_cores | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch_size) -> _WhichOneofReturnType__max_batch_size | None: ...
     @_typing.overload
@@ -264,31 +778,111 @@ class NeuronConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__medusa_speculation_length) -> _WhichOneofReturnType__medusa_speculation_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mlp_kernel_enabled) -> _WhichOneofReturnType__mlp_kernel_enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_ep_degree) -> _WhichOneofReturnType__moe_ep_degree | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_tp_degree) -> _WhichOneofReturnType__moe_tp_degree | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n_active_tokens) -> _WhichOneofReturnType__n_active_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n_positions) -> _WhichOneofReturnType__n_positions | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize_top_k_affinities) -> _WhichOneofReturnType__normalize_top_k_affinities | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_medusa_heads) -> _WhichOneofReturnType__num_medusa_heads | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__output_logits) -> _WhichOneofReturnType__output_logits | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pa_block_size) -> _WhichOneofReturnType__pa_block_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pa_num_blocks) -> _WhichOneofReturnType__pa_num_blocks | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__padding_side) -> _WhichOneofReturnType__padding_side | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__qk_layernorm) -> _WhichOneofReturnType__qk_layernorm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__qkv_kernel_enabled) -> _WhichOneofReturnType__qkv_kernel_enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quantization_dtype) -> _WhichOneofReturnType__quantization_dtype | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quantization_type) -> _WhichOneofReturnType__quantization_type | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quantized) -> _WhichOneofReturnType__quantized | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quantized_checkpoints_path) -> _WhichOneofReturnType__quantized_checkpoints_path | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quantized_mlp_kernel_enabled) -> _WhichOneofReturnType__quantized_mlp_kernel_enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__return_expert_index) -> _WhichOneofReturnType__return_expert_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__return_router_logits) -> _WhichOneofReturnType__return_router_logits | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rmsnorm_quantize_kernel_enabled) -> _WhichOneofReturnType__rmsnorm_quantize_kernel_enabled | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rpl_reduce_dtype) -> _WhichOneofReturnType__rpl_reduce_dtype | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__save_sharded_checkpoint) -> _WhichOneofReturnType__save_sharded_checkpoint | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scratchpad_page_size) -> _WhichOneofReturnType__scratchpad_page_size | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seq_len) -> _WhichOneofReturnType__seq_len | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence_parallel_enabled) -> _WhichOneofReturnType__sequence_parallel_enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_experts_sequence_parallel_enabled) -> _WhichOneofReturnType__shared_experts_sequence_parallel_enabled | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_sharding) -> _WhichOneofReturnType__skip_sharding | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_warmup) -> _WhichOneofReturnType__skip_warmup | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__spec_batch_size) -> _WhichOneofReturnType__spec_batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculation_length) -> _WhichOneofReturnType__speculation_length | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tkg_batch_size) -> _WhichOneofReturnType__tkg_batch_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__torch_dtype) -> _WhichOneofReturnType__torch_dtype | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tp_degree) -> _WhichOneofReturnType__tp_degree | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trace_tokengen_model) -> _WhichOneofReturnType__trace_tokengen_model | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__transpose_shared_experts_weights) -> _WhichOneofReturnType__transpose_shared_experts_weights | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__up_clamp_lower_limit) -> _WhichOneofReturnType__up_clamp_lower_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__up_clamp_upper_limit) -> _WhichOneofReturnType__up_clamp_upper_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_index_calc_kernel) -> _WhichOneofReturnType__use_index_calc_kernel | None: ...
 
 Global___NeuronConfig: _TypeAlias = NeuronConfig  # noqa: Y015
+
+@_typing.final
+class MedusaPath(_message.Message):
+    """MedusaPath is one path of a Medusa tree: the choice of each head, from the first one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ranks among each head's likeliest tokens, from 0."""
+
+    def __init__(
+        self,
+        *,
+        choices: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MedusaPath: _TypeAlias = MedusaPath  # noqa: Y015
 
 @_typing.final
 class OnDeviceSamplingConfig(_message.Message):
@@ -362,3 +956,849 @@ class OnDeviceSamplingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___OnDeviceSamplingConfig: _TypeAlias = OnDeviceSamplingConfig  # noqa: Y015
+
+@_typing.final
+class LoraServingConfig(_message.Message):
+    """LoraServingConfig says which LoRA adapters are served, and how their weights are kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LoraCkptPathsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LoraCkptPathsCpuEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
+    MAX_LORA_RANK_FIELD_NUMBER: _builtins.int
+    MAX_CPU_LORAS_FIELD_NUMBER: _builtins.int
+    ENABLE_DYNAMIC_MULTI_LORA_FIELD_NUMBER: _builtins.int
+    LORA_CKPT_PATHS_FIELD_NUMBER: _builtins.int
+    LORA_CKPT_PATHS_CPU_FIELD_NUMBER: _builtins.int
+    LORA_CKPT_JSON_FIELD_NUMBER: _builtins.int
+    LORA_MEMORY_TRANSPOSE_FIELD_NUMBER: _builtins.int
+    LORA_SHARD_LINEAR_LAYER_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_QUANTIZED_FIELD_NUMBER: _builtins.int
+    TARGET_MODULES_FIELD_NUMBER: _builtins.int
+    max_loras: _builtins.int
+    """Adapters in device memory at once. Default 1."""
+    max_lora_rank: _builtins.int
+    """Largest rank of an adapter. Default 16."""
+    max_cpu_loras: _builtins.int
+    """Adapters in host memory at once. Default 100."""
+    enable_dynamic_multi_lora: _builtins.bool
+    """Load and evict adapters while serving. Default false."""
+    lora_ckpt_json: _builtins.str
+    """JSON file that lists adapters, in place of the two maps."""
+    lora_memory_transpose: _builtins.bool
+    """Store adapters transposed. Default true."""
+    lora_shard_linear_layer: _builtins.bool
+    """Shard the linear layer of an adapter, too. Default true."""
+    base_model_quantized: _builtins.bool
+    """The base model is quantized. Default false."""
+    @_builtins.property
+    def lora_ckpt_paths(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Adapters in device memory from the start: id to checkpoint path."""
+
+    @_builtins.property
+    def lora_ckpt_paths_cpu(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Adapters in host memory from the start: id to checkpoint path."""
+
+    @_builtins.property
+    def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that adapters change, such as "q_proj". Default: those of the adapters."""
+
+    def __init__(
+        self,
+        *,
+        max_loras: _builtins.int | None = ...,
+        max_lora_rank: _builtins.int | None = ...,
+        max_cpu_loras: _builtins.int | None = ...,
+        enable_dynamic_multi_lora: _builtins.bool | None = ...,
+        lora_ckpt_paths: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        lora_ckpt_paths_cpu: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        lora_ckpt_json: _builtins.str | None = ...,
+        lora_memory_transpose: _builtins.bool | None = ...,
+        lora_shard_linear_layer: _builtins.bool | None = ...,
+        base_model_quantized: _builtins.bool | None = ...,
+        target_modules: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized", "_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora", "_lora_ckpt_json", b"_lora_ckpt_json", "_lora_memory_transpose", b"_lora_memory_transpose", "_lora_shard_linear_layer", b"_lora_shard_linear_layer", "_max_cpu_loras", b"_max_cpu_loras", "_max_lora_rank", b"_max_lora_rank", "_max_loras", b"_max_loras", "base_model_quantized", b"base_model_quantized", "enable_dynamic_multi_lora", b"enable_dynamic_multi_lora", "lora_ckpt_json", b"lora_ckpt_json", "lora_memory_transpose", b"lora_memory_transpose", "lora_shard_linear_layer", b"lora_shard_linear_layer", "max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized", "_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora", "_lora_ckpt_json", b"_lora_ckpt_json", "_lora_memory_transpose", b"_lora_memory_transpose", "_lora_shard_linear_layer", b"_lora_shard_linear_layer", "_max_cpu_loras", b"_max_cpu_loras", "_max_lora_rank", b"_max_lora_rank", "_max_loras", b"_max_loras", "base_model_quantized", b"base_model_quantized", "enable_dynamic_multi_lora", b"enable_dynamic_multi_lora", "lora_ckpt_json", b"lora_ckpt_json", "lora_ckpt_paths", b"lora_ckpt_paths", "lora_ckpt_paths_cpu", b"lora_ckpt_paths_cpu", "lora_memory_transpose", b"lora_memory_transpose", "lora_shard_linear_layer", b"lora_shard_linear_layer", "max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras", "target_modules", b"target_modules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_model_quantized: _TypeAlias = _typing.Literal["base_model_quantized"]  # noqa: Y015
+    _WhichOneofArgType__base_model_quantized: _TypeAlias = _typing.Literal["_base_model_quantized", b"_base_model_quantized"]  # noqa: Y015
+    _WhichOneofReturnType__enable_dynamic_multi_lora: _TypeAlias = _typing.Literal["enable_dynamic_multi_lora"]  # noqa: Y015
+    _WhichOneofArgType__enable_dynamic_multi_lora: _TypeAlias = _typing.Literal["_enable_dynamic_multi_lora", b"_enable_dynamic_multi_lora"]  # noqa: Y015
+    _WhichOneofReturnType__lora_ckpt_json: _TypeAlias = _typing.Literal["lora_ckpt_json"]  # noqa: Y015
+    _WhichOneofArgType__lora_ckpt_json: _TypeAlias = _typing.Literal["_lora_ckpt_json", b"_lora_ckpt_json"]  # noqa: Y015
+    _WhichOneofReturnType__lora_memory_transpose: _TypeAlias = _typing.Literal["lora_memory_transpose"]  # noqa: Y015
+    _WhichOneofArgType__lora_memory_transpose: _TypeAlias = _typing.Literal["_lora_memory_transpose", b"_lora_memory_transpose"]  # noqa: Y015
+    _WhichOneofReturnType__lora_shard_linear_layer: _TypeAlias = _typing.Literal["lora_shard_linear_layer"]  # noqa: Y015
+    _WhichOneofArgType__lora_shard_linear_layer: _TypeAlias = _typing.Literal["_lora_shard_linear_layer", b"_lora_shard_linear_layer"]  # noqa: Y015
+    _WhichOneofReturnType__max_cpu_loras: _TypeAlias = _typing.Literal["max_cpu_loras"]  # noqa: Y015
+    _WhichOneofArgType__max_cpu_loras: _TypeAlias = _typing.Literal["_max_cpu_loras", b"_max_cpu_loras"]  # noqa: Y015
+    _WhichOneofReturnType__max_lora_rank: _TypeAlias = _typing.Literal["max_lora_rank"]  # noqa: Y015
+    _WhichOneofArgType__max_lora_rank: _TypeAlias = _typing.Literal["_max_lora_rank", b"_max_lora_rank"]  # noqa: Y015
+    _WhichOneofReturnType__max_loras: _TypeAlias = _typing.Literal["max_loras"]  # noqa: Y015
+    _WhichOneofArgType__max_loras: _TypeAlias = _typing.Literal["_max_loras", b"_max_loras"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_model_quantized) -> _WhichOneofReturnType__base_model_quantized | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_dynamic_multi_lora) -> _WhichOneofReturnType__enable_dynamic_multi_lora | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_ckpt_json) -> _WhichOneofReturnType__lora_ckpt_json | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_memory_transpose) -> _WhichOneofReturnType__lora_memory_transpose | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_shard_linear_layer) -> _WhichOneofReturnType__lora_shard_linear_layer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_cpu_loras) -> _WhichOneofReturnType__max_cpu_loras | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_lora_rank) -> _WhichOneofReturnType__max_lora_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loras) -> _WhichOneofReturnType__max_loras | None: ...
+
+Global___LoraServingConfig: _TypeAlias = LoraServingConfig  # noqa: Y015
+
+@_typing.final
+class FusedSpecNeuronConfig(_message.Message):
+    """FusedSpecNeuronConfig says which draft model is compiled together with the target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_CLS_FIELD_NUMBER: _builtins.int
+    DRAFT_CONFIG_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_PATH_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_CLS_FIELD_NUMBER: _builtins.int
+    worker_cls: _builtins.str
+    """Model class, for NxD Inference only: "module.Class". Kiln takes the class from the checkpoints."""
+    draft_model_path: _builtins.str
+    """Checkpoint of the draft model, below a model root."""
+    draft_model_cls: _builtins.str
+    """Class of the draft model, for NxD Inference only."""
+    @_builtins.property
+    def draft_config(self) -> Global___InferenceConfig:
+        """Configuration of the draft model."""
+
+    def __init__(
+        self,
+        *,
+        worker_cls: _builtins.str | None = ...,
+        draft_config: Global___InferenceConfig | None = ...,
+        draft_model_path: _builtins.str | None = ...,
+        draft_model_cls: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_model_cls", b"_draft_model_cls", "_draft_model_path", b"_draft_model_path", "_worker_cls", b"_worker_cls", "draft_config", b"draft_config", "draft_model_cls", b"draft_model_cls", "draft_model_path", b"draft_model_path", "worker_cls", b"worker_cls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_model_cls", b"_draft_model_cls", "_draft_model_path", b"_draft_model_path", "_worker_cls", b"_worker_cls", "draft_config", b"draft_config", "draft_model_cls", b"draft_model_cls", "draft_model_path", b"draft_model_path", "worker_cls", b"worker_cls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__draft_model_cls: _TypeAlias = _typing.Literal["draft_model_cls"]  # noqa: Y015
+    _WhichOneofArgType__draft_model_cls: _TypeAlias = _typing.Literal["_draft_model_cls", b"_draft_model_cls"]  # noqa: Y015
+    _WhichOneofReturnType__draft_model_path: _TypeAlias = _typing.Literal["draft_model_path"]  # noqa: Y015
+    _WhichOneofArgType__draft_model_path: _TypeAlias = _typing.Literal["_draft_model_path", b"_draft_model_path"]  # noqa: Y015
+    _WhichOneofReturnType__worker_cls: _TypeAlias = _typing.Literal["worker_cls"]  # noqa: Y015
+    _WhichOneofArgType__worker_cls: _TypeAlias = _typing.Literal["_worker_cls", b"_worker_cls"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_model_cls) -> _WhichOneofReturnType__draft_model_cls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_model_path) -> _WhichOneofReturnType__draft_model_path | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__worker_cls) -> _WhichOneofReturnType__worker_cls | None: ...
+
+Global___FusedSpecNeuronConfig: _TypeAlias = FusedSpecNeuronConfig  # noqa: Y015
+
+@_typing.final
+class RouterConfig(_message.Message):
+    """RouterConfig configures the router of a mixture of experts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACT_FN_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    act_fn: _builtins.str
+    """Activation: "softmax" (default) or "sigmoid"."""
+    dtype: _builtins.str
+    """Dtype of the router. Default "float32"."""
+    def __init__(
+        self,
+        *,
+        act_fn: _builtins.str | None = ...,
+        dtype: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_act_fn", b"_act_fn", "_dtype", b"_dtype", "act_fn", b"act_fn", "dtype", b"dtype"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_act_fn", b"_act_fn", "_dtype", b"_dtype", "act_fn", b"act_fn", "dtype", b"dtype"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__act_fn: _TypeAlias = _typing.Literal["act_fn"]  # noqa: Y015
+    _WhichOneofArgType__act_fn: _TypeAlias = _typing.Literal["_act_fn", b"_act_fn"]  # noqa: Y015
+    _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
+    _WhichOneofArgType__dtype: _TypeAlias = _typing.Literal["_dtype", b"_dtype"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__act_fn) -> _WhichOneofReturnType__act_fn | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dtype) -> _WhichOneofReturnType__dtype | None: ...
+
+Global___RouterConfig: _TypeAlias = RouterConfig  # noqa: Y015
+
+@_typing.final
+class RoutedExpertsMLPOpsConfig(_message.Message):
+    """RoutedExpertsMLPOpsConfig configures the routed experts of a mixture of experts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_EXPERTS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    INTERMEDIATE_SIZE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    HIDDEN_ACT_FIELD_NUMBER: _builtins.int
+    GLU_MLP_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    GLU_TYPE_FIELD_NUMBER: _builtins.int
+    HIDDEN_ACT_SCALING_FACTOR_FIELD_NUMBER: _builtins.int
+    HIDDEN_ACT_BIAS_FIELD_NUMBER: _builtins.int
+    CAPACITY_FACTOR_FIELD_NUMBER: _builtins.int
+    USE_INDEX_CALC_KERNEL_FIELD_NUMBER: _builtins.int
+    GATE_CLAMP_UPPER_LIMIT_FIELD_NUMBER: _builtins.int
+    GATE_CLAMP_LOWER_LIMIT_FIELD_NUMBER: _builtins.int
+    UP_CLAMP_UPPER_LIMIT_FIELD_NUMBER: _builtins.int
+    UP_CLAMP_LOWER_LIMIT_FIELD_NUMBER: _builtins.int
+    NORMALIZE_TOP_K_AFFINITIES_FIELD_NUMBER: _builtins.int
+    EARLY_EXPERT_AFFINITY_MODULATION_FIELD_NUMBER: _builtins.int
+    INPUT_LAYER_INIT_METHOD_FIELD_NUMBER: _builtins.int
+    OUTPUT_LAYER_INIT_METHOD_FIELD_NUMBER: _builtins.int
+    ENABLE_SPMD_RANK_FIELD_NUMBER: _builtins.int
+    IS_PREFILL_FIELD_NUMBER: _builtins.int
+    num_experts: _builtins.int
+    """Experts of a layer."""
+    hidden_size: _builtins.int
+    """Hidden size."""
+    intermediate_size: _builtins.int
+    """Intermediate size of an expert."""
+    top_k: _builtins.int
+    """Experts of a token; at most `num_experts`."""
+    hidden_act: _builtins.str
+    """Activation."""
+    glu_mlp: _builtins.bool
+    """Experts have a gated linear unit."""
+    bias: _builtins.bool
+    """Linear layers have biases. Default false."""
+    glu_type: _builtins.str
+    """"glu" (default) or "swiglu"."""
+    hidden_act_scaling_factor: _builtins.float
+    """Multiplies gate projections before the activation. Default 1.0."""
+    hidden_act_bias: _builtins.float
+    """Added to up projections. Default 0.0."""
+    capacity_factor: _builtins.float
+    """Share of the tokens that an expert takes. Unset: none are dropped."""
+    use_index_calc_kernel: _builtins.bool
+    """Use the kernel for index calculations. Default false."""
+    gate_clamp_upper_limit: _builtins.float
+    """Upper limit of gate values. Unset: none."""
+    gate_clamp_lower_limit: _builtins.float
+    """Lower limit of gate values. Unset: none."""
+    up_clamp_upper_limit: _builtins.float
+    """Upper limit of up values. Unset: none."""
+    up_clamp_lower_limit: _builtins.float
+    """Lower limit of up values. Unset: none."""
+    normalize_top_k_affinities: _builtins.bool
+    """Normalize the affinities of the chosen experts. Default false."""
+    early_expert_affinity_modulation: _builtins.bool
+    """Apply expert affinities before the experts. Default false."""
+    input_layer_init_method: _builtins.str
+    """Function that initializes input weights, for training only."""
+    output_layer_init_method: _builtins.str
+    """Function that initializes output weights, for training only."""
+    enable_spmd_rank: _builtins.bool
+    """Take the rank from a tensor. Default false."""
+    is_prefill: _builtins.bool
+    """These options are for prefill. Unset: for both."""
+    def __init__(
+        self,
+        *,
+        num_experts: _builtins.int | None = ...,
+        hidden_size: _builtins.int | None = ...,
+        intermediate_size: _builtins.int | None = ...,
+        top_k: _builtins.int | None = ...,
+        hidden_act: _builtins.str | None = ...,
+        glu_mlp: _builtins.bool | None = ...,
+        bias: _builtins.bool | None = ...,
+        glu_type: _builtins.str | None = ...,
+        hidden_act_scaling_factor: _builtins.float | None = ...,
+        hidden_act_bias: _builtins.float | None = ...,
+        capacity_factor: _builtins.float | None = ...,
+        use_index_calc_kernel: _builtins.bool | None = ...,
+        gate_clamp_upper_limit: _builtins.float | None = ...,
+        gate_clamp_lower_limit: _builtins.float | None = ...,
+        up_clamp_upper_limit: _builtins.float | None = ...,
+        up_clamp_lower_limit: _builtins.float | None = ...,
+        normalize_top_k_affinities: _builtins.bool | None = ...,
+        early_expert_affinity_modulation: _builtins.bool | None = ...,
+        input_layer_init_method: _builtins.str | None = ...,
+        output_layer_init_method: _builtins.str | None = ...,
+        enable_spmd_rank: _builtins.bool | None = ...,
+        is_prefill: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "_capacity_factor", b"_capacity_factor", "_early_expert_affinity_modulation", b"_early_expert_affinity_modulation", "_enable_spmd_rank", b"_enable_spmd_rank", "_gate_clamp_lower_limit", b"_gate_clamp_lower_limit", "_gate_clamp_upper_limit", b"_gate_clamp_upper_limit", "_glu_mlp", b"_glu_mlp", "_glu_type", b"_glu_type", "_hidden_act", b"_hidden_act", "_hidden_act_bias", b"_hidden_act_bias", "_hidden_act_scaling_factor", b"_hidden_act_scaling_factor", "_hidden_size", b"_hidden_size", "_input_layer_init_method", b"_input_layer_init_method", "_intermediate_size", b"_intermediate_size", "_is_prefill", b"_is_prefill", "_normalize_top_k_affinities", b"_normalize_top_k_affinities", "_num_experts", b"_num_experts", "_output_layer_init_method", b"_output_layer_init_method", "_top_k", b"_top_k", "_up_clamp_lower_limit", b"_up_clamp_lower_limit", "_up_clamp_upper_limit", b"_up_clamp_upper_limit", "_use_index_calc_kernel", b"_use_index_calc_kernel", "bias", b"bias", "capacity_factor", b"capacity_factor", "early_expert_affinity_modulation", b"early_expert_affinity_modulation", "enable_spmd_rank", b"enable_spmd_rank", "gate_clamp_lower_limit", b"gate_clamp_lower_limit", "gate_clamp_upper_limit", b"gate_clamp_upper_limit", "glu_mlp", b"glu_mlp", "glu_type", b"glu_type", "hidden_act", b"hidden_act", "hidden_act_bias", b"hidden_act_bias", "hidden_act_scaling_factor", b"hidden_act_scaling_factor", "hidden_size", b"hidden_size", "input_layer_init_method", b"input_layer_init_method", "intermediate_size", b"intermediate_size", "is_prefill", b"is_prefill", "normalize_top_k_affinities", b"normalize_top_k_affinities", "num_experts", b"num_experts", "output_layer_init_method", b"output_layer_init_method", "top_k", b"top_k", "up_clamp_lower_limit", b"up_clamp_lower_limit", "up_clamp_upper_limit", b"up_clamp_upper_limit", "use_index_calc_kernel", b"use_index_calc_kernel"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "_capacity_factor", b"_capacity_factor", "_early_expert_affinity_modulation", b"_early_expert_affinity_modulation", "_enable_spmd_rank", b"_enable_spmd_rank", "_gate_clamp_lower_limit", b"_gate_clamp_lower_limit", "_gate_clamp_upper_limit", b"_gate_clamp_upper_limit", "_glu_mlp", b"_glu_mlp", "_glu_type", b"_glu_type", "_hidden_act", b"_hidden_act", "_hidden_act_bias", b"_hidden_act_bias", "_hidden_act_scaling_factor", b"_hidden_act_scaling_factor", "_hidden_size", b"_hidden_size", "_input_layer_init_method", b"_input_layer_init_method", "_intermediate_size", b"_intermediate_size", "_is_prefill", b"_is_prefill", "_normalize_top_k_affinities", b"_normalize_top_k_affinities", "_num_experts", b"_num_experts", "_output_layer_init_method", b"_output_layer_init_method", "_top_k", b"_top_k", "_up_clamp_lower_limit", b"_up_clamp_lower_limit", "_up_clamp_upper_limit", b"_up_clamp_upper_limit", "_use_index_calc_kernel", b"_use_index_calc_kernel", "bias", b"bias", "capacity_factor", b"capacity_factor", "early_expert_affinity_modulation", b"early_expert_affinity_modulation", "enable_spmd_rank", b"enable_spmd_rank", "gate_clamp_lower_limit", b"gate_clamp_lower_limit", "gate_clamp_upper_limit", b"gate_clamp_upper_limit", "glu_mlp", b"glu_mlp", "glu_type", b"glu_type", "hidden_act", b"hidden_act", "hidden_act_bias", b"hidden_act_bias", "hidden_act_scaling_factor", b"hidden_act_scaling_factor", "hidden_size", b"hidden_size", "input_layer_init_method", b"input_layer_init_method", "intermediate_size", b"intermediate_size", "is_prefill", b"is_prefill", "normalize_top_k_affinities", b"normalize_top_k_affinities", "num_experts", b"num_experts", "output_layer_init_method", b"output_layer_init_method", "top_k", b"top_k", "up_clamp_lower_limit", b"up_clamp_lower_limit", "up_clamp_upper_limit", b"up_clamp_upper_limit", "use_index_calc_kernel", b"use_index_calc_kernel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bias: _TypeAlias = _typing.Literal["bias"]  # noqa: Y015
+    _WhichOneofArgType__bias: _TypeAlias = _typing.Literal["_bias", b"_bias"]  # noqa: Y015
+    _WhichOneofReturnType__capacity_factor: _TypeAlias = _typing.Literal["capacity_factor"]  # noqa: Y015
+    _WhichOneofArgType__capacity_factor: _TypeAlias = _typing.Literal["_capacity_factor", b"_capacity_factor"]  # noqa: Y015
+    _WhichOneofReturnType__early_expert_affinity_modulation: _TypeAlias = _typing.Literal["early_expert_affinity_modulation"]  # noqa: Y015
+    _WhichOneofArgType__early_expert_affinity_modulation: _TypeAlias = _typing.Literal["_early_expert_affinity_modulation", b"_early_expert_affinity_modulation"]  # noqa: Y015
+    _WhichOneofReturnType__enable_spmd_rank: _TypeAlias = _typing.Literal["enable_spmd_rank"]  # noqa: Y015
+    _WhichOneofArgType__enable_spmd_rank: _TypeAlias = _typing.Literal["_enable_spmd_rank", b"_enable_spmd_rank"]  # noqa: Y015
+    _WhichOneofReturnType__gate_clamp_lower_limit: _TypeAlias = _typing.Literal["gate_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofArgType__gate_clamp_lower_limit: _TypeAlias = _typing.Literal["_gate_clamp_lower_limit", b"_gate_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofReturnType__gate_clamp_upper_limit: _TypeAlias = _typing.Literal["gate_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofArgType__gate_clamp_upper_limit: _TypeAlias = _typing.Literal["_gate_clamp_upper_limit", b"_gate_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofReturnType__glu_mlp: _TypeAlias = _typing.Literal["glu_mlp"]  # noqa: Y015
+    _WhichOneofArgType__glu_mlp: _TypeAlias = _typing.Literal["_glu_mlp", b"_glu_mlp"]  # noqa: Y015
+    _WhichOneofReturnType__glu_type: _TypeAlias = _typing.Literal["glu_type"]  # noqa: Y015
+    _WhichOneofArgType__glu_type: _TypeAlias = _typing.Literal["_glu_type", b"_glu_type"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_act: _TypeAlias = _typing.Literal["hidden_act"]  # noqa: Y015
+    _WhichOneofArgType__hidden_act: _TypeAlias = _typing.Literal["_hidden_act", b"_hidden_act"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_act_bias: _TypeAlias = _typing.Literal["hidden_act_bias"]  # noqa: Y015
+    _WhichOneofArgType__hidden_act_bias: _TypeAlias = _typing.Literal["_hidden_act_bias", b"_hidden_act_bias"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_act_scaling_factor: _TypeAlias = _typing.Literal["hidden_act_scaling_factor"]  # noqa: Y015
+    _WhichOneofArgType__hidden_act_scaling_factor: _TypeAlias = _typing.Literal["_hidden_act_scaling_factor", b"_hidden_act_scaling_factor"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_size: _TypeAlias = _typing.Literal["hidden_size"]  # noqa: Y015
+    _WhichOneofArgType__hidden_size: _TypeAlias = _typing.Literal["_hidden_size", b"_hidden_size"]  # noqa: Y015
+    _WhichOneofReturnType__input_layer_init_method: _TypeAlias = _typing.Literal["input_layer_init_method"]  # noqa: Y015
+    _WhichOneofArgType__input_layer_init_method: _TypeAlias = _typing.Literal["_input_layer_init_method", b"_input_layer_init_method"]  # noqa: Y015
+    _WhichOneofReturnType__intermediate_size: _TypeAlias = _typing.Literal["intermediate_size"]  # noqa: Y015
+    _WhichOneofArgType__intermediate_size: _TypeAlias = _typing.Literal["_intermediate_size", b"_intermediate_size"]  # noqa: Y015
+    _WhichOneofReturnType__is_prefill: _TypeAlias = _typing.Literal["is_prefill"]  # noqa: Y015
+    _WhichOneofArgType__is_prefill: _TypeAlias = _typing.Literal["_is_prefill", b"_is_prefill"]  # noqa: Y015
+    _WhichOneofReturnType__normalize_top_k_affinities: _TypeAlias = _typing.Literal["normalize_top_k_affinities"]  # noqa: Y015
+    _WhichOneofArgType__normalize_top_k_affinities: _TypeAlias = _typing.Literal["_normalize_top_k_affinities", b"_normalize_top_k_affinities"]  # noqa: Y015
+    _WhichOneofReturnType__num_experts: _TypeAlias = _typing.Literal["num_experts"]  # noqa: Y015
+    _WhichOneofArgType__num_experts: _TypeAlias = _typing.Literal["_num_experts", b"_num_experts"]  # noqa: Y015
+    _WhichOneofReturnType__output_layer_init_method: _TypeAlias = _typing.Literal["output_layer_init_method"]  # noqa: Y015
+    _WhichOneofArgType__output_layer_init_method: _TypeAlias = _typing.Literal["_output_layer_init_method", b"_output_layer_init_method"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__up_clamp_lower_limit: _TypeAlias = _typing.Literal["up_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofArgType__up_clamp_lower_limit: _TypeAlias = _typing.Literal["_up_clamp_lower_limit", b"_up_clamp_lower_limit"]  # noqa: Y015
+    _WhichOneofReturnType__up_clamp_upper_limit: _TypeAlias = _typing.Literal["up_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofArgType__up_clamp_upper_limit: _TypeAlias = _typing.Literal["_up_clamp_upper_limit", b"_up_clamp_upper_limit"]  # noqa: Y015
+    _WhichOneofReturnType__use_index_calc_kernel: _TypeAlias = _typing.Literal["use_index_calc_kernel"]  # noqa: Y015
+    _WhichOneofArgType__use_index_calc_kernel: _TypeAlias = _typing.Literal["_use_index_calc_kernel", b"_use_index_calc_kernel"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bias) -> _WhichOneofReturnType__bias | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capacity_factor) -> _WhichOneofReturnType__capacity_factor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_expert_affinity_modulation) -> _WhichOneofReturnType__early_expert_affinity_modulation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_spmd_rank) -> _WhichOneofReturnType__enable_spmd_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gate_clamp_lower_limit) -> _WhichOneofReturnType__gate_clamp_lower_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gate_clamp_upper_limit) -> _WhichOneofReturnType__gate_clamp_upper_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__glu_mlp) -> _WhichOneofReturnType__glu_mlp | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__glu_type) -> _WhichOneofReturnType__glu_type | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_act) -> _WhichOneofReturnType__hidden_act | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_act_bias) -> _WhichOneofReturnType__hidden_act_bias | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_act_scaling_factor) -> _WhichOneofReturnType__hidden_act_scaling_factor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_size) -> _WhichOneofReturnType__hidden_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__input_layer_init_method) -> _WhichOneofReturnType__input_layer_init_method | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__intermediate_size) -> _WhichOneofReturnType__intermediate_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_prefill) -> _WhichOneofReturnType__is_prefill | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize_top_k_affinities) -> _WhichOneofReturnType__normalize_top_k_affinities | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_experts) -> _WhichOneofReturnType__num_experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_layer_init_method) -> _WhichOneofReturnType__output_layer_init_method | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__up_clamp_lower_limit) -> _WhichOneofReturnType__up_clamp_lower_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__up_clamp_upper_limit) -> _WhichOneofReturnType__up_clamp_upper_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_index_calc_kernel) -> _WhichOneofReturnType__use_index_calc_kernel | None: ...
+
+Global___RoutedExpertsMLPOpsConfig: _TypeAlias = RoutedExpertsMLPOpsConfig  # noqa: Y015
+
+@_typing.final
+class BlockwiseMatmulConfig(_message.Message):
+    """BlockwiseMatmulConfig configures the blockwise matrix products of experts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    USE_BLOCK_PARALLEL_FIELD_NUMBER: _builtins.int
+    BLOCK_SHARDING_STRATEGY_FIELD_NUMBER: _builtins.int
+    SKIP_DMA_TOKEN_FIELD_NUMBER: _builtins.int
+    SKIP_DMA_WEIGHT_FIELD_NUMBER: _builtins.int
+    LOGICAL_NC_CONFIG_FIELD_NUMBER: _builtins.int
+    BLOCKWISE_NKI_AUTOGRAD_CLS_FIELD_NUMBER: _builtins.int
+    USE_TORCH_BLOCK_WISE_FIELD_NUMBER: _builtins.int
+    PARALLELIZE_TOKEN_TO_BLOCK_MAPPING_FIELD_NUMBER: _builtins.int
+    OPTIMIZED_BLOCK_TO_TOKEN_MAPPING_FIELD_NUMBER: _builtins.int
+    ALWAYS_AUGMENT_INPUTS_FOR_BLOCKWISE_MATMUL_FIELD_NUMBER: _builtins.int
+    USE_SHARD_ON_INTERMEDIATE_DYNAMIC_WHILE_FIELD_NUMBER: _builtins.int
+    USE_SHARD_ON_BLOCK_DYNAMIC_WHILE_FIELD_NUMBER: _builtins.int
+    NUM_STATIC_BLOCKS_FIELD_NUMBER: _builtins.int
+    block_size: _builtins.int
+    """Tokens of a block. Default 512."""
+    use_block_parallel: _builtins.bool
+    """Use the block-parallel kernel. Default false."""
+    block_sharding_strategy: _builtins.str
+    """"HI_LO" (default) or "PING_PONG"."""
+    skip_dma_token: _builtins.bool
+    """Skip transfers of padding tokens. Default false."""
+    skip_dma_weight: _builtins.bool
+    """Skip transfers of weights for padding. Default false."""
+    logical_nc_config: _builtins.int
+    """Physical NeuronCores per logical core. Default: that of NeuronConfig."""
+    blockwise_nki_autograd_cls: _builtins.str
+    """Kernel function. Unset: `BlockwiseMatmulNKIFunc`."""
+    use_torch_block_wise: _builtins.bool
+    """Compute without a kernel. Default false."""
+    parallelize_token_to_block_mapping: _builtins.bool
+    """Map block positions to tokens in parallel. Default true."""
+    optimized_block_to_token_mapping: _builtins.bool
+    """Only the chosen experts in the map from blocks to tokens. Default false."""
+    always_augment_inputs_for_blockwise_matmul: _builtins.bool
+    """Pad inputs whatever is skipped. Default false."""
+    use_shard_on_intermediate_dynamic_while: _builtins.bool
+    """Use the dynamic kernel that shards the intermediate axis. Default false."""
+    use_shard_on_block_dynamic_while: _builtins.bool
+    """Use the dynamic kernel that shards blocks. Default false."""
+    num_static_blocks: _builtins.int
+    """Blocks that the dynamic kernel always computes. Unset: the kernel's own."""
+    def __init__(
+        self,
+        *,
+        block_size: _builtins.int | None = ...,
+        use_block_parallel: _builtins.bool | None = ...,
+        block_sharding_strategy: _builtins.str | None = ...,
+        skip_dma_token: _builtins.bool | None = ...,
+        skip_dma_weight: _builtins.bool | None = ...,
+        logical_nc_config: _builtins.int | None = ...,
+        blockwise_nki_autograd_cls: _builtins.str | None = ...,
+        use_torch_block_wise: _builtins.bool | None = ...,
+        parallelize_token_to_block_mapping: _builtins.bool | None = ...,
+        optimized_block_to_token_mapping: _builtins.bool | None = ...,
+        always_augment_inputs_for_blockwise_matmul: _builtins.bool | None = ...,
+        use_shard_on_intermediate_dynamic_while: _builtins.bool | None = ...,
+        use_shard_on_block_dynamic_while: _builtins.bool | None = ...,
+        num_static_blocks: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_always_augment_inputs_for_blockwise_matmul", b"_always_augment_inputs_for_blockwise_matmul", "_block_sharding_strategy", b"_block_sharding_strategy", "_block_size", b"_block_size", "_blockwise_nki_autograd_cls", b"_blockwise_nki_autograd_cls", "_logical_nc_config", b"_logical_nc_config", "_num_static_blocks", b"_num_static_blocks", "_optimized_block_to_token_mapping", b"_optimized_block_to_token_mapping", "_parallelize_token_to_block_mapping", b"_parallelize_token_to_block_mapping", "_skip_dma_token", b"_skip_dma_token", "_skip_dma_weight", b"_skip_dma_weight", "_use_block_parallel", b"_use_block_parallel", "_use_shard_on_block_dynamic_while", b"_use_shard_on_block_dynamic_while", "_use_shard_on_intermediate_dynamic_while", b"_use_shard_on_intermediate_dynamic_while", "_use_torch_block_wise", b"_use_torch_block_wise", "always_augment_inputs_for_blockwise_matmul", b"always_augment_inputs_for_blockwise_matmul", "block_sharding_strategy", b"block_sharding_strategy", "block_size", b"block_size", "blockwise_nki_autograd_cls", b"blockwise_nki_autograd_cls", "logical_nc_config", b"logical_nc_config", "num_static_blocks", b"num_static_blocks", "optimized_block_to_token_mapping", b"optimized_block_to_token_mapping", "parallelize_token_to_block_mapping", b"parallelize_token_to_block_mapping", "skip_dma_token", b"skip_dma_token", "skip_dma_weight", b"skip_dma_weight", "use_block_parallel", b"use_block_parallel", "use_shard_on_block_dynamic_while", b"use_shard_on_block_dynamic_while", "use_shard_on_intermediate_dynamic_while", b"use_shard_on_intermediate_dynamic_while", "use_torch_block_wise", b"use_torch_block_wise"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_always_augment_inputs_for_blockwise_matmul", b"_always_augment_inputs_for_blockwise_matmul", "_block_sharding_strategy", b"_block_sharding_strategy", "_block_size", b"_block_size", "_blockwise_nki_autograd_cls", b"_blockwise_nki_autograd_cls", "_logical_nc_config", b"_logical_nc_config", "_num_static_blocks", b"_num_static_blocks", "_optimized_block_to_token_mapping", b"_optimized_block_to_token_mapping", "_parallelize_token_to_block_mapping", b"_parallelize_token_to_block_mapping", "_skip_dma_token", b"_skip_dma_token", "_skip_dma_weight", b"_skip_dma_weight", "_use_block_parallel", b"_use_block_parallel", "_use_shard_on_block_dynamic_while", b"_use_shard_on_block_dynamic_while", "_use_shard_on_intermediate_dynamic_while", b"_use_shard_on_intermediate_dynamic_while", "_use_torch_block_wise", b"_use_torch_block_wise", "always_augment_inputs_for_blockwise_matmul", b"always_augment_inputs_for_blockwise_matmul", "block_sharding_strategy", b"block_sharding_strategy", "block_size", b"block_size", "blockwise_nki_autograd_cls", b"blockwise_nki_autograd_cls", "logical_nc_config", b"logical_nc_config", "num_static_blocks", b"num_static_blocks", "optimized_block_to_token_mapping", b"optimized_block_to_token_mapping", "parallelize_token_to_block_mapping", b"parallelize_token_to_block_mapping", "skip_dma_token", b"skip_dma_token", "skip_dma_weight", b"skip_dma_weight", "use_block_parallel", b"use_block_parallel", "use_shard_on_block_dynamic_while", b"use_shard_on_block_dynamic_while", "use_shard_on_intermediate_dynamic_while", b"use_shard_on_intermediate_dynamic_while", "use_torch_block_wise", b"use_torch_block_wise"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__always_augment_inputs_for_blockwise_matmul: _TypeAlias = _typing.Literal["always_augment_inputs_for_blockwise_matmul"]  # noqa: Y015
+    _WhichOneofArgType__always_augment_inputs_for_blockwise_matmul: _TypeAlias = _typing.Literal["_always_augment_inputs_for_blockwise_matmul", b"_always_augment_inputs_for_blockwise_matmul"]  # noqa: Y015
+    _WhichOneofReturnType__block_sharding_strategy: _TypeAlias = _typing.Literal["block_sharding_strategy"]  # noqa: Y015
+    _WhichOneofArgType__block_sharding_strategy: _TypeAlias = _typing.Literal["_block_sharding_strategy", b"_block_sharding_strategy"]  # noqa: Y015
+    _WhichOneofReturnType__block_size: _TypeAlias = _typing.Literal["block_size"]  # noqa: Y015
+    _WhichOneofArgType__block_size: _TypeAlias = _typing.Literal["_block_size", b"_block_size"]  # noqa: Y015
+    _WhichOneofReturnType__blockwise_nki_autograd_cls: _TypeAlias = _typing.Literal["blockwise_nki_autograd_cls"]  # noqa: Y015
+    _WhichOneofArgType__blockwise_nki_autograd_cls: _TypeAlias = _typing.Literal["_blockwise_nki_autograd_cls", b"_blockwise_nki_autograd_cls"]  # noqa: Y015
+    _WhichOneofReturnType__logical_nc_config: _TypeAlias = _typing.Literal["logical_nc_config"]  # noqa: Y015
+    _WhichOneofArgType__logical_nc_config: _TypeAlias = _typing.Literal["_logical_nc_config", b"_logical_nc_config"]  # noqa: Y015
+    _WhichOneofReturnType__num_static_blocks: _TypeAlias = _typing.Literal["num_static_blocks"]  # noqa: Y015
+    _WhichOneofArgType__num_static_blocks: _TypeAlias = _typing.Literal["_num_static_blocks", b"_num_static_blocks"]  # noqa: Y015
+    _WhichOneofReturnType__optimized_block_to_token_mapping: _TypeAlias = _typing.Literal["optimized_block_to_token_mapping"]  # noqa: Y015
+    _WhichOneofArgType__optimized_block_to_token_mapping: _TypeAlias = _typing.Literal["_optimized_block_to_token_mapping", b"_optimized_block_to_token_mapping"]  # noqa: Y015
+    _WhichOneofReturnType__parallelize_token_to_block_mapping: _TypeAlias = _typing.Literal["parallelize_token_to_block_mapping"]  # noqa: Y015
+    _WhichOneofArgType__parallelize_token_to_block_mapping: _TypeAlias = _typing.Literal["_parallelize_token_to_block_mapping", b"_parallelize_token_to_block_mapping"]  # noqa: Y015
+    _WhichOneofReturnType__skip_dma_token: _TypeAlias = _typing.Literal["skip_dma_token"]  # noqa: Y015
+    _WhichOneofArgType__skip_dma_token: _TypeAlias = _typing.Literal["_skip_dma_token", b"_skip_dma_token"]  # noqa: Y015
+    _WhichOneofReturnType__skip_dma_weight: _TypeAlias = _typing.Literal["skip_dma_weight"]  # noqa: Y015
+    _WhichOneofArgType__skip_dma_weight: _TypeAlias = _typing.Literal["_skip_dma_weight", b"_skip_dma_weight"]  # noqa: Y015
+    _WhichOneofReturnType__use_block_parallel: _TypeAlias = _typing.Literal["use_block_parallel"]  # noqa: Y015
+    _WhichOneofArgType__use_block_parallel: _TypeAlias = _typing.Literal["_use_block_parallel", b"_use_block_parallel"]  # noqa: Y015
+    _WhichOneofReturnType__use_shard_on_block_dynamic_while: _TypeAlias = _typing.Literal["use_shard_on_block_dynamic_while"]  # noqa: Y015
+    _WhichOneofArgType__use_shard_on_block_dynamic_while: _TypeAlias = _typing.Literal["_use_shard_on_block_dynamic_while", b"_use_shard_on_block_dynamic_while"]  # noqa: Y015
+    _WhichOneofReturnType__use_shard_on_intermediate_dynamic_while: _TypeAlias = _typing.Literal["use_shard_on_intermediate_dynamic_while"]  # noqa: Y015
+    _WhichOneofArgType__use_shard_on_intermediate_dynamic_while: _TypeAlias = _typing.Literal["_use_shard_on_intermediate_dynamic_while", b"_use_shard_on_intermediate_dynamic_while"]  # noqa: Y015
+    _WhichOneofReturnType__use_torch_block_wise: _TypeAlias = _typing.Literal["use_torch_block_wise"]  # noqa: Y015
+    _WhichOneofArgType__use_torch_block_wise: _TypeAlias = _typing.Literal["_use_torch_block_wise", b"_use_torch_block_wise"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__always_augment_inputs_for_blockwise_matmul) -> _WhichOneofReturnType__always_augment_inputs_for_blockwise_matmul | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__block_sharding_strategy) -> _WhichOneofReturnType__block_sharding_strategy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__block_size) -> _WhichOneofReturnType__block_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__blockwise_nki_autograd_cls) -> _WhichOneofReturnType__blockwise_nki_autograd_cls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logical_nc_config) -> _WhichOneofReturnType__logical_nc_config | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_static_blocks) -> _WhichOneofReturnType__num_static_blocks | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__optimized_block_to_token_mapping) -> _WhichOneofReturnType__optimized_block_to_token_mapping | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallelize_token_to_block_mapping) -> _WhichOneofReturnType__parallelize_token_to_block_mapping | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_dma_token) -> _WhichOneofReturnType__skip_dma_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_dma_weight) -> _WhichOneofReturnType__skip_dma_weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_block_parallel) -> _WhichOneofReturnType__use_block_parallel | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_shard_on_block_dynamic_while) -> _WhichOneofReturnType__use_shard_on_block_dynamic_while | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_shard_on_intermediate_dynamic_while) -> _WhichOneofReturnType__use_shard_on_intermediate_dynamic_while | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_torch_block_wise) -> _WhichOneofReturnType__use_torch_block_wise | None: ...
+
+Global___BlockwiseMatmulConfig: _TypeAlias = BlockwiseMatmulConfig  # noqa: Y015
+
+@_typing.final
+class MoEFusedTKGConfig(_message.Message):
+    """MoEFusedTKGConfig configures fused token generation of a mixture of experts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUANTIZED_FIELD_NUMBER: _builtins.int
+    MOE_FUSED_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    ROUTER_TOPK_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    EXPERT_MLP_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    SHARED_MLP_KERNEL_ENABLED_FIELD_NUMBER: _builtins.int
+    quantized: _builtins.bool
+    """Weights are quantized. Default false."""
+    moe_fused_kernel_enabled: _builtins.bool
+    """Use the fused kernel. Unset: where it pays."""
+    router_topk_kernel_enabled: _builtins.bool
+    """Use the router's top-k kernel. Unset: where it pays."""
+    expert_mlp_kernel_enabled: _builtins.bool
+    """Use the expert MLP kernel. Unset: where it pays."""
+    shared_mlp_kernel_enabled: _builtins.bool
+    """Use the shared MLP kernel. Unset: where it pays."""
+    def __init__(
+        self,
+        *,
+        quantized: _builtins.bool | None = ...,
+        moe_fused_kernel_enabled: _builtins.bool | None = ...,
+        router_topk_kernel_enabled: _builtins.bool | None = ...,
+        expert_mlp_kernel_enabled: _builtins.bool | None = ...,
+        shared_mlp_kernel_enabled: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expert_mlp_kernel_enabled", b"_expert_mlp_kernel_enabled", "_moe_fused_kernel_enabled", b"_moe_fused_kernel_enabled", "_quantized", b"_quantized", "_router_topk_kernel_enabled", b"_router_topk_kernel_enabled", "_shared_mlp_kernel_enabled", b"_shared_mlp_kernel_enabled", "expert_mlp_kernel_enabled", b"expert_mlp_kernel_enabled", "moe_fused_kernel_enabled", b"moe_fused_kernel_enabled", "quantized", b"quantized", "router_topk_kernel_enabled", b"router_topk_kernel_enabled", "shared_mlp_kernel_enabled", b"shared_mlp_kernel_enabled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expert_mlp_kernel_enabled", b"_expert_mlp_kernel_enabled", "_moe_fused_kernel_enabled", b"_moe_fused_kernel_enabled", "_quantized", b"_quantized", "_router_topk_kernel_enabled", b"_router_topk_kernel_enabled", "_shared_mlp_kernel_enabled", b"_shared_mlp_kernel_enabled", "expert_mlp_kernel_enabled", b"expert_mlp_kernel_enabled", "moe_fused_kernel_enabled", b"moe_fused_kernel_enabled", "quantized", b"quantized", "router_topk_kernel_enabled", b"router_topk_kernel_enabled", "shared_mlp_kernel_enabled", b"shared_mlp_kernel_enabled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expert_mlp_kernel_enabled: _TypeAlias = _typing.Literal["expert_mlp_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__expert_mlp_kernel_enabled: _TypeAlias = _typing.Literal["_expert_mlp_kernel_enabled", b"_expert_mlp_kernel_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__moe_fused_kernel_enabled: _TypeAlias = _typing.Literal["moe_fused_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__moe_fused_kernel_enabled: _TypeAlias = _typing.Literal["_moe_fused_kernel_enabled", b"_moe_fused_kernel_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__quantized: _TypeAlias = _typing.Literal["quantized"]  # noqa: Y015
+    _WhichOneofArgType__quantized: _TypeAlias = _typing.Literal["_quantized", b"_quantized"]  # noqa: Y015
+    _WhichOneofReturnType__router_topk_kernel_enabled: _TypeAlias = _typing.Literal["router_topk_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__router_topk_kernel_enabled: _TypeAlias = _typing.Literal["_router_topk_kernel_enabled", b"_router_topk_kernel_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__shared_mlp_kernel_enabled: _TypeAlias = _typing.Literal["shared_mlp_kernel_enabled"]  # noqa: Y015
+    _WhichOneofArgType__shared_mlp_kernel_enabled: _TypeAlias = _typing.Literal["_shared_mlp_kernel_enabled", b"_shared_mlp_kernel_enabled"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert_mlp_kernel_enabled) -> _WhichOneofReturnType__expert_mlp_kernel_enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_fused_kernel_enabled) -> _WhichOneofReturnType__moe_fused_kernel_enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quantized) -> _WhichOneofReturnType__quantized | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__router_topk_kernel_enabled) -> _WhichOneofReturnType__router_topk_kernel_enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_mlp_kernel_enabled) -> _WhichOneofReturnType__shared_mlp_kernel_enabled | None: ...
+
+Global___MoEFusedTKGConfig: _TypeAlias = MoEFusedTKGConfig  # noqa: Y015
+
+@_typing.final
+class HybridShardingConfig(_message.Message):
+    """HybridShardingConfig gives a mixture of experts other degrees in each submodel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOE_CTE_TP_DEGREE_FIELD_NUMBER: _builtins.int
+    MOE_CTE_EP_DEGREE_FIELD_NUMBER: _builtins.int
+    MOE_TKG_TP_DEGREE_FIELD_NUMBER: _builtins.int
+    MOE_TKG_EP_DEGREE_FIELD_NUMBER: _builtins.int
+    moe_cte_tp_degree: _builtins.int
+    """Tensor parallelism in context_encoding. Default 1."""
+    moe_cte_ep_degree: _builtins.int
+    """Expert parallelism in context_encoding. Default 1."""
+    moe_tkg_tp_degree: _builtins.int
+    """Tensor parallelism in token_generation. Default 1."""
+    moe_tkg_ep_degree: _builtins.int
+    """Expert parallelism in token_generation. Default 1."""
+    def __init__(
+        self,
+        *,
+        moe_cte_tp_degree: _builtins.int | None = ...,
+        moe_cte_ep_degree: _builtins.int | None = ...,
+        moe_tkg_tp_degree: _builtins.int | None = ...,
+        moe_tkg_ep_degree: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_moe_cte_ep_degree", b"_moe_cte_ep_degree", "_moe_cte_tp_degree", b"_moe_cte_tp_degree", "_moe_tkg_ep_degree", b"_moe_tkg_ep_degree", "_moe_tkg_tp_degree", b"_moe_tkg_tp_degree", "moe_cte_ep_degree", b"moe_cte_ep_degree", "moe_cte_tp_degree", b"moe_cte_tp_degree", "moe_tkg_ep_degree", b"moe_tkg_ep_degree", "moe_tkg_tp_degree", b"moe_tkg_tp_degree"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_cte_ep_degree", b"_moe_cte_ep_degree", "_moe_cte_tp_degree", b"_moe_cte_tp_degree", "_moe_tkg_ep_degree", b"_moe_tkg_ep_degree", "_moe_tkg_tp_degree", b"_moe_tkg_tp_degree", "moe_cte_ep_degree", b"moe_cte_ep_degree", "moe_cte_tp_degree", b"moe_cte_tp_degree", "moe_tkg_ep_degree", b"moe_tkg_ep_degree", "moe_tkg_tp_degree", b"moe_tkg_tp_degree"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__moe_cte_ep_degree: _TypeAlias = _typing.Literal["moe_cte_ep_degree"]  # noqa: Y015
+    _WhichOneofArgType__moe_cte_ep_degree: _TypeAlias = _typing.Literal["_moe_cte_ep_degree", b"_moe_cte_ep_degree"]  # noqa: Y015
+    _WhichOneofReturnType__moe_cte_tp_degree: _TypeAlias = _typing.Literal["moe_cte_tp_degree"]  # noqa: Y015
+    _WhichOneofArgType__moe_cte_tp_degree: _TypeAlias = _typing.Literal["_moe_cte_tp_degree", b"_moe_cte_tp_degree"]  # noqa: Y015
+    _WhichOneofReturnType__moe_tkg_ep_degree: _TypeAlias = _typing.Literal["moe_tkg_ep_degree"]  # noqa: Y015
+    _WhichOneofArgType__moe_tkg_ep_degree: _TypeAlias = _typing.Literal["_moe_tkg_ep_degree", b"_moe_tkg_ep_degree"]  # noqa: Y015
+    _WhichOneofReturnType__moe_tkg_tp_degree: _TypeAlias = _typing.Literal["moe_tkg_tp_degree"]  # noqa: Y015
+    _WhichOneofArgType__moe_tkg_tp_degree: _TypeAlias = _typing.Literal["_moe_tkg_tp_degree", b"_moe_tkg_tp_degree"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_cte_ep_degree) -> _WhichOneofReturnType__moe_cte_ep_degree | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_cte_tp_degree) -> _WhichOneofReturnType__moe_cte_tp_degree | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_tkg_ep_degree) -> _WhichOneofReturnType__moe_tkg_ep_degree | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__moe_tkg_tp_degree) -> _WhichOneofReturnType__moe_tkg_tp_degree | None: ...
+
+Global___HybridShardingConfig: _TypeAlias = HybridShardingConfig  # noqa: Y015
+
+@_typing.final
+class TransformersNeuronxConfig(_message.Message):
+    """TransformersNeuronxConfig holds options under the names of Transformers NeuronX. Each is an option of NeuronConfig."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    TP_DEGREE_FIELD_NUMBER: _builtins.int
+    N_POSITIONS_FIELD_NUMBER: _builtins.int
+    CONTEXT_LENGTH_ESTIMATE_FIELD_NUMBER: _builtins.int
+    PROMPT_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    AMP_FIELD_NUMBER: _builtins.int
+    GROUP_QUERY_ATTENTION_FIELD_NUMBER: _builtins.int
+    ON_DEVICE_GENERATION_FIELD_NUMBER: _builtins.int
+    QUANT_FIELD_NUMBER: _builtins.int
+    FUSE_QKV_FIELD_NUMBER: _builtins.int
+    batch_size: _builtins.int
+    """Rows of a step: `batch_size`."""
+    tp_degree: _builtins.int
+    """Ranks: `tp_degree`."""
+    prompt_batch_size: _builtins.int
+    """Rows of a prefill: `ctx_batch_size`."""
+    amp: _builtins.str
+    """"f32", "f16" or "bf16": `torch_dtype`."""
+    group_query_attention: _builtins.str
+    """How KV heads are shared out: "shard-over-heads" (default), "shard-over-batch", "replicated-heads" or
+    "all-gather-heads".
+    """
+    fuse_qkv: _builtins.bool
+    """One matrix for query, key and value: `fused_qkv`."""
+    @_builtins.property
+    def n_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequence length, or the token generation buckets, ascending, the last of which is the sequence length: `seq_len`,
+        `token_generation_buckets`. One value stands for powers of two from 128 and itself.
+        """
+
+    @_builtins.property
+    def context_length_estimate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Prompt lengths to compile: `context_encoding_buckets`. Default: half of each token generation bucket."""
+
+    @_builtins.property
+    def on_device_generation(self) -> Global___TransformersNeuronxGenerationConfig:
+        """Sampling in the executable: `on_device_sampling_config`."""
+
+    @_builtins.property
+    def quant(self) -> Global___TransformersNeuronxQuantizationConfig:
+        """Weight quantization: `quantized`."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: _builtins.int | None = ...,
+        tp_degree: _builtins.int | None = ...,
+        n_positions: _abc.Iterable[_builtins.int] | None = ...,
+        context_length_estimate: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_batch_size: _builtins.int | None = ...,
+        amp: _builtins.str | None = ...,
+        group_query_attention: _builtins.str | None = ...,
+        on_device_generation: Global___TransformersNeuronxGenerationConfig | None = ...,
+        quant: Global___TransformersNeuronxQuantizationConfig | None = ...,
+        fuse_qkv: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_amp", b"_amp", "_batch_size", b"_batch_size", "_fuse_qkv", b"_fuse_qkv", "_group_query_attention", b"_group_query_attention", "_prompt_batch_size", b"_prompt_batch_size", "_tp_degree", b"_tp_degree", "amp", b"amp", "batch_size", b"batch_size", "fuse_qkv", b"fuse_qkv", "group_query_attention", b"group_query_attention", "on_device_generation", b"on_device_generation", "prompt_batch_size", b"prompt_batch_size", "quant", b"quant", "tp_degree", b"tp_degree"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_amp", b"_amp", "_batch_size", b"_batch_size", "_fuse_qkv", b"_fuse_qkv", "_group_query_attention", b"_group_query_attention", "_prompt_batch_size", b"_prompt_batch_size", "_tp_degree", b"_tp_degree", "amp", b"amp", "batch_size", b"batch_size", "context_length_estimate", b"context_length_estimate", "fuse_qkv", b"fuse_qkv", "group_query_attention", b"group_query_attention", "n_positions", b"n_positions", "on_device_generation", b"on_device_generation", "prompt_batch_size", b"prompt_batch_size", "quant", b"quant", "tp_degree", b"tp_degree"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__amp: _TypeAlias = _typing.Literal["amp"]  # noqa: Y015
+    _WhichOneofArgType__amp: _TypeAlias = _typing.Literal["_amp", b"_amp"]  # noqa: Y015
+    _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
+    _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__fuse_qkv: _TypeAlias = _typing.Literal["fuse_qkv"]  # noqa: Y015
+    _WhichOneofArgType__fuse_qkv: _TypeAlias = _typing.Literal["_fuse_qkv", b"_fuse_qkv"]  # noqa: Y015
+    _WhichOneofReturnType__group_query_attention: _TypeAlias = _typing.Literal["group_query_attention"]  # noqa: Y015
+    _WhichOneofArgType__group_query_attention: _TypeAlias = _typing.Literal["_group_query_attention", b"_group_query_attention"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_batch_size: _TypeAlias = _typing.Literal["prompt_batch_size"]  # noqa: Y015
+    _WhichOneofArgType__prompt_batch_size: _TypeAlias = _typing.Literal["_prompt_batch_size", b"_prompt_batch_size"]  # noqa: Y015
+    _WhichOneofReturnType__tp_degree: _TypeAlias = _typing.Literal["tp_degree"]  # noqa: Y015
+    _WhichOneofArgType__tp_degree: _TypeAlias = _typing.Literal["_tp_degree", b"_tp_degree"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__amp) -> _WhichOneofReturnType__amp | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fuse_qkv) -> _WhichOneofReturnType__fuse_qkv | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_query_attention) -> _WhichOneofReturnType__group_query_attention | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_batch_size) -> _WhichOneofReturnType__prompt_batch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tp_degree) -> _WhichOneofReturnType__tp_degree | None: ...
+
+Global___TransformersNeuronxConfig: _TypeAlias = TransformersNeuronxConfig  # noqa: Y015
+
+@_typing.final
+class TransformersNeuronxGenerationConfig(_message.Message):
+    """TransformersNeuronxGenerationConfig is Transformers NeuronX's GenerationConfig."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    DO_SAMPLE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    DYNAMIC_FIELD_NUMBER: _builtins.int
+    GLOBAL_TOP_K_FIELD_NUMBER: _builtins.int
+    max_length: _builtins.int
+    """Longest sequence, in tokens: `seq_len`."""
+    do_sample: _builtins.bool
+    """Sample (true) or take the likeliest token (false). Default false."""
+    top_k: _builtins.int
+    """Candidates kept. Default 50."""
+    top_p: _builtins.float
+    """Probability mass kept. Default 1.0."""
+    temperature: _builtins.float
+    """Divides the logits. Default 1.0."""
+    dynamic: _builtins.bool
+    """Take the values from each request. Default false."""
+    global_top_k: _builtins.int
+    """Candidates considered. Default 256."""
+    def __init__(
+        self,
+        *,
+        max_length: _builtins.int | None = ...,
+        do_sample: _builtins.bool | None = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        temperature: _builtins.float | None = ...,
+        dynamic: _builtins.bool | None = ...,
+        global_top_k: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_dynamic", b"_dynamic", "_global_top_k", b"_global_top_k", "_max_length", b"_max_length", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "dynamic", b"dynamic", "global_top_k", b"global_top_k", "max_length", b"max_length", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_dynamic", b"_dynamic", "_global_top_k", b"_global_top_k", "_max_length", b"_max_length", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "dynamic", b"dynamic", "global_top_k", b"global_top_k", "max_length", b"max_length", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
+    _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
+    _WhichOneofReturnType__dynamic: _TypeAlias = _typing.Literal["dynamic"]  # noqa: Y015
+    _WhichOneofArgType__dynamic: _TypeAlias = _typing.Literal["_dynamic", b"_dynamic"]  # noqa: Y015
+    _WhichOneofReturnType__global_top_k: _TypeAlias = _typing.Literal["global_top_k"]  # noqa: Y015
+    _WhichOneofArgType__global_top_k: _TypeAlias = _typing.Literal["_global_top_k", b"_global_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__max_length: _TypeAlias = _typing.Literal["max_length"]  # noqa: Y015
+    _WhichOneofArgType__max_length: _TypeAlias = _typing.Literal["_max_length", b"_max_length"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__do_sample) -> _WhichOneofReturnType__do_sample | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dynamic) -> _WhichOneofReturnType__dynamic | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__global_top_k) -> _WhichOneofReturnType__global_top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_length) -> _WhichOneofReturnType__max_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___TransformersNeuronxGenerationConfig: _TypeAlias = TransformersNeuronxGenerationConfig  # noqa: Y015
+
+@_typing.final
+class TransformersNeuronxQuantizationConfig(_message.Message):
+    """TransformersNeuronxQuantizationConfig is Transformers NeuronX's QuantizationConfig."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUANT_DTYPE_FIELD_NUMBER: _builtins.int
+    DEQUANT_DTYPE_FIELD_NUMBER: _builtins.int
+    quant_dtype: _builtins.str
+    """Dtype of stored weights: "s8"."""
+    dequant_dtype: _builtins.str
+    """Dtype of computation: "f32", "f16" or "bf16"; equal to `amp`."""
+    def __init__(
+        self,
+        *,
+        quant_dtype: _builtins.str | None = ...,
+        dequant_dtype: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dequant_dtype", b"_dequant_dtype", "_quant_dtype", b"_quant_dtype", "dequant_dtype", b"dequant_dtype", "quant_dtype", b"quant_dtype"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dequant_dtype", b"_dequant_dtype", "_quant_dtype", b"_quant_dtype", "dequant_dtype", b"dequant_dtype", "quant_dtype", b"quant_dtype"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dequant_dtype: _TypeAlias = _typing.Literal["dequant_dtype"]  # noqa: Y015
+    _WhichOneofArgType__dequant_dtype: _TypeAlias = _typing.Literal["_dequant_dtype", b"_dequant_dtype"]  # noqa: Y015
+    _WhichOneofReturnType__quant_dtype: _TypeAlias = _typing.Literal["quant_dtype"]  # noqa: Y015
+    _WhichOneofArgType__quant_dtype: _TypeAlias = _typing.Literal["_quant_dtype", b"_quant_dtype"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dequant_dtype) -> _WhichOneofReturnType__dequant_dtype | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quant_dtype) -> _WhichOneofReturnType__quant_dtype | None: ...
+
+Global___TransformersNeuronxQuantizationConfig: _TypeAlias = TransformersNeuronxQuantizationConfig  # noqa: Y015

@@ -26,15 +26,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kiln/runtime/v1/generation.proto\x12\x0fkiln.runtime.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xbf\x02\n\x0fGenerateRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.kiln.runtime.v1.ChatH\x00\x12.\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x19.kiln.runtime.v1.TokenIdsH\x00\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.kiln.runtime.v1.SamplingParams\x12-\n\x04stop\x18\x07 \x01(\x0b\x32\x1f.kiln.runtime.v1.StopConditions\x12.\n\x06output\x18\x08 \x01(\x0b\x32\x1e.kiln.runtime.v1.OutputOptionsB\x08\n\x06prompt\"\x88\x01\n\x04\x43hat\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.kiln.runtime.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x03(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x92\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seed\"\x96\x01\n\x0eStopConditions\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x05\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\r\n\x0b_ignore_eos\"3\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\xee\x01\n\x10GenerateResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x16\n\x0esequence_index\x18\x02 \x01(\x05\x12\x14\n\x0cweight_epoch\x18\x03 \x01(\x03\x12-\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0b\x32\x19.kiln.runtime.v1.AcceptedH\x00\x12,\n\x05\x64\x65lta\x18\x05 \x01(\x0b\x32\x1b.kiln.runtime.v1.TokenDeltaH\x00\x12-\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x19.kiln.runtime.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x02 \x01(\x05\x12\x31\n\x08sampling\x18\x03 \x01(\x0b\x32\x1f.kiln.runtime.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\x05\"B\n\nTokenDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12&\n\x06tokens\x18\x02 \x03(\x0b\x32\x16.kiln.runtime.v1.Token\"x\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x33\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x1d.kiln.runtime.v1.TokenLogprobB\n\n\x08_logprob\"9\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\xc4\x01\n\x08\x46inished\x12-\n\x06reason\x18\x01 \x01(\x0e\x32\x1d.kiln.runtime.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\x05H\x00\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.kiln.runtime.v1.Usage\x12\"\n\x06status\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusB\x0e\n\x0cmatched_stop\"\xa1\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\x05\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x05\x12\x31\n\x0equeue_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10prefill_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x64\x65\x63ode_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x07\x62uckets\x18\x07 \x03(\x0b\x32\x1c.kiln.runtime.v1.BucketUsage\"V\n\x0b\x42ucketUsage\x12\x10\n\x08submodel\x18\x01 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x02 \x03(\x05\x12\r\n\x05steps\x18\x03 \x01(\x05\x12\x16\n\x0epadding_tokens\x18\x04 \x01(\x03\"9\n\x0c\x41\x62ortRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x9f\x01\n\rAbortResponse\x12\x37\n\x07outcome\x18\x01 \x01(\x0e\x32&.kiln.runtime.v1.AbortResponse.Outcome\"U\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_ABORTED\x10\x01\x12\x1c\n\x18OUTCOME_ALREADY_FINISHED\x10\x02\"i\n\x0fTokenizeRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.kiln.runtime.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"w\n\x11\x44\x65tokenizeRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\xd0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x16\n\x12\x46INISH_REASON_TIME\x10\x04\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x05\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x06\x32\xd6\x02\n\x11GenerationService\x12Q\n\x08Generate\x12 .kiln.runtime.v1.GenerateRequest\x1a!.kiln.runtime.v1.GenerateResponse0\x01\x12\x46\n\x05\x41\x62ort\x12\x1d.kiln.runtime.v1.AbortRequest\x1a\x1e.kiln.runtime.v1.AbortResponse\x12O\n\x08Tokenize\x12 .kiln.runtime.v1.TokenizeRequest\x1a!.kiln.runtime.v1.TokenizeResponse\x12U\n\nDetokenize\x12\".kiln.runtime.v1.DetokenizeRequest\x1a#.kiln.runtime.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n kiln/runtime/v1/generation.proto\x12\x0fkiln.runtime.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xbf\x02\n\x0fGenerateRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.kiln.runtime.v1.ChatH\x00\x12.\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x19.kiln.runtime.v1.TokenIdsH\x00\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.kiln.runtime.v1.SamplingParams\x12-\n\x04stop\x18\x07 \x01(\x0b\x32\x1f.kiln.runtime.v1.StopConditions\x12.\n\x06output\x18\x08 \x01(\x0b\x32\x1e.kiln.runtime.v1.OutputOptionsB\x08\n\x06prompt\"\x88\x01\n\x04\x43hat\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.kiln.runtime.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x03(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x92\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seed\"\x96\x01\n\x0eStopConditions\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\x05\x12\x17\n\nignore_eos\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\r\n\x0b_ignore_eos\"z\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06logits\x18\x02 \x01(\x08\x12\x35\n\x0e\x63\x61pture_inputs\x18\x03 \x01(\x0b\x32\x1d.kiln.runtime.v1.InputCaptureB\x0b\n\t_logprobs\"H\n\x0cInputCapture\x12\x12\n\nfirst_step\x18\x01 \x01(\x05\x12\x16\n\tnum_steps\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_num_steps\"\xee\x01\n\x10GenerateResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x16\n\x0esequence_index\x18\x02 \x01(\x05\x12\x14\n\x0cweight_epoch\x18\x03 \x01(\x03\x12-\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0b\x32\x19.kiln.runtime.v1.AcceptedH\x00\x12,\n\x05\x64\x65lta\x18\x05 \x01(\x0b\x32\x1b.kiln.runtime.v1.TokenDeltaH\x00\x12-\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x19.kiln.runtime.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x9f\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x02 \x01(\x05\x12\x31\n\x08sampling\x18\x03 \x01(\x0b\x32\x1f.kiln.runtime.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\x05\x12\x18\n\x10truncated_tokens\x18\x05 \x01(\x05\"B\n\nTokenDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12&\n\x06tokens\x18\x02 \x03(\x0b\x32\x16.kiln.runtime.v1.Token\"\x88\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x33\n\x0ctop_logprobs\x18\x04 \x03(\x0b\x32\x1d.kiln.runtime.v1.TokenLogprob\x12\x0e\n\x06logits\x18\x05 \x03(\x02\x42\n\n\x08_logprob\"9\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"\xe2\x01\n\x08\x46inished\x12-\n\x06reason\x18\x01 \x01(\x0e\x32\x1d.kiln.runtime.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\x05H\x00\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.kiln.runtime.v1.Usage\x12\"\n\x06status\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x1c\n\x14\x63\x61ptured_inputs_path\x18\x06 \x01(\tB\x0e\n\x0cmatched_stop\"\xa1\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\x05\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x05\x12\x31\n\x0equeue_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10prefill_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x64\x65\x63ode_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x07\x62uckets\x18\x07 \x03(\x0b\x32\x1c.kiln.runtime.v1.BucketUsage\"V\n\x0b\x42ucketUsage\x12\x10\n\x08submodel\x18\x01 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x02 \x03(\x05\x12\r\n\x05steps\x18\x03 \x01(\x05\x12\x16\n\x0epadding_tokens\x18\x04 \x01(\x03\"9\n\x0c\x41\x62ortRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x9f\x01\n\rAbortResponse\x12\x37\n\x07outcome\x18\x01 \x01(\x0e\x32&.kiln.runtime.v1.AbortResponse.Outcome\"U\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_ABORTED\x10\x01\x12\x1c\n\x18OUTCOME_ALREADY_FINISHED\x10\x02\"i\n\x0fTokenizeRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.kiln.runtime.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"w\n\x11\x44\x65tokenizeRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\xd0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x16\n\x12\x46INISH_REASON_TIME\x10\x04\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x05\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x06\x32\xd6\x02\n\x11GenerationService\x12Q\n\x08Generate\x12 .kiln.runtime.v1.GenerateRequest\x1a!.kiln.runtime.v1.GenerateResponse0\x01\x12\x46\n\x05\x41\x62ort\x12\x1d.kiln.runtime.v1.AbortRequest\x1a\x1e.kiln.runtime.v1.AbortResponse\x12O\n\x08Tokenize\x12 .kiln.runtime.v1.TokenizeRequest\x1a!.kiln.runtime.v1.TokenizeResponse\x12U\n\nDetokenize\x12\".kiln.runtime.v1.DetokenizeRequest\x1a#.kiln.runtime.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kiln.runtime.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2727
-  _globals['_FINISHREASON']._serialized_end=2935
+  _globals['_FINISHREASON']._serialized_start=2945
+  _globals['_FINISHREASON']._serialized_end=3153
   _globals['_GENERATEREQUEST']._serialized_start=111
   _globals['_GENERATEREQUEST']._serialized_end=430
   _globals['_CHAT']._serialized_start=433
@@ -48,37 +48,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPCONDITIONS']._serialized_start=792
   _globals['_STOPCONDITIONS']._serialized_end=942
   _globals['_OUTPUTOPTIONS']._serialized_start=944
-  _globals['_OUTPUTOPTIONS']._serialized_end=995
-  _globals['_GENERATERESPONSE']._serialized_start=998
-  _globals['_GENERATERESPONSE']._serialized_end=1236
-  _globals['_ACCEPTED']._serialized_start=1239
-  _globals['_ACCEPTED']._serialized_end=1372
-  _globals['_TOKENDELTA']._serialized_start=1374
-  _globals['_TOKENDELTA']._serialized_end=1440
-  _globals['_TOKEN']._serialized_start=1442
-  _globals['_TOKEN']._serialized_end=1562
-  _globals['_TOKENLOGPROB']._serialized_start=1564
-  _globals['_TOKENLOGPROB']._serialized_end=1621
-  _globals['_FINISHED']._serialized_start=1624
-  _globals['_FINISHED']._serialized_end=1820
-  _globals['_USAGE']._serialized_start=1823
-  _globals['_USAGE']._serialized_end=2112
-  _globals['_BUCKETUSAGE']._serialized_start=2114
-  _globals['_BUCKETUSAGE']._serialized_end=2200
-  _globals['_ABORTREQUEST']._serialized_start=2202
-  _globals['_ABORTREQUEST']._serialized_end=2259
-  _globals['_ABORTRESPONSE']._serialized_start=2262
-  _globals['_ABORTRESPONSE']._serialized_end=2421
-  _globals['_ABORTRESPONSE_OUTCOME']._serialized_start=2336
-  _globals['_ABORTRESPONSE_OUTCOME']._serialized_end=2421
-  _globals['_TOKENIZEREQUEST']._serialized_start=2423
-  _globals['_TOKENIZEREQUEST']._serialized_end=2528
-  _globals['_TOKENIZERESPONSE']._serialized_start=2530
-  _globals['_TOKENIZERESPONSE']._serialized_end=2567
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2569
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2688
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2690
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2724
-  _globals['_GENERATIONSERVICE']._serialized_start=2938
-  _globals['_GENERATIONSERVICE']._serialized_end=3280
+  _globals['_OUTPUTOPTIONS']._serialized_end=1066
+  _globals['_INPUTCAPTURE']._serialized_start=1068
+  _globals['_INPUTCAPTURE']._serialized_end=1140
+  _globals['_GENERATERESPONSE']._serialized_start=1143
+  _globals['_GENERATERESPONSE']._serialized_end=1381
+  _globals['_ACCEPTED']._serialized_start=1384
+  _globals['_ACCEPTED']._serialized_end=1543
+  _globals['_TOKENDELTA']._serialized_start=1545
+  _globals['_TOKENDELTA']._serialized_end=1611
+  _globals['_TOKEN']._serialized_start=1614
+  _globals['_TOKEN']._serialized_end=1750
+  _globals['_TOKENLOGPROB']._serialized_start=1752
+  _globals['_TOKENLOGPROB']._serialized_end=1809
+  _globals['_FINISHED']._serialized_start=1812
+  _globals['_FINISHED']._serialized_end=2038
+  _globals['_USAGE']._serialized_start=2041
+  _globals['_USAGE']._serialized_end=2330
+  _globals['_BUCKETUSAGE']._serialized_start=2332
+  _globals['_BUCKETUSAGE']._serialized_end=2418
+  _globals['_ABORTREQUEST']._serialized_start=2420
+  _globals['_ABORTREQUEST']._serialized_end=2477
+  _globals['_ABORTRESPONSE']._serialized_start=2480
+  _globals['_ABORTRESPONSE']._serialized_end=2639
+  _globals['_ABORTRESPONSE_OUTCOME']._serialized_start=2554
+  _globals['_ABORTRESPONSE_OUTCOME']._serialized_end=2639
+  _globals['_TOKENIZEREQUEST']._serialized_start=2641
+  _globals['_TOKENIZEREQUEST']._serialized_end=2746
+  _globals['_TOKENIZERESPONSE']._serialized_start=2748
+  _globals['_TOKENIZERESPONSE']._serialized_end=2785
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2787
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2906
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2908
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2942
+  _globals['_GENERATIONSERVICE']._serialized_start=3156
+  _globals['_GENERATIONSERVICE']._serialized_end=3498
 # @@protoc_insertion_point(module_scope)

@@ -314,24 +314,68 @@ class OutputOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGITS_FIELD_NUMBER: _builtins.int
+    CAPTURE_INPUTS_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Log probability of each token, and of this many alternatives; 0 for the chosen token only. Unset: none. Needs a bundle
     that outputs logits. At most 20.
     """
+    logits: _builtins.bool
+    """All logits of each token, before sampling parameters were applied: for examining a model, not for production. Needs a
+    bundle that outputs logits. Default false.
+    """
+    @_builtins.property
+    def capture_inputs(self) -> Global___InputCapture:
+        """Write the inputs of some of the request's steps to a file on the runtime's host, which Finished names. Needs a runtime
+        that was given a directory for them.
+        """
+
     def __init__(
         self,
         *,
         logprobs: _builtins.int | None = ...,
+        logits: _builtins.bool = ...,
+        capture_inputs: Global___InputCapture | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "capture_inputs", b"capture_inputs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "capture_inputs", b"capture_inputs", "logits", b"logits", "logprobs", b"logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
+
+@_typing.final
+class InputCapture(_message.Message):
+    """InputCapture chooses steps whose inputs are written to a file, in safetensors format: `STEP.INPUT`, in the shapes of the
+    executable, the request's and its batch-mates' rows.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    first_step: _builtins.int
+    """First step that is captured, counted from 0 over the steps that the request takes part in."""
+    num_steps: _builtins.int
+    """Steps that are captured. Default 1; at most 1024."""
+    def __init__(
+        self,
+        *,
+        first_step: _builtins.int = ...,
+        num_steps: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_steps", b"_num_steps", "num_steps", b"num_steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_steps", b"_num_steps", "first_step", b"first_step", "num_steps", b"num_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_steps: _TypeAlias = _typing.Literal["num_steps"]  # noqa: Y015
+    _WhichOneofArgType__num_steps: _TypeAlias = _typing.Literal["_num_steps", b"_num_steps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_steps) -> _WhichOneofReturnType__num_steps | None: ...
+
+Global___InputCapture: _TypeAlias = InputCapture  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
@@ -393,12 +437,15 @@ class Accepted(_message.Message):
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id for Abort."""
     prompt_token_count: _builtins.int
     """Prompt length."""
     max_new_tokens: _builtins.int
     """The limit in force."""
+    truncated_tokens: _builtins.int
+    """Tokens that were cut from the prompt's beginning because it was too long; see `allow_input_truncation`."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """Every sampling value as used, defaults filled in."""
@@ -410,10 +457,11 @@ class Accepted(_message.Message):
         prompt_token_count: _builtins.int = ...,
         sampling: Global___SamplingParams | None = ...,
         max_new_tokens: _builtins.int = ...,
+        truncated_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_new_tokens", b"max_new_tokens", "prompt_token_count", b"prompt_token_count", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_new_tokens", b"max_new_tokens", "prompt_token_count", b"prompt_token_count", "request_id", b"request_id", "sampling", b"sampling", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -457,6 +505,7 @@ class Token(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGITS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Id."""
     text: _builtins.str
@@ -467,6 +516,10 @@ class Token(_message.Message):
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Most likely tokens at this position, best first."""
 
+    @_builtins.property
+    def logits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Logits of every token of the vocabulary, by id, where asked for."""
+
     def __init__(
         self,
         *,
@@ -474,10 +527,11 @@ class Token(_message.Message):
         text: _builtins.str = ...,
         logprob: _builtins.float | None = ...,
         top_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        logits: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "id", b"id", "logprob", b"logprob", "text", b"text", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "id", b"id", "logits", b"logits", "logprob", b"logprob", "text", b"text", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
@@ -526,12 +580,15 @@ class Finished(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    CAPTURED_INPUTS_PATH_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why."""
     stop_string: _builtins.str
     """The stop string."""
     stop_token_id: _builtins.int
     """The stop token."""
+    captured_inputs_path: _builtins.str
+    """File of captured inputs on the runtime's host; empty where none were asked for."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """What it cost, partial when the sequence failed."""
@@ -548,10 +605,11 @@ class Finished(_message.Message):
         stop_token_id: _builtins.int = ...,
         usage: Global___Usage | None = ...,
         status: _status_pb2.Status | None = ...,
+        captured_inputs_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "reason", b"reason", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_inputs_path", b"captured_inputs_path", "matched_stop", b"matched_stop", "reason", b"reason", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015

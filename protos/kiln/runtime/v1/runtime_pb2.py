@@ -26,19 +26,19 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkiln/runtime/v1/runtime.proto\x12\x0fkiln.runtime.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb2\x04\n\nDeployment\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.kiln.runtime.v1.Deployment.State\x12*\n\x05roles\x18\x03 \x03(\x0b\x32\x1b.kiln.runtime.v1.RoleStatus\x12\r\n\x05\x63ores\x18\x04 \x03(\x05\x12\x33\n\x0c\x63\x61pabilities\x18\x05 \x01(\x0b\x32\x1d.kiln.runtime.v1.Capabilities\x12#\n\x04load\x18\x06 \x01(\x0b\x32\x15.kiln.runtime.v1.Load\x12\x0f\n\x07message\x18\x07 \x01(\t\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rweights_bytes\x18\t \x01(\x03\x12\x10\n\x08kv_bytes\x18\n \x01(\x03\x12\x18\n\x10threads_per_core\x18\x0b \x01(\x05\x12\x16\n\x0e\x66ollowed_alias\x18\x0c \x01(\t\x12\x16\n\x0e\x66ollow_message\x18\r \x01(\t\"\x9b\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_LOADING\x10\x01\x12\x0f\n\x0bSTATE_READY\x10\x02\x12\x14\n\x10STATE_RECOVERING\x10\x03\x12\x13\n\x0fSTATE_UNLOADING\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x12\x1a\n\x16STATE_AWAITING_WEIGHTS\x10\x06\"\xb9\x01\n\nRoleStatus\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kiln.runtime.v1.Role\x12\x12\n\nbundle_ref\x18\x02 \x01(\t\x12\x15\n\rbundle_digest\x18\x03 \x01(\t\x12\x13\n\x0bweights_ref\x18\x04 \x01(\t\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\x12\x14\n\x0cweight_epoch\x18\x06 \x01(\x03\x12\x18\n\x10graph_abi_digest\x18\x07 \x01(\t\"\x8a\x02\n\x0c\x43\x61pabilities\x12\x1a\n\x12max_context_length\x18\x01 \x01(\x05\x12\x12\n\nmax_length\x18\x02 \x01(\x05\x12\x16\n\x0emax_batch_size\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05\x12\x18\n\x10\x64ynamic_sampling\x18\x05 \x01(\x08\x12\x11\n\tmax_top_k\x18\x06 \x01(\x05\x12\x10\n\x08logprobs\x18\x07 \x01(\x08\x12\x0c\n\x04\x63hat\x18\x08 \x01(\x08\x12:\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32 .kiln.runtime.v1.DefaultSampling\x12\x15\n\reos_token_ids\x18\n \x03(\x05\"D\n\x0f\x44\x65\x66\x61ultSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\"o\n\x04Load\x12\x12\n\nused_slots\x18\x01 \x01(\x05\x12\x13\n\x0btotal_slots\x18\x02 \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x03 \x01(\x05\x12\x16\n\x0equeue_capacity\x18\x04 \x01(\x05\x12\r\n\x05steps\x18\x05 \x01(\x03\"\x90\x01\n\x11LoadBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rdeployment_id\x18\x02 \x01(\t\x12\r\n\x05\x63ores\x18\x03 \x03(\x05\x12\x1d\n\x10threads_per_core\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x66ollow_alias\x18\x05 \x01(\x08\x42\x13\n\x11_threads_per_core\"\x83\x01\n\x12LoadBundleResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.kiln.runtime.v1.LoadProgressH\x00\x12\x31\n\ndeployment\x18\x02 \x01(\x0b\x32\x1b.kiln.runtime.v1.DeploymentH\x00\x42\x07\n\x05\x65vent\"\xf3\x01\n\x0cLoadProgress\x12\x32\n\x05stage\x18\x01 \x01(\x0e\x32#.kiln.runtime.v1.LoadProgress.Stage\x12\x12\n\ndone_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\"\x85\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_RESOLVE\x10\x01\x12\x0f\n\x0bSTAGE_FETCH\x10\x02\x12\x10\n\x0cSTAGE_VERIFY\x10\x03\x12\r\n\tSTAGE_MAP\x10\x04\x12\x10\n\x0cSTAGE_WARMUP\x10\x05\x12\x0e\n\nSTAGE_SWAP\x10\x06\"g\n\x13UnloadBundleRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x39\n\x10in_flight_policy\x18\x02 \x01(\x0e\x32\x1f.kiln.runtime.v1.InFlightPolicy\"0\n\x14UnloadBundleResponse\x12\x18\n\x10\x61\x62orted_requests\x18\x01 \x01(\x05\"\x18\n\x16ListDeploymentsRequest\"K\n\x17ListDeploymentsResponse\x12\x30\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x1b.kiln.runtime.v1.Deployment\"-\n\x14GetDeploymentRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\"H\n\x15GetDeploymentResponse\x12/\n\ndeployment\x18\x01 \x01(\x0b\x32\x1b.kiln.runtime.v1.Deployment\"\xa8\x01\n\x13ResetKVCacheRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x36\n\ndeployment\x18\x02 \x01(\x0b\x32 .kiln.runtime.v1.DeploymentScopeH\x00\x12\x39\n\x10in_flight_policy\x18\x03 \x01(\x0e\x32\x1f.kiln.runtime.v1.InFlightPolicyB\x07\n\x05scope\"\x11\n\x0f\x44\x65ploymentScope\"\xa0\x01\n\x14ResetKVCacheResponse\x12\x1a\n\x12\x61\x66\x66\x65\x63ted_sequences\x18\x01 \x01(\x05\x12\x13\n\x0b\x66reed_slots\x18\x02 \x01(\x05\x12\x14\n\x0czeroed_bytes\x18\x03 \x01(\x03\x12\x14\n\x0cweight_epoch\x18\x04 \x01(\x03\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc6\x01\n\x12LoadWeightsRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x0b\n\x03ref\x18\x02 \x01(\t\x12#\n\x04role\x18\x03 \x01(\x0e\x32\x15.kiln.runtime.v1.Role\x12\x39\n\x10in_flight_policy\x18\x04 \x01(\x0e\x32\x1f.kiln.runtime.v1.InFlightPolicy\x12,\n\tkv_policy\x18\x05 \x01(\x0e\x32\x19.kiln.runtime.v1.KvPolicy\"\x87\x01\n\x13LoadWeightsResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.kiln.runtime.v1.LoadProgressH\x00\x12\x34\n\x06result\x18\x02 \x01(\x0b\x32\".kiln.runtime.v1.LoadWeightsResultH\x00\x42\x07\n\x05\x65vent\"\xc6\x01\n\x11LoadWeightsResult\x12/\n\ndeployment\x18\x01 \x01(\x0b\x32\x1b.kiln.runtime.v1.Deployment\x12\x1d\n\x15previous_weight_epoch\x18\x02 \x01(\x03\x12\x14\n\x0cweight_epoch\x18\x03 \x01(\x03\x12\x18\n\x10\x61\x62orted_requests\x18\x04 \x01(\x05\x12\x31\n\x0epause_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x16\n\x14GetServerInfoRequest\"\x90\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x17\n\x0fschema_revision\x18\x02 \x01(\x05\x12\x1f\n\x17minimum_client_revision\x18\x03 \x01(\x05\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x0c\n\x04isas\x18\x05 \x03(\t\x12\x13\n\x0btotal_cores\x18\x06 \x01(\x05\x12\x12\n\nfree_cores\x18\x07 \x01(\x05\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12total_memory_bytes\x18\t \x01(\x03\x12\x19\n\x11\x66ree_memory_bytes\x18\n \x01(\x03*=\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_TARGET\x10\x01\x12\x0e\n\nROLE_DRAFT\x10\x02*\xa5\x01\n\x0eInFlightPolicy\x12 \n\x1cIN_FLIGHT_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15IN_FLIGHT_POLICY_WAIT\x10\x01\x12\x1a\n\x16IN_FLIGHT_POLICY_ABORT\x10\x02\x12\x1b\n\x17IN_FLIGHT_POLICY_REFUSE\x10\x03\x12\x1d\n\x19IN_FLIGHT_POLICY_CONTINUE\x10\x04*S\n\x08KvPolicy\x12\x19\n\x15KV_POLICY_UNSPECIFIED\x10\x00\x12\x18\n\x14KV_POLICY_INVALIDATE\x10\x01\x12\x12\n\x0eKV_POLICY_KEEP\x10\x02\x32\xa5\x05\n\x0eRuntimeService\x12W\n\nLoadBundle\x12\".kiln.runtime.v1.LoadBundleRequest\x1a#.kiln.runtime.v1.LoadBundleResponse0\x01\x12[\n\x0cUnloadBundle\x12$.kiln.runtime.v1.UnloadBundleRequest\x1a%.kiln.runtime.v1.UnloadBundleResponse\x12\x64\n\x0fListDeployments\x12\'.kiln.runtime.v1.ListDeploymentsRequest\x1a(.kiln.runtime.v1.ListDeploymentsResponse\x12^\n\rGetDeployment\x12%.kiln.runtime.v1.GetDeploymentRequest\x1a&.kiln.runtime.v1.GetDeploymentResponse\x12[\n\x0cResetKVCache\x12$.kiln.runtime.v1.ResetKVCacheRequest\x1a%.kiln.runtime.v1.ResetKVCacheResponse\x12Z\n\x0bLoadWeights\x12#.kiln.runtime.v1.LoadWeightsRequest\x1a$.kiln.runtime.v1.LoadWeightsResponse0\x01\x12^\n\rGetServerInfo\x12%.kiln.runtime.v1.GetServerInfoRequest\x1a&.kiln.runtime.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkiln/runtime/v1/runtime.proto\x12\x0fkiln.runtime.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb2\x04\n\nDeployment\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.kiln.runtime.v1.Deployment.State\x12*\n\x05roles\x18\x03 \x03(\x0b\x32\x1b.kiln.runtime.v1.RoleStatus\x12\r\n\x05\x63ores\x18\x04 \x03(\x05\x12\x33\n\x0c\x63\x61pabilities\x18\x05 \x01(\x0b\x32\x1d.kiln.runtime.v1.Capabilities\x12#\n\x04load\x18\x06 \x01(\x0b\x32\x15.kiln.runtime.v1.Load\x12\x0f\n\x07message\x18\x07 \x01(\t\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rweights_bytes\x18\t \x01(\x03\x12\x10\n\x08kv_bytes\x18\n \x01(\x03\x12\x18\n\x10threads_per_core\x18\x0b \x01(\x05\x12\x16\n\x0e\x66ollowed_alias\x18\x0c \x01(\t\x12\x16\n\x0e\x66ollow_message\x18\r \x01(\t\"\x9b\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_LOADING\x10\x01\x12\x0f\n\x0bSTATE_READY\x10\x02\x12\x14\n\x10STATE_RECOVERING\x10\x03\x12\x13\n\x0fSTATE_UNLOADING\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x12\x1a\n\x16STATE_AWAITING_WEIGHTS\x10\x06\"\xb9\x01\n\nRoleStatus\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kiln.runtime.v1.Role\x12\x12\n\nbundle_ref\x18\x02 \x01(\t\x12\x15\n\rbundle_digest\x18\x03 \x01(\t\x12\x13\n\x0bweights_ref\x18\x04 \x01(\t\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\x12\x14\n\x0cweight_epoch\x18\x06 \x01(\x03\x12\x18\n\x10graph_abi_digest\x18\x07 \x01(\t\"\xca\x04\n\x0c\x43\x61pabilities\x12\x1a\n\x12max_context_length\x18\x01 \x01(\x05\x12\x12\n\nmax_length\x18\x02 \x01(\x05\x12\x16\n\x0emax_batch_size\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05\x12\x18\n\x10\x64ynamic_sampling\x18\x05 \x01(\x08\x12\x11\n\tmax_top_k\x18\x06 \x01(\x05\x12\x10\n\x08logprobs\x18\x07 \x01(\x08\x12\x0c\n\x04\x63hat\x18\x08 \x01(\x08\x12:\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32 .kiln.runtime.v1.DefaultSampling\x12\x15\n\reos_token_ids\x18\n \x03(\x05\x12\x16\n\x0emax_new_tokens\x18\x0b \x01(\x05\x12\x0c\n\x04text\x18\x0c \x01(\x08\x12\x0e\n\x06logits\x18\r \x01(\x08\x12\x14\n\x0cmax_logprobs\x18\x0e \x01(\x05\x12\x18\n\x10input_truncation\x18\x0f \x01(\x08\x12\x15\n\rinput_capture\x18\x10 \x01(\x08\x12\x18\n\x10max_stop_strings\x18\x11 \x01(\x05\x12\x1a\n\x12max_stop_token_ids\x18\x12 \x01(\x05\x12\x14\n\x0cpadding_side\x18\x13 \x01(\t\x12\x12\n\nasync_mode\x18\x14 \x01(\x08\x12\x33\n\tsubmodels\x18\x15 \x03(\x0b\x32 .kiln.runtime.v1.SubmodelBuckets\x12\x10\n\x08\x61\x64\x61pters\x18\x16 \x03(\t\x12\x1a\n\x12speculation_length\x18\x17 \x01(\x05\"G\n\x0fSubmodelBuckets\x12\x10\n\x08submodel\x18\x01 \x01(\t\x12\x12\n\nbatch_size\x18\x02 \x01(\x05\x12\x0e\n\x06tokens\x18\x03 \x03(\x05\"D\n\x0f\x44\x65\x66\x61ultSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\"o\n\x04Load\x12\x12\n\nused_slots\x18\x01 \x01(\x05\x12\x13\n\x0btotal_slots\x18\x02 \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x03 \x01(\x05\x12\x16\n\x0equeue_capacity\x18\x04 \x01(\x05\x12\r\n\x05steps\x18\x05 \x01(\x03\"\x90\x01\n\x11LoadBundleRequest\x12\x0b\n\x03ref\x18\x01 \x01(\t\x12\x15\n\rdeployment_id\x18\x02 \x01(\t\x12\r\n\x05\x63ores\x18\x03 \x03(\x05\x12\x1d\n\x10threads_per_core\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x66ollow_alias\x18\x05 \x01(\x08\x42\x13\n\x11_threads_per_core\"\x83\x01\n\x12LoadBundleResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.kiln.runtime.v1.LoadProgressH\x00\x12\x31\n\ndeployment\x18\x02 \x01(\x0b\x32\x1b.kiln.runtime.v1.DeploymentH\x00\x42\x07\n\x05\x65vent\"\xf3\x01\n\x0cLoadProgress\x12\x32\n\x05stage\x18\x01 \x01(\x0e\x32#.kiln.runtime.v1.LoadProgress.Stage\x12\x12\n\ndone_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\"\x85\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_RESOLVE\x10\x01\x12\x0f\n\x0bSTAGE_FETCH\x10\x02\x12\x10\n\x0cSTAGE_VERIFY\x10\x03\x12\r\n\tSTAGE_MAP\x10\x04\x12\x10\n\x0cSTAGE_WARMUP\x10\x05\x12\x0e\n\nSTAGE_SWAP\x10\x06\"g\n\x13UnloadBundleRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x39\n\x10in_flight_policy\x18\x02 \x01(\x0e\x32\x1f.kiln.runtime.v1.InFlightPolicy\"0\n\x14UnloadBundleResponse\x12\x18\n\x10\x61\x62orted_requests\x18\x01 \x01(\x05\"\x18\n\x16ListDeploymentsRequest\"K\n\x17ListDeploymentsResponse\x12\x30\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x1b.kiln.runtime.v1.Deployment\"-\n\x14GetDeploymentRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\"H\n\x15GetDeploymentResponse\x12/\n\ndeployment\x18\x01 \x01(\x0b\x32\x1b.kiln.runtime.v1.Deployment\"\xa8\x01\n\x13ResetKVCacheRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x36\n\ndeployment\x18\x02 \x01(\x0b\x32 .kiln.runtime.v1.DeploymentScopeH\x00\x12\x39\n\x10in_flight_policy\x18\x03 \x01(\x0e\x32\x1f.kiln.runtime.v1.InFlightPolicyB\x07\n\x05scope\"\x11\n\x0f\x44\x65ploymentScope\"\xa0\x01\n\x14ResetKVCacheResponse\x12\x1a\n\x12\x61\x66\x66\x65\x63ted_sequences\x18\x01 \x01(\x05\x12\x13\n\x0b\x66reed_slots\x18\x02 \x01(\x05\x12\x14\n\x0czeroed_bytes\x18\x03 \x01(\x03\x12\x14\n\x0cweight_epoch\x18\x04 \x01(\x03\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc6\x01\n\x12LoadWeightsRequest\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x0b\n\x03ref\x18\x02 \x01(\t\x12#\n\x04role\x18\x03 \x01(\x0e\x32\x15.kiln.runtime.v1.Role\x12\x39\n\x10in_flight_policy\x18\x04 \x01(\x0e\x32\x1f.kiln.runtime.v1.InFlightPolicy\x12,\n\tkv_policy\x18\x05 \x01(\x0e\x32\x19.kiln.runtime.v1.KvPolicy\"\x87\x01\n\x13LoadWeightsResponse\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.kiln.runtime.v1.LoadProgressH\x00\x12\x34\n\x06result\x18\x02 \x01(\x0b\x32\".kiln.runtime.v1.LoadWeightsResultH\x00\x42\x07\n\x05\x65vent\"\xc6\x01\n\x11LoadWeightsResult\x12/\n\ndeployment\x18\x01 \x01(\x0b\x32\x1b.kiln.runtime.v1.Deployment\x12\x1d\n\x15previous_weight_epoch\x18\x02 \x01(\x03\x12\x14\n\x0cweight_epoch\x18\x03 \x01(\x03\x12\x18\n\x10\x61\x62orted_requests\x18\x04 \x01(\x05\x12\x31\n\x0epause_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x16\n\x14GetServerInfoRequest\"\xc6\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x17\n\x0fschema_revision\x18\x02 \x01(\x05\x12\x1f\n\x17minimum_client_revision\x18\x03 \x01(\x05\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x0c\n\x04isas\x18\x05 \x03(\t\x12\x13\n\x0btotal_cores\x18\x06 \x01(\x05\x12\x12\n\nfree_cores\x18\x07 \x01(\x05\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12total_memory_bytes\x18\t \x01(\x03\x12\x19\n\x11\x66ree_memory_bytes\x18\n \x01(\x03\x12\x34\n\x0b\x64\x65ployments\x18\x0b \x03(\x0b\x32\x1f.kiln.runtime.v1.DeploymentInfo\"\x83\x01\n\x0e\x44\x65ploymentInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.kiln.runtime.v1.Deployment.State\x12\x33\n\x0c\x63\x61pabilities\x18\x03 \x01(\x0b\x32\x1d.kiln.runtime.v1.Capabilities*=\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_TARGET\x10\x01\x12\x0e\n\nROLE_DRAFT\x10\x02*\xa5\x01\n\x0eInFlightPolicy\x12 \n\x1cIN_FLIGHT_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15IN_FLIGHT_POLICY_WAIT\x10\x01\x12\x1a\n\x16IN_FLIGHT_POLICY_ABORT\x10\x02\x12\x1b\n\x17IN_FLIGHT_POLICY_REFUSE\x10\x03\x12\x1d\n\x19IN_FLIGHT_POLICY_CONTINUE\x10\x04*S\n\x08KvPolicy\x12\x19\n\x15KV_POLICY_UNSPECIFIED\x10\x00\x12\x18\n\x14KV_POLICY_INVALIDATE\x10\x01\x12\x12\n\x0eKV_POLICY_KEEP\x10\x02\x32\xa5\x05\n\x0eRuntimeService\x12W\n\nLoadBundle\x12\".kiln.runtime.v1.LoadBundleRequest\x1a#.kiln.runtime.v1.LoadBundleResponse0\x01\x12[\n\x0cUnloadBundle\x12$.kiln.runtime.v1.UnloadBundleRequest\x1a%.kiln.runtime.v1.UnloadBundleResponse\x12\x64\n\x0fListDeployments\x12\'.kiln.runtime.v1.ListDeploymentsRequest\x1a(.kiln.runtime.v1.ListDeploymentsResponse\x12^\n\rGetDeployment\x12%.kiln.runtime.v1.GetDeploymentRequest\x1a&.kiln.runtime.v1.GetDeploymentResponse\x12[\n\x0cResetKVCache\x12$.kiln.runtime.v1.ResetKVCacheRequest\x1a%.kiln.runtime.v1.ResetKVCacheResponse\x12Z\n\x0bLoadWeights\x12#.kiln.runtime.v1.LoadWeightsRequest\x1a$.kiln.runtime.v1.LoadWeightsResponse0\x01\x12^\n\rGetServerInfo\x12%.kiln.runtime.v1.GetServerInfoRequest\x1a&.kiln.runtime.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kiln.runtime.v1.runtime_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=3418
-  _globals['_ROLE']._serialized_end=3479
-  _globals['_INFLIGHTPOLICY']._serialized_start=3482
-  _globals['_INFLIGHTPOLICY']._serialized_end=3647
-  _globals['_KVPOLICY']._serialized_start=3649
-  _globals['_KVPOLICY']._serialized_end=3732
+  _globals['_ROLE']._serialized_start=3999
+  _globals['_ROLE']._serialized_end=4060
+  _globals['_INFLIGHTPOLICY']._serialized_start=4063
+  _globals['_INFLIGHTPOLICY']._serialized_end=4228
+  _globals['_KVPOLICY']._serialized_start=4230
+  _globals['_KVPOLICY']._serialized_end=4313
   _globals['_DEPLOYMENT']._serialized_start=116
   _globals['_DEPLOYMENT']._serialized_end=678
   _globals['_DEPLOYMENT_STATE']._serialized_start=523
@@ -46,47 +46,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLESTATUS']._serialized_start=681
   _globals['_ROLESTATUS']._serialized_end=866
   _globals['_CAPABILITIES']._serialized_start=869
-  _globals['_CAPABILITIES']._serialized_end=1135
-  _globals['_DEFAULTSAMPLING']._serialized_start=1137
-  _globals['_DEFAULTSAMPLING']._serialized_end=1205
-  _globals['_LOAD']._serialized_start=1207
-  _globals['_LOAD']._serialized_end=1318
-  _globals['_LOADBUNDLEREQUEST']._serialized_start=1321
-  _globals['_LOADBUNDLEREQUEST']._serialized_end=1465
-  _globals['_LOADBUNDLERESPONSE']._serialized_start=1468
-  _globals['_LOADBUNDLERESPONSE']._serialized_end=1599
-  _globals['_LOADPROGRESS']._serialized_start=1602
-  _globals['_LOADPROGRESS']._serialized_end=1845
-  _globals['_LOADPROGRESS_STAGE']._serialized_start=1712
-  _globals['_LOADPROGRESS_STAGE']._serialized_end=1845
-  _globals['_UNLOADBUNDLEREQUEST']._serialized_start=1847
-  _globals['_UNLOADBUNDLEREQUEST']._serialized_end=1950
-  _globals['_UNLOADBUNDLERESPONSE']._serialized_start=1952
-  _globals['_UNLOADBUNDLERESPONSE']._serialized_end=2000
-  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_start=2002
-  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_end=2026
-  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_start=2028
-  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_end=2103
-  _globals['_GETDEPLOYMENTREQUEST']._serialized_start=2105
-  _globals['_GETDEPLOYMENTREQUEST']._serialized_end=2150
-  _globals['_GETDEPLOYMENTRESPONSE']._serialized_start=2152
-  _globals['_GETDEPLOYMENTRESPONSE']._serialized_end=2224
-  _globals['_RESETKVCACHEREQUEST']._serialized_start=2227
-  _globals['_RESETKVCACHEREQUEST']._serialized_end=2395
-  _globals['_DEPLOYMENTSCOPE']._serialized_start=2397
-  _globals['_DEPLOYMENTSCOPE']._serialized_end=2414
-  _globals['_RESETKVCACHERESPONSE']._serialized_start=2417
-  _globals['_RESETKVCACHERESPONSE']._serialized_end=2577
-  _globals['_LOADWEIGHTSREQUEST']._serialized_start=2580
-  _globals['_LOADWEIGHTSREQUEST']._serialized_end=2778
-  _globals['_LOADWEIGHTSRESPONSE']._serialized_start=2781
-  _globals['_LOADWEIGHTSRESPONSE']._serialized_end=2916
-  _globals['_LOADWEIGHTSRESULT']._serialized_start=2919
-  _globals['_LOADWEIGHTSRESULT']._serialized_end=3117
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=3119
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=3141
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=3144
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=3416
-  _globals['_RUNTIMESERVICE']._serialized_start=3735
-  _globals['_RUNTIMESERVICE']._serialized_end=4412
+  _globals['_CAPABILITIES']._serialized_end=1455
+  _globals['_SUBMODELBUCKETS']._serialized_start=1457
+  _globals['_SUBMODELBUCKETS']._serialized_end=1528
+  _globals['_DEFAULTSAMPLING']._serialized_start=1530
+  _globals['_DEFAULTSAMPLING']._serialized_end=1598
+  _globals['_LOAD']._serialized_start=1600
+  _globals['_LOAD']._serialized_end=1711
+  _globals['_LOADBUNDLEREQUEST']._serialized_start=1714
+  _globals['_LOADBUNDLEREQUEST']._serialized_end=1858
+  _globals['_LOADBUNDLERESPONSE']._serialized_start=1861
+  _globals['_LOADBUNDLERESPONSE']._serialized_end=1992
+  _globals['_LOADPROGRESS']._serialized_start=1995
+  _globals['_LOADPROGRESS']._serialized_end=2238
+  _globals['_LOADPROGRESS_STAGE']._serialized_start=2105
+  _globals['_LOADPROGRESS_STAGE']._serialized_end=2238
+  _globals['_UNLOADBUNDLEREQUEST']._serialized_start=2240
+  _globals['_UNLOADBUNDLEREQUEST']._serialized_end=2343
+  _globals['_UNLOADBUNDLERESPONSE']._serialized_start=2345
+  _globals['_UNLOADBUNDLERESPONSE']._serialized_end=2393
+  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_start=2395
+  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_end=2419
+  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_start=2421
+  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_end=2496
+  _globals['_GETDEPLOYMENTREQUEST']._serialized_start=2498
+  _globals['_GETDEPLOYMENTREQUEST']._serialized_end=2543
+  _globals['_GETDEPLOYMENTRESPONSE']._serialized_start=2545
+  _globals['_GETDEPLOYMENTRESPONSE']._serialized_end=2617
+  _globals['_RESETKVCACHEREQUEST']._serialized_start=2620
+  _globals['_RESETKVCACHEREQUEST']._serialized_end=2788
+  _globals['_DEPLOYMENTSCOPE']._serialized_start=2790
+  _globals['_DEPLOYMENTSCOPE']._serialized_end=2807
+  _globals['_RESETKVCACHERESPONSE']._serialized_start=2810
+  _globals['_RESETKVCACHERESPONSE']._serialized_end=2970
+  _globals['_LOADWEIGHTSREQUEST']._serialized_start=2973
+  _globals['_LOADWEIGHTSREQUEST']._serialized_end=3171
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_start=3174
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_end=3309
+  _globals['_LOADWEIGHTSRESULT']._serialized_start=3312
+  _globals['_LOADWEIGHTSRESULT']._serialized_end=3510
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=3512
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=3534
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=3537
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=3863
+  _globals['_DEPLOYMENTINFO']._serialized_start=3866
+  _globals['_DEPLOYMENTINFO']._serialized_end=3997
+  _globals['_RUNTIMESERVICE']._serialized_start=4316
+  _globals['_RUNTIMESERVICE']._serialized_end=4993
 # @@protoc_insertion_point(module_scope)

@@ -282,6 +282,19 @@ class Capabilities(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGITS_FIELD_NUMBER: _builtins.int
+    MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
+    INPUT_TRUNCATION_FIELD_NUMBER: _builtins.int
+    INPUT_CAPTURE_FIELD_NUMBER: _builtins.int
+    MAX_STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PADDING_SIDE_FIELD_NUMBER: _builtins.int
+    ASYNC_MODE_FIELD_NUMBER: _builtins.int
+    SUBMODELS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    SPECULATION_LENGTH_FIELD_NUMBER: _builtins.int
     max_context_length: _builtins.int
     """Longest prompt, in tokens."""
     max_length: _builtins.int
@@ -298,6 +311,28 @@ class Capabilities(_message.Message):
     """Whether logprobs can be asked for."""
     chat: _builtins.bool
     """Whether chat prompts can be used."""
+    max_new_tokens: _builtins.int
+    """Most tokens generated for one request; 0: as many as `max_length` leaves."""
+    text: _builtins.bool
+    """Whether prompts can be text; otherwise they are token ids."""
+    logits: _builtins.bool
+    """Whether all logits can be asked for."""
+    max_logprobs: _builtins.int
+    """Most alternatives that logprobs can be asked for."""
+    input_truncation: _builtins.bool
+    """Whether prompts that are too long are cut in place of being refused."""
+    input_capture: _builtins.bool
+    """Whether inputs of steps can be captured."""
+    max_stop_strings: _builtins.int
+    """Most stop strings of a request."""
+    max_stop_token_ids: _builtins.int
+    """Most stop tokens of a request."""
+    padding_side: _builtins.str
+    """Side on which short inputs are padded: "right" or "left"."""
+    async_mode: _builtins.bool
+    """Whether step N+1 is prepared while step N runs."""
+    speculation_length: _builtins.int
+    """Tokens that are proposed and verified in one step; 0 is no speculation."""
     @_builtins.property
     def default_sampling(self) -> Global___DefaultSampling:
         """Values that unset sampling fields take."""
@@ -305,6 +340,14 @@ class Capabilities(_message.Message):
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a sequence."""
+
+    @_builtins.property
+    def submodels(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmodelBuckets]:
+        """Static shapes that steps run in."""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """LoRA adapters that requests can name, by id."""
 
     def __init__(
         self,
@@ -319,14 +362,59 @@ class Capabilities(_message.Message):
         chat: _builtins.bool = ...,
         default_sampling: Global___DefaultSampling | None = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_new_tokens: _builtins.int = ...,
+        text: _builtins.bool = ...,
+        logits: _builtins.bool = ...,
+        max_logprobs: _builtins.int = ...,
+        input_truncation: _builtins.bool = ...,
+        input_capture: _builtins.bool = ...,
+        max_stop_strings: _builtins.int = ...,
+        max_stop_token_ids: _builtins.int = ...,
+        padding_side: _builtins.str = ...,
+        async_mode: _builtins.bool = ...,
+        submodels: _abc.Iterable[Global___SubmodelBuckets] | None = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
+        speculation_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_top_k", b"max_top_k", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Capabilities: _TypeAlias = Capabilities  # noqa: Y015
+
+@_typing.final
+class SubmodelBuckets(_message.Message):
+    """SubmodelBuckets are the static shapes of one submodel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMODEL_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    submodel: _builtins.str
+    """Submodel, such as `context_encoding`."""
+    batch_size: _builtins.int
+    """Rows of one step."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of its one-dimensional buckets, smallest first."""
+
+    def __init__(
+        self,
+        *,
+        submodel: _builtins.str = ...,
+        batch_size: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "submodel", b"submodel", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmodelBuckets: _TypeAlias = SubmodelBuckets  # noqa: Y015
 
 @_typing.final
 class DefaultSampling(_message.Message):
@@ -910,6 +998,7 @@ class GetServerInfoResponse(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     TOTAL_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DEPLOYMENTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the runtime."""
     schema_revision: _builtins.int
@@ -934,6 +1023,10 @@ class GetServerInfoResponse(_message.Message):
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the server started."""
 
+    @_builtins.property
+    def deployments(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeploymentInfo]:
+        """What each deployment accepts, by id."""
+
     def __init__(
         self,
         *,
@@ -947,11 +1040,44 @@ class GetServerInfoResponse(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         total_memory_bytes: _builtins.int = ...,
         free_memory_bytes: _builtins.int = ...,
+        deployments: _abc.Iterable[Global___DeploymentInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_cores", b"free_cores", "free_memory_bytes", b"free_memory_bytes", "isas", b"isas", "minimum_client_revision", b"minimum_client_revision", "schema_revision", b"schema_revision", "start_time", b"start_time", "target", b"target", "total_cores", b"total_cores", "total_memory_bytes", b"total_memory_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployments", b"deployments", "free_cores", b"free_cores", "free_memory_bytes", b"free_memory_bytes", "isas", b"isas", "minimum_client_revision", b"minimum_client_revision", "schema_revision", b"schema_revision", "start_time", b"start_time", "target", b"target", "total_cores", b"total_cores", "total_memory_bytes", b"total_memory_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class DeploymentInfo(_message.Message):
+    """DeploymentInfo is what a client needs to know of a deployment before it calls Generate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id."""
+    state: Global___Deployment.State.ValueType
+    """State now."""
+    @_builtins.property
+    def capabilities(self) -> Global___Capabilities:
+        """What a request may ask."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        state: Global___Deployment.State.ValueType = ...,
+        capabilities: Global___Capabilities | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeploymentInfo: _TypeAlias = DeploymentInfo  # noqa: Y015

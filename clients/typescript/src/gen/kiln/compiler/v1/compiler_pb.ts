@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/compiler/v1/compiler.proto.
  */
 export const file_kiln_compiler_v1_compiler: GenFile = /*@__PURE__*/
-  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUisAIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCUIPCg1jb25maWdfc291cmNlInoKE1NoYXJkV2VpZ2h0c1JlcXVlc3QSDAoEbmFtZRgBIAEoCRINCgVtb2RlbBgCIAEoCRIXCg9leGVjdXRhYmxlc19yZWYYAyABKAkSEgoKcmVxdWVzdF9pZBgEIAEoCRIZChFza2lwX2NhY2hlX2xvb2t1cBgFIAEoCCLmAgoPQ29tcGlsZU1ldGFkYXRhEgwKBG5hbWUYASABKAkSLQoFc3RhZ2UYAiABKA4yHi5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVTdGFnZRIYChBleGVjdXRhYmxlc19kb25lGAMgASgFEhkKEWV4ZWN1dGFibGVzX3RvdGFsGAQgASgFEhoKEmV4ZWN1dGFibGVzX2NhY2hlZBgFIAEoBRIVCg1zaGFyZGVkX2J5dGVzGAYgASgDEhMKC3RvdGFsX2J5dGVzGAcgASgDEiYKA2V0YRgIIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdtZXNzYWdlGAkgASgJEi8KC2NyZWF0ZV90aW1lGAogASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgt1cGRhdGVfdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi5gEKD0NvbXBpbGVSZXNwb25zZRIMCgRuYW1lGAEgASgJEg8KB3ZlcnNpb24YAiABKAUSDgoGZGlnZXN0GAMgASgJEiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdBI3CgtleGVjdXRhYmxlcxgFIAMoCzIiLmtpbG4uY29tcGlsZXIudjEuRXhlY3V0YWJsZVJlc3VsdBIQCgh3YXJuaW5ncxgGIAMoCRIrCghkdXJhdGlvbhgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKwAQoQRXhlY3V0YWJsZVJlc3VsdBILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSDgoGYnVja2V0GAMgAygFEiwKBWNhY2hlGAQgASgOMh0ua2lsbi5jb21waWxlci52MS5DYWNoZVJlc3VsdBIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpzaXplX2J5dGVzGAYgASgDIigKE1dhdGNoQ29tcGlsZVJlcXVlc3QSEQoJb3BlcmF0aW9uGAEgASgJIrABChRXYXRjaENvbXBpbGVSZXNwb25zZRI1Cghwcm9ncmVzcxgBIAEoCzIhLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZU1ldGFkYXRhSAASMwoGcmVzdWx0GAIgASgLMiEua2lsbi5jb21waWxlci52MS5Db21waWxlUmVzcG9uc2VIABIjCgVlcnJvchgDIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzSABCBwoFZXZlbnQqiAEKEU9wdGltaXphdGlvbkxldmVsEiIKHk9QVElNSVpBVElPTl9MRVZFTF9VTlNQRUNJRklFRBAAEhkKFU9QVElNSVpBVElPTl9MRVZFTF9PMBABEhkKFU9QVElNSVpBVElPTl9MRVZFTF9PMRACEhkKFU9QVElNSVpBVElPTl9MRVZFTF9PMhADKv4BCgxDb21waWxlU3RhZ2USHQoZQ09NUElMRV9TVEFHRV9VTlNQRUNJRklFRBAAEhgKFENPTVBJTEVfU1RBR0VfUVVFVUVEEAESHQoZQ09NUElMRV9TVEFHRV9DQUNIRV9DSEVDSxACEhcKE0NPTVBJTEVfU1RBR0VfVFJBQ0UQAxIXChNDT01QSUxFX1NUQUdFX0xPV0VSEAQSFwoTQ09NUElMRV9TVEFHRV9TSEFSRBAFEhgKFENPTVBJTEVfU1RBR0VfVkVSSUZZEAYSGQoVQ09NUElMRV9TVEFHRV9QVUJMSVNIEAcSFgoSQ09NUElMRV9TVEFHRV9ET05FEAgqWAoLQ2FjaGVSZXN1bHQSHAoYQ0FDSEVfUkVTVUxUX1VOU1BFQ0lGSUVEEAASFAoQQ0FDSEVfUkVTVUxUX0hJVBABEhUKEUNBQ0hFX1JFU1VMVF9NSVNTEAIylAIKD0NvbXBpbGVyU2VydmljZRJKCgdDb21waWxlEiAua2lsbi5jb21waWxlci52MS5Db21waWxlUmVxdWVzdBodLmdvb2dsZS5sb25ncnVubmluZy5PcGVyYXRpb24SVAoMU2hhcmRXZWlnaHRzEiUua2lsbi5jb21waWxlci52MS5TaGFyZFdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJfCgxXYXRjaENvbXBpbGUSJS5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlcXVlc3QaJi5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlc3BvbnNlMAFiBnByb3RvMw", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
+  fileDesc("Ch9raWxuL2NvbXBpbGVyL3YxL2NvbXBpbGVyLnByb3RvEhBraWxuLmNvbXBpbGVyLnYxIqoBCgZUYXJnZXQSKwoEa2luZBgBIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuVGFyZ2V0LktpbmQSCwoDaXNhGAIgASgJImYKBEtpbmQSFAoQS0lORF9VTlNQRUNJRklFRBAAEgwKCEtJTkRfQ1BVEAESDQoJS0lORF9JTkYyEAISDQoJS0lORF9UUk4xEAMSDQoJS0lORF9UUk4yEAQSDQoJS0lORF9UUk4zEAUivwIKDkNvbXBpbGVSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSMQoGY29uZmlnGAMgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YBCABKAlIABIoCgZ0YXJnZXQYBSABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBiABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEhIKCnJlcXVlc3RfaWQYByABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYCCABKAgSDAoEc2FsdBgJIAEoCRINCgVkZWJ1ZxgKIAEoCEIPCg1jb25maWdfc291cmNlIpICChJQbGFuQ29tcGlsZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSMQoGY29uZmlnGAIgASgLMh8ua2lsbi5jb25maWcudjEuSW5mZXJlbmNlQ29uZmlnSAASFQoLY29uZmlnX2pzb24YAyABKAlIABIoCgZ0YXJnZXQYBCABKAsyGC5raWxuLmNvbXBpbGVyLnYxLlRhcmdldBI/ChJvcHRpbWl6YXRpb25fbGV2ZWwYBSABKA4yIy5raWxuLmNvbXBpbGVyLnYxLk9wdGltaXphdGlvbkxldmVsEgwKBHNhbHQYBiABKAkSGQoRY29yZV9tZW1vcnlfYnl0ZXMYByABKANCDwoNY29uZmlnX3NvdXJjZSKEAwoTUGxhbkNvbXBpbGVSZXNwb25zZRIxCglzdWJtb2RlbHMYASADKAsyHi5raWxuLmNvbXBpbGVyLnYxLlN1Ym1vZGVsUGxhbhIpCgVyYW5rcxgCIAMoCzIaLmtpbG4uY29tcGlsZXIudjEuUmFua1BsYW4SDAoEZml0cxgDIAEoCBIvCgdsYXJnZXN0GAQgASgLMh4ua2lsbi5jb21waWxlci52MS5MYXJnZXN0U2l6ZXMSNQoLZXhlY3V0YWJsZXMYBSADKAsyIC5raWxuLmNvbXBpbGVyLnYxLkV4ZWN1dGFibGVQbGFuEiUKBWhpbnRzGAYgAygLMhYua2lsbi5jb21waWxlci52MS5IaW50EhAKCHdhcm5pbmdzGAcgAygJEhQKDGNvcmVzX25lZWRlZBgIIAEoBRIsCgRjb3N0GAkgASgLMh4ua2lsbi5jb21waWxlci52MS5Db3N0RXN0aW1hdGUSHAoUcmVzb2x2ZWRfY29uZmlnX2pzb24YCiABKAkiVgoMU3VibW9kZWxQbGFuEgwKBG5hbWUYASABKAkSDQoFYmF0Y2gYAiABKAUSKQoHYnVja2V0cxgDIAMoCzIYLmtpbG4uY29tcGlsZXIudjEuQnVja2V0IhgKBkJ1Y2tldBIOCgZ0b2tlbnMYASADKAUizgEKCFJhbmtQbGFuEgwKBHJhbmsYASABKAUSFQoNd2VpZ2h0c19ieXRlcxgCIAEoAxIQCghrdl9ieXRlcxgDIAEoAxIYChBhY3RpdmF0aW9uX2J5dGVzGAQgASgDEhIKCmNvZGVfYnl0ZXMYBSABKAMSEwoLbGltaXRfYnl0ZXMYBiABKAMSEgoKbG9yYV9ieXRlcxgHIAEoAxI0Cg13ZWlnaHRfZ3JvdXBzGAggAygLMh0ua2lsbi5jb21waWxlci52MS5XZWlnaHRHcm91cCIvCgtXZWlnaHRHcm91cBIMCgRuYW1lGAEgASgJEhIKCnNpemVfYnl0ZXMYAiABKAMiSgoMTGFyZ2VzdFNpemVzEhIKCmJhdGNoX3NpemUYASABKAUSDwoHc2VxX2xlbhgCIAEoBRIVCg1wYV9udW1fYmxvY2tzGAMgASgFIocBCg5FeGVjdXRhYmxlUGxhbhILCgN0YWcYASABKAkSEAoIc3VibW9kZWwYAiABKAkSKAoGYnVja2V0GAMgASgLMhgua2lsbi5jb21waWxlci52MS5CdWNrZXQSLAoFY2FjaGUYBCABKA4yHS5raWxuLmNvbXBpbGVyLnYxLkNhY2hlUmVzdWx0IjQKBEhpbnQSDQoFZmllbGQYASABKAkSDQoFdmFsdWUYAiABKAkSDgoGcmVhc29uGAMgASgJImsKDENvc3RFc3RpbWF0ZRIrCghkdXJhdGlvbhgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIZChFwZWFrX21lbW9yeV9ieXRlcxgCIAEoAxITCgtudW1fcmVjb3JkcxgDIAEoBSJ6ChNTaGFyZFdlaWdodHNSZXF1ZXN0EgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSFwoPZXhlY3V0YWJsZXNfcmVmGAMgASgJEhIKCnJlcXVlc3RfaWQYBCABKAkSGQoRc2tpcF9jYWNoZV9sb29rdXAYBSABKAgi5gIKD0NvbXBpbGVNZXRhZGF0YRIMCgRuYW1lGAEgASgJEi0KBXN0YWdlGAIgASgOMh4ua2lsbi5jb21waWxlci52MS5Db21waWxlU3RhZ2USGAoQZXhlY3V0YWJsZXNfZG9uZRgDIAEoBRIZChFleGVjdXRhYmxlc190b3RhbBgEIAEoBRIaChJleGVjdXRhYmxlc19jYWNoZWQYBSABKAUSFQoNc2hhcmRlZF9ieXRlcxgGIAEoAxITCgt0b3RhbF9ieXRlcxgHIAEoAxImCgNldGEYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHbWVzc2FnZRgJIAEoCRIvCgtjcmVhdGVfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIuYBCg9Db21waWxlUmVzcG9uc2USDAoEbmFtZRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgFEg4KBmRpZ2VzdBgDIAEoCRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSNwoLZXhlY3V0YWJsZXMYBSADKAsyIi5raWxuLmNvbXBpbGVyLnYxLkV4ZWN1dGFibGVSZXN1bHQSEAoId2FybmluZ3MYBiADKAkSKwoIZHVyYXRpb24YByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24isAEKEEV4ZWN1dGFibGVSZXN1bHQSCwoDdGFnGAEgASgJEhAKCHN1Ym1vZGVsGAIgASgJEg4KBmJ1Y2tldBgDIAMoBRIsCgVjYWNoZRgEIAEoDjIdLmtpbG4uY29tcGlsZXIudjEuQ2FjaGVSZXN1bHQSKwoIZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKc2l6ZV9ieXRlcxgGIAEoAyIoChNXYXRjaENvbXBpbGVSZXF1ZXN0EhEKCW9wZXJhdGlvbhgBIAEoCSKwAQoUV2F0Y2hDb21waWxlUmVzcG9uc2USNQoIcHJvZ3Jlc3MYASABKAsyIS5raWxuLmNvbXBpbGVyLnYxLkNvbXBpbGVNZXRhZGF0YUgAEjMKBnJlc3VsdBgCIAEoCzIhLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlc3BvbnNlSAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAQgcKBWV2ZW50KogBChFPcHRpbWl6YXRpb25MZXZlbBIiCh5PUFRJTUlaQVRJT05fTEVWRUxfVU5TUEVDSUZJRUQQABIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzAQARIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzEQAhIZChVPUFRJTUlaQVRJT05fTEVWRUxfTzIQAyr+AQoMQ29tcGlsZVN0YWdlEh0KGUNPTVBJTEVfU1RBR0VfVU5TUEVDSUZJRUQQABIYChRDT01QSUxFX1NUQUdFX1FVRVVFRBABEh0KGUNPTVBJTEVfU1RBR0VfQ0FDSEVfQ0hFQ0sQAhIXChNDT01QSUxFX1NUQUdFX1RSQUNFEAMSFwoTQ09NUElMRV9TVEFHRV9MT1dFUhAEEhcKE0NPTVBJTEVfU1RBR0VfU0hBUkQQBRIYChRDT01QSUxFX1NUQUdFX1ZFUklGWRAGEhkKFUNPTVBJTEVfU1RBR0VfUFVCTElTSBAHEhYKEkNPTVBJTEVfU1RBR0VfRE9ORRAIKlgKC0NhY2hlUmVzdWx0EhwKGENBQ0hFX1JFU1VMVF9VTlNQRUNJRklFRBAAEhQKEENBQ0hFX1JFU1VMVF9ISVQQARIVChFDQUNIRV9SRVNVTFRfTUlTUxACMvACCg9Db21waWxlclNlcnZpY2USSgoHQ29tcGlsZRIgLmtpbG4uY29tcGlsZXIudjEuQ29tcGlsZVJlcXVlc3QaHS5nb29nbGUubG9uZ3J1bm5pbmcuT3BlcmF0aW9uEloKC1BsYW5Db21waWxlEiQua2lsbi5jb21waWxlci52MS5QbGFuQ29tcGlsZVJlcXVlc3QaJS5raWxuLmNvbXBpbGVyLnYxLlBsYW5Db21waWxlUmVzcG9uc2USVAoMU2hhcmRXZWlnaHRzEiUua2lsbi5jb21waWxlci52MS5TaGFyZFdlaWdodHNSZXF1ZXN0Gh0uZ29vZ2xlLmxvbmdydW5uaW5nLk9wZXJhdGlvbhJfCgxXYXRjaENvbXBpbGUSJS5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlcXVlc3QaJi5raWxuLmNvbXBpbGVyLnYxLldhdGNoQ29tcGlsZVJlc3BvbnNlMAFiBnByb3RvMw", [file_google_longrunning_operations, file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_kiln_config_v1_config]);
 
 /**
  * Target is the hardware that executables are made for.
@@ -184,6 +184,13 @@ export type CompileRequest = Message<"kiln.compiler.v1.CompileRequest"> & {
    * @generated from field: string salt = 9;
    */
   salt: string;
+
+  /**
+   * Keep every graph, with its source annotations, beside the bundle, as a referrer. Changes no executable.
+   *
+   * @generated from field: bool debug = 10;
+   */
+  debug: boolean;
 };
 
 /**
@@ -192,6 +199,464 @@ export type CompileRequest = Message<"kiln.compiler.v1.CompileRequest"> & {
  */
 export const CompileRequestSchema: GenMessage<CompileRequest> = /*@__PURE__*/
   messageDesc(file_kiln_compiler_v1_compiler, 1);
+
+/**
+ * PlanCompileRequest describes the compile to plan.
+ *
+ * @generated from message kiln.compiler.v1.PlanCompileRequest
+ */
+export type PlanCompileRequest = Message<"kiln.compiler.v1.PlanCompileRequest"> & {
+  /**
+   * Directory of a Hugging Face checkpoint, as in CompileRequest; its weight files need headers only. Required.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * What to compile, as in CompileRequest.
+   *
+   * @generated from oneof kiln.compiler.v1.PlanCompileRequest.config_source
+   */
+  configSource: {
+    /**
+     * As a message.
+     *
+     * @generated from field: kiln.config.v1.InferenceConfig config = 2;
+     */
+    value: InferenceConfig;
+    case: "config";
+  } | {
+    /**
+     * As JSON text.
+     *
+     * @generated from field: string config_json = 3;
+     */
+    value: string;
+    case: "configJson";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * Hardware to plan for. Default: cpu, x86-64-v3.
+   *
+   * @generated from field: kiln.compiler.v1.Target target = 4;
+   */
+  target?: Target;
+
+  /**
+   * Default: O1.
+   *
+   * @generated from field: kiln.compiler.v1.OptimizationLevel optimization_level = 5;
+   */
+  optimizationLevel: OptimizationLevel;
+
+  /**
+   * Enters every cache key, as in CompileRequest.
+   *
+   * @generated from field: string salt = 6;
+   */
+  salt: string;
+
+  /**
+   * Memory of one core, in bytes. Default: 24 GiB on trn2 with LNC 2, 16 GiB on inf2 and trn1; on cpu, the compiler's host
+   * memory, which all ranks share.
+   *
+   * @generated from field: int64 core_memory_bytes = 7;
+   */
+  coreMemoryBytes: bigint;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.PlanCompileRequest.
+ * Use `create(PlanCompileRequestSchema)` to create a new message.
+ */
+export const PlanCompileRequestSchema: GenMessage<PlanCompileRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 2);
+
+/**
+ * PlanCompileResponse is the plan.
+ *
+ * @generated from message kiln.compiler.v1.PlanCompileResponse
+ */
+export type PlanCompileResponse = Message<"kiln.compiler.v1.PlanCompileResponse"> & {
+  /**
+   * Submodels, in the order of their executables.
+   *
+   * @generated from field: repeated kiln.compiler.v1.SubmodelPlan submodels = 1;
+   */
+  submodels: SubmodelPlan[];
+
+  /**
+   * Memory of each rank.
+   *
+   * @generated from field: repeated kiln.compiler.v1.RankPlan ranks = 2;
+   */
+  ranks: RankPlan[];
+
+  /**
+   * Whether every rank fits.
+   *
+   * @generated from field: bool fits = 3;
+   */
+  fits: boolean;
+
+  /**
+   * The largest sizes that fit, each with all else as configured. Absent where not even 1 fits.
+   *
+   * @generated from field: kiln.compiler.v1.LargestSizes largest = 4;
+   */
+  largest?: LargestSizes;
+
+  /**
+   * Executables, with what the cache knows of them.
+   *
+   * @generated from field: repeated kiln.compiler.v1.ExecutablePlan executables = 5;
+   */
+  executables: ExecutablePlan[];
+
+  /**
+   * Attributes that the target ignores.
+   *
+   * @generated from field: repeated kiln.compiler.v1.Hint hints = 6;
+   */
+  hints: Hint[];
+
+  /**
+   * What the author of the configuration should know.
+   *
+   * @generated from field: repeated string warnings = 7;
+   */
+  warnings: string[];
+
+  /**
+   * Smallest degree of tensor parallelism of the target's degrees whose ranks fit; 0 where none does.
+   *
+   * @generated from field: int32 cores_needed = 8;
+   */
+  coresNeeded: number;
+
+  /**
+   * What the compile would cost, from recorded builds; absent where nothing like it was built.
+   *
+   * @generated from field: kiln.compiler.v1.CostEstimate cost = 9;
+   */
+  cost?: CostEstimate;
+
+  /**
+   * The configuration with every default filled in, as JSON.
+   *
+   * @generated from field: string resolved_config_json = 10;
+   */
+  resolvedConfigJson: string;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.PlanCompileResponse.
+ * Use `create(PlanCompileResponseSchema)` to create a new message.
+ */
+export const PlanCompileResponseSchema: GenMessage<PlanCompileResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 3);
+
+/**
+ * SubmodelPlan is one submodel.
+ *
+ * @generated from message kiln.compiler.v1.SubmodelPlan
+ */
+export type SubmodelPlan = Message<"kiln.compiler.v1.SubmodelPlan"> & {
+  /**
+   * Name, such as `context_encoding`.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Rows of one step.
+   *
+   * @generated from field: int32 batch = 2;
+   */
+  batch: number;
+
+  /**
+   * Its buckets, smallest first.
+   *
+   * @generated from field: repeated kiln.compiler.v1.Bucket buckets = 3;
+   */
+  buckets: Bucket[];
+};
+
+/**
+ * Describes the message kiln.compiler.v1.SubmodelPlan.
+ * Use `create(SubmodelPlanSchema)` to create a new message.
+ */
+export const SubmodelPlanSchema: GenMessage<SubmodelPlan> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 4);
+
+/**
+ * Bucket is the static shape of an executable.
+ *
+ * @generated from message kiln.compiler.v1.Bucket
+ */
+export type Bucket = Message<"kiln.compiler.v1.Bucket"> & {
+  /**
+   * Tokens; or prefill and prefix tokens.
+   *
+   * @generated from field: repeated int32 tokens = 1;
+   */
+  tokens: number[];
+};
+
+/**
+ * Describes the message kiln.compiler.v1.Bucket.
+ * Use `create(BucketSchema)` to create a new message.
+ */
+export const BucketSchema: GenMessage<Bucket> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 5);
+
+/**
+ * RankPlan is the memory of one rank, in bytes.
+ *
+ * @generated from message kiln.compiler.v1.RankPlan
+ */
+export type RankPlan = Message<"kiln.compiler.v1.RankPlan"> & {
+  /**
+   * Rank, from 0.
+   *
+   * @generated from field: int32 rank = 1;
+   */
+  rank: number;
+
+  /**
+   * Weights, those of a draft model included.
+   *
+   * @generated from field: int64 weights_bytes = 2;
+   */
+  weightsBytes: bigint;
+
+  /**
+   * Keys and values: slots, or blocks.
+   *
+   * @generated from field: int64 kv_bytes = 3;
+   */
+  kvBytes: bigint;
+
+  /**
+   * Activations and scratchpad of the largest executable.
+   *
+   * @generated from field: int64 activation_bytes = 4;
+   */
+  activationBytes: bigint;
+
+  /**
+   * Executables; an estimate.
+   *
+   * @generated from field: int64 code_bytes = 5;
+   */
+  codeBytes: bigint;
+
+  /**
+   * What the rank may take.
+   *
+   * @generated from field: int64 limit_bytes = 6;
+   */
+  limitBytes: bigint;
+
+  /**
+   * LoRA adapters.
+   *
+   * @generated from field: int64 lora_bytes = 7;
+   */
+  loraBytes: bigint;
+
+  /**
+   * The weights by group, such as "attention".
+   *
+   * @generated from field: repeated kiln.compiler.v1.WeightGroup weight_groups = 8;
+   */
+  weightGroups: WeightGroup[];
+};
+
+/**
+ * Describes the message kiln.compiler.v1.RankPlan.
+ * Use `create(RankPlanSchema)` to create a new message.
+ */
+export const RankPlanSchema: GenMessage<RankPlan> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 6);
+
+/**
+ * WeightGroup is a part of a rank's weights.
+ *
+ * @generated from message kiln.compiler.v1.WeightGroup
+ */
+export type WeightGroup = Message<"kiln.compiler.v1.WeightGroup"> & {
+  /**
+   * "embedding", "attention", "mlp", "norm", "lm_head", "draft" or "derived".
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Size in bytes.
+   *
+   * @generated from field: int64 size_bytes = 2;
+   */
+  sizeBytes: bigint;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.WeightGroup.
+ * Use `create(WeightGroupSchema)` to create a new message.
+ */
+export const WeightGroupSchema: GenMessage<WeightGroup> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 7);
+
+/**
+ * LargestSizes are the largest sizes that fit.
+ *
+ * @generated from message kiln.compiler.v1.LargestSizes
+ */
+export type LargestSizes = Message<"kiln.compiler.v1.LargestSizes"> & {
+  /**
+   * Rows of the KV cache.
+   *
+   * @generated from field: int32 batch_size = 1;
+   */
+  batchSize: number;
+
+  /**
+   * Sequence length, in tokens.
+   *
+   * @generated from field: int32 seq_len = 2;
+   */
+  seqLen: number;
+
+  /**
+   * Blocks of the KV cache; 0 without block layout.
+   *
+   * @generated from field: int32 pa_num_blocks = 3;
+   */
+  paNumBlocks: number;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.LargestSizes.
+ * Use `create(LargestSizesSchema)` to create a new message.
+ */
+export const LargestSizesSchema: GenMessage<LargestSizes> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 8);
+
+/**
+ * ExecutablePlan is one executable.
+ *
+ * @generated from message kiln.compiler.v1.ExecutablePlan
+ */
+export type ExecutablePlan = Message<"kiln.compiler.v1.ExecutablePlan"> & {
+  /**
+   * Unique name in the bundle, such as `token_generation_256`.
+   *
+   * @generated from field: string tag = 1;
+   */
+  tag: string;
+
+  /**
+   * Submodel.
+   *
+   * @generated from field: string submodel = 2;
+   */
+  submodel: string;
+
+  /**
+   * Bucket.
+   *
+   * @generated from field: kiln.compiler.v1.Bucket bucket = 3;
+   */
+  bucket?: Bucket;
+
+  /**
+   * Whether it would come from the cache.
+   *
+   * @generated from field: kiln.compiler.v1.CacheResult cache = 4;
+   */
+  cache: CacheResult;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.ExecutablePlan.
+ * Use `create(ExecutablePlanSchema)` to create a new message.
+ */
+export const ExecutablePlanSchema: GenMessage<ExecutablePlan> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 9);
+
+/**
+ * Hint is an attribute that the target ignores.
+ *
+ * @generated from message kiln.compiler.v1.Hint
+ */
+export type Hint = Message<"kiln.compiler.v1.Hint"> & {
+  /**
+   * Path of the attribute.
+   *
+   * @generated from field: string field = 1;
+   */
+  field: string;
+
+  /**
+   * Its value.
+   *
+   * @generated from field: string value = 2;
+   */
+  value: string;
+
+  /**
+   * Why it is ignored.
+   *
+   * @generated from field: string reason = 3;
+   */
+  reason: string;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.Hint.
+ * Use `create(HintSchema)` to create a new message.
+ */
+export const HintSchema: GenMessage<Hint> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 10);
+
+/**
+ * CostEstimate is what a compile would cost.
+ *
+ * @generated from message kiln.compiler.v1.CostEstimate
+ */
+export type CostEstimate = Message<"kiln.compiler.v1.CostEstimate"> & {
+  /**
+   * From the start to the bundle.
+   *
+   * @generated from field: google.protobuf.Duration duration = 1;
+   */
+  duration?: Duration;
+
+  /**
+   * Most memory of one lowering, in bytes.
+   *
+   * @generated from field: int64 peak_memory_bytes = 2;
+   */
+  peakMemoryBytes: bigint;
+
+  /**
+   * Recorded executables that the estimate rests on.
+   *
+   * @generated from field: int32 num_records = 3;
+   */
+  numRecords: number;
+};
+
+/**
+ * Describes the message kiln.compiler.v1.CostEstimate.
+ * Use `create(CostEstimateSchema)` to create a new message.
+ */
+export const CostEstimateSchema: GenMessage<CostEstimate> = /*@__PURE__*/
+  messageDesc(file_kiln_compiler_v1_compiler, 11);
 
 /**
  * ShardWeightsRequest describes one bundle with weights only.
@@ -240,7 +705,7 @@ export type ShardWeightsRequest = Message<"kiln.compiler.v1.ShardWeightsRequest"
  * Use `create(ShardWeightsRequestSchema)` to create a new message.
  */
 export const ShardWeightsRequestSchema: GenMessage<ShardWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 2);
+  messageDesc(file_kiln_compiler_v1_compiler, 12);
 
 /**
  * CompileMetadata is the metadata of a compile operation.
@@ -331,7 +796,7 @@ export type CompileMetadata = Message<"kiln.compiler.v1.CompileMetadata"> & {
  * Use `create(CompileMetadataSchema)` to create a new message.
  */
 export const CompileMetadataSchema: GenMessage<CompileMetadata> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 3);
+  messageDesc(file_kiln_compiler_v1_compiler, 13);
 
 /**
  * CompileResponse is the result of a compile.
@@ -394,7 +859,7 @@ export type CompileResponse = Message<"kiln.compiler.v1.CompileResponse"> & {
  * Use `create(CompileResponseSchema)` to create a new message.
  */
 export const CompileResponseSchema: GenMessage<CompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 4);
+  messageDesc(file_kiln_compiler_v1_compiler, 14);
 
 /**
  * ExecutableResult describes one executable of the bundle.
@@ -450,7 +915,7 @@ export type ExecutableResult = Message<"kiln.compiler.v1.ExecutableResult"> & {
  * Use `create(ExecutableResultSchema)` to create a new message.
  */
 export const ExecutableResultSchema: GenMessage<ExecutableResult> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 5);
+  messageDesc(file_kiln_compiler_v1_compiler, 15);
 
 /**
  * WatchCompileRequest names an operation.
@@ -471,7 +936,7 @@ export type WatchCompileRequest = Message<"kiln.compiler.v1.WatchCompileRequest"
  * Use `create(WatchCompileRequestSchema)` to create a new message.
  */
 export const WatchCompileRequestSchema: GenMessage<WatchCompileRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 6);
+  messageDesc(file_kiln_compiler_v1_compiler, 16);
 
 /**
  * WatchCompileResponse is one event.
@@ -516,7 +981,7 @@ export type WatchCompileResponse = Message<"kiln.compiler.v1.WatchCompileRespons
  * Use `create(WatchCompileResponseSchema)` to create a new message.
  */
 export const WatchCompileResponseSchema: GenMessage<WatchCompileResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_compiler_v1_compiler, 7);
+  messageDesc(file_kiln_compiler_v1_compiler, 17);
 
 /**
  * OptimizationLevel trades compile time for speed.
@@ -693,6 +1158,19 @@ export const CompilerService: GenService<{
     methodKind: "unary";
     input: typeof CompileRequestSchema;
     output: typeof OperationSchema;
+  },
+  /**
+   * Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
+   * every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
+   * that this version does not compile for are planned, too. A plan that does not fit is an answer, not an error.
+   * Errors: those of Compile for `model`, configuration and target.
+   *
+   * @generated from rpc kiln.compiler.v1.CompilerService.PlanCompile
+   */
+  planCompile: {
+    methodKind: "unary";
+    input: typeof PlanCompileRequestSchema;
+    output: typeof PlanCompileResponseSchema;
   },
   /**
    * Writes the weights of another checkpoint of the same model for executables that exist: no graph is traced or lowered.

@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/config/v1/config.proto.
  */
 export const file_kiln_config_v1_config: GenFile = /*@__PURE__*/
-  fileDesc("ChtraWxuL2NvbmZpZy92MS9jb25maWcucHJvdG8SDmtpbG4uY29uZmlnLnYxIkYKD0luZmVyZW5jZUNvbmZpZxIzCg1uZXVyb25fY29uZmlnGAEgASgLMhwua2lsbi5jb25maWcudjEuTmV1cm9uQ29uZmlnIvkJCgxOZXVyb25Db25maWcSFwoKYmF0Y2hfc2l6ZRgBIAEoBUgAiAEBEhkKDHBhZGRpbmdfc2lkZRgCIAEoCUgBiAEBEhQKB3NlcV9sZW4YAyABKAVIAogBARIfChJtYXhfY29udGV4dF9sZW5ndGgYBCABKAVIA4gBARIbCg5tYXhfbmV3X3Rva2VucxgFIAEoBUgEiAEBEhcKCm1heF9sZW5ndGgYBiABKAVIBYgBARIcCg9uX2FjdGl2ZV90b2tlbnMYByABKAVIBogBARIYCgtuX3Bvc2l0aW9ucxgIIAEoBUgHiAEBEhgKC3RvcmNoX2R0eXBlGAkgASgJSAiIAQESHQoQcnBsX3JlZHVjZV9kdHlwZRgKIAEoCUgJiAEBEhYKCWNhc3RfdHlwZRgLIAEoCUgKiAEBEhcKCmFzeW5jX21vZGUYDCABKAhIC4gBARIkChdzYXZlX3NoYXJkZWRfY2hlY2twb2ludBgNIAEoCEgMiAEBEhoKDXNraXBfc2hhcmRpbmcYDiABKAhIDYgBARIeChFsb2dpY2FsX25jX2NvbmZpZxgPIAEoBUgOiAEBEhgKC3NraXBfd2FybXVwGBAgASgISA+IAQESFgoJdHBfZGVncmVlGB4gASgFSBCIAQESFgoJZnVzZWRfcWt2GCggASgISBGIAQESSQoZb25fZGV2aWNlX3NhbXBsaW5nX2NvbmZpZxgyIAEoCzImLmtpbG4uY29uZmlnLnYxLk9uRGV2aWNlU2FtcGxpbmdDb25maWcSGgoNb3V0cHV0X2xvZ2l0cxgzIAEoCEgSiAEBEh0KEGVuYWJsZV9idWNrZXRpbmcYPCABKAhIE4gBARIgChhjb250ZXh0X2VuY29kaW5nX2J1Y2tldHMYPSADKAUSIAoYdG9rZW5fZ2VuZXJhdGlvbl9idWNrZXRzGD4gAygFEiMKFmlzX2NvbnRpbnVvdXNfYmF0Y2hpbmcYRiABKAhIFIgBARIbCg5tYXhfYmF0Y2hfc2l6ZRhHIAEoBUgViAEBEhsKDmN0eF9iYXRjaF9zaXplGEggASgFSBaIAQESGwoOdGtnX2JhdGNoX3NpemUYSSABKAVIF4gBAUINCgtfYmF0Y2hfc2l6ZUIPCg1fcGFkZGluZ19zaWRlQgoKCF9zZXFfbGVuQhUKE19tYXhfY29udGV4dF9sZW5ndGhCEQoPX21heF9uZXdfdG9rZW5zQg0KC19tYXhfbGVuZ3RoQhIKEF9uX2FjdGl2ZV90b2tlbnNCDgoMX25fcG9zaXRpb25zQg4KDF90b3JjaF9kdHlwZUITChFfcnBsX3JlZHVjZV9kdHlwZUIMCgpfY2FzdF90eXBlQg0KC19hc3luY19tb2RlQhoKGF9zYXZlX3NoYXJkZWRfY2hlY2twb2ludEIQCg5fc2tpcF9zaGFyZGluZ0IUChJfbG9naWNhbF9uY19jb25maWdCDgoMX3NraXBfd2FybXVwQgwKCl90cF9kZWdyZWVCDAoKX2Z1c2VkX3FrdkIQCg5fb3V0cHV0X2xvZ2l0c0ITChFfZW5hYmxlX2J1Y2tldGluZ0IZChdfaXNfY29udGludW91c19iYXRjaGluZ0IRCg9fbWF4X2JhdGNoX3NpemVCEQoPX2N0eF9iYXRjaF9zaXplQhEKD190a2dfYmF0Y2hfc2l6ZSKeAgoWT25EZXZpY2VTYW1wbGluZ0NvbmZpZxIWCglkb19zYW1wbGUYASABKAhIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESGAoLdGVtcGVyYXR1cmUYBCABKAJIA4gBARIUCgdkeW5hbWljGAUgASgISASIAQESGgoNZGV0ZXJtaW5pc3RpYxgGIAEoCEgFiAEBEhgKC2dsb2JhbF90b3BrGAcgASgFSAaIAQFCDAoKX2RvX3NhbXBsZUIICgZfdG9wX2tCCAoGX3RvcF9wQg4KDF90ZW1wZXJhdHVyZUIKCghfZHluYW1pY0IQCg5fZGV0ZXJtaW5pc3RpY0IOCgxfZ2xvYmFsX3RvcGtiBnByb3RvMw");
+  fileDesc("ChtraWxuL2NvbmZpZy92MS9jb25maWcucHJvdG8SDmtpbG4uY29uZmlnLnYxIu8CCg9JbmZlcmVuY2VDb25maWcSMwoNbmV1cm9uX2NvbmZpZxgBIAEoCzIcLmtpbG4uY29uZmlnLnYxLk5ldXJvbkNvbmZpZxJAChFmdXNlZF9zcGVjX2NvbmZpZxgCIAEoCzIlLmtpbG4uY29uZmlnLnYxLkZ1c2VkU3BlY05ldXJvbkNvbmZpZxJHChR0cmFuc2Zvcm1lcnNfbmV1cm9ueBgDIAEoCzIpLmtpbG4uY29uZmlnLnYxLlRyYW5zZm9ybWVyc05ldXJvbnhDb25maWcSHQoVbW9kZWxfYXR0cmlidXRlc19qc29uGAQgASgJEkgKDWF0dHJpYnV0ZV9tYXAYBSADKAsyMS5raWxuLmNvbmZpZy52MS5JbmZlcmVuY2VDb25maWcuQXR0cmlidXRlTWFwRW50cnkaMwoRQXR0cmlidXRlTWFwRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASLhJgoMTmV1cm9uQ29uZmlnEhcKCmJhdGNoX3NpemUYASABKAVIAIgBARIZCgxwYWRkaW5nX3NpZGUYAiABKAlIAYgBARIUCgdzZXFfbGVuGAMgASgFSAKIAQESHwoSbWF4X2NvbnRleHRfbGVuZ3RoGAQgASgFSAOIAQESGwoObWF4X25ld190b2tlbnMYBSABKAVIBIgBARIXCgptYXhfbGVuZ3RoGAYgASgFSAWIAQESHAoPbl9hY3RpdmVfdG9rZW5zGAcgASgFSAaIAQESGAoLbl9wb3NpdGlvbnMYCCABKAVIB4gBARIYCgt0b3JjaF9kdHlwZRgJIAEoCUgIiAEBEh0KEHJwbF9yZWR1Y2VfZHR5cGUYCiABKAlICYgBARIWCgljYXN0X3R5cGUYCyABKAlICogBARIXCgphc3luY19tb2RlGAwgASgISAuIAQESJAoXc2F2ZV9zaGFyZGVkX2NoZWNrcG9pbnQYDSABKAhIDIgBARIaCg1za2lwX3NoYXJkaW5nGA4gASgISA2IAQESHgoRbG9naWNhbF9uY19jb25maWcYDyABKAVIDogBARIYCgtza2lwX3dhcm11cBgQIAEoCEgPiAEBEisKI3dlaWdodHNfdG9fc2tpcF9sYXlvdXRfb3B0aW1pemF0aW9uGBEgAygJEiEKFHNjcmF0Y2hwYWRfcGFnZV9zaXplGBIgASgFSBCIAQESIwoWYWxsb3dfaW5wdXRfdHJ1bmNhdGlvbhgTIAEoCEgRiAEBEiUKFGxvZ2ljYWxfbmV1cm9uX2NvcmVzGBQgASgFQgIYAUgSiAEBEhYKCXRwX2RlZ3JlZRgeIAEoBUgTiAEBEhYKCWZ1c2VkX3FrdhgoIAEoCEgUiAEBEiMKFmZsYXNoX2RlY29kaW5nX2VuYWJsZWQYKSABKAhIFYgBARImChlzZXF1ZW5jZV9wYXJhbGxlbF9lbmFibGVkGCogASgISBaIAQESGQoMcWtfbGF5ZXJub3JtGCsgASgISBeIAQESHAoPYXR0ZW50aW9uX2R0eXBlGCwgASgJSBiIAQESSQoZb25fZGV2aWNlX3NhbXBsaW5nX2NvbmZpZxgyIAEoCzImLmtpbG4uY29uZmlnLnYxLk9uRGV2aWNlU2FtcGxpbmdDb25maWcSGgoNb3V0cHV0X2xvZ2l0cxgzIAEoCEgZiAEBEh0KEGVuYWJsZV9idWNrZXRpbmcYPCABKAhIGogBARIgChhjb250ZXh0X2VuY29kaW5nX2J1Y2tldHMYPSADKAUSIAoYdG9rZW5fZ2VuZXJhdGlvbl9idWNrZXRzGD4gAygFEhYKDnByZWZpeF9idWNrZXRzGD8gAygFEiAKGHRva2VuX2dlbmVyYXRpb25fYmF0Y2hlcxhAIAMoBRIjChZpc19jb250aW51b3VzX2JhdGNoaW5nGEYgASgISBuIAQESGwoObWF4X2JhdGNoX3NpemUYRyABKAVIHIgBARIbCg5jdHhfYmF0Y2hfc2l6ZRhIIAEoBUgdiAEBEhsKDnRrZ19iYXRjaF9zaXplGEkgASgFSB6IAQESFgoJcXVhbnRpemVkGFAgASgISB+IAQESJwoacXVhbnRpemVkX2NoZWNrcG9pbnRzX3BhdGgYUSABKAlIIIgBARIfChJxdWFudGl6YXRpb25fZHR5cGUYUiABKAlIIYgBARIeChFxdWFudGl6YXRpb25fdHlwZRhTIAEoCUgiiAEBEh4KFm1vZHVsZXNfdG9fbm90X2NvbnZlcnQYVCADKAkSKgoiZHJhZnRfbW9kZWxfbW9kdWxlc190b19ub3RfY29udmVydBhVIAMoCRIbCg5rdl9jYWNoZV9xdWFudBhWIAEoCEgjiAEBEiAKE2F0dG5fa2VybmVsX2VuYWJsZWQYWiABKAhIJIgBARIfChJxa3Zfa2VybmVsX2VuYWJsZWQYWyABKAhIJYgBARIfChJtbHBfa2VybmVsX2VuYWJsZWQYXCABKAhIJogBARIpChxxdWFudGl6ZWRfbWxwX2tlcm5lbF9lbmFibGVkGF0gASgISCeIAQESLAofcm1zbm9ybV9xdWFudGl6ZV9rZXJuZWxfZW5hYmxlZBheIAEoCEgoiAEBEh8KEmlzX2Jsb2NrX2t2X2xheW91dBhkIAEoCEgpiAEBEhoKDXBhX251bV9ibG9ja3MYZSABKAVIKogBARIaCg1wYV9ibG9ja19zaXplGGYgASgFSCuIAQESHgoRaXNfcHJlZml4X2NhY2hpbmcYZyABKAhILIgBARIfChJzcGVjdWxhdGlvbl9sZW5ndGgYbiABKAVILYgBARIcCg9zcGVjX2JhdGNoX3NpemUYbyABKAVILogBARIlChhlbmFibGVfZWFnbGVfc3BlY3VsYXRpb24YcCABKAhIL4gBARIqCh1lbmFibGVfZWFnbGVfZHJhZnRfaW5wdXRfbm9ybRhxIAEoCEgwiAEBEiUKGGVuYWJsZV9mdXNlZF9zcGVjdWxhdGlvbhhyIAEoCEgxiAEBEhsKDmlzX2VhZ2xlX2RyYWZ0GHMgASgISDKIAQESJQoUdHJhY2VfdG9rZW5nZW5fbW9kZWwYdCABKAhCAhgBSDOIAQESFgoJaXNfbWVkdXNhGHUgASgISDSIAQESJgoZbWVkdXNhX3NwZWN1bGF0aW9uX2xlbmd0aBh2IAEoBUg1iAEBEh0KEG51bV9tZWR1c2FfaGVhZHMYdyABKAVINogBARIvCgttZWR1c2FfdHJlZRh4IAMoCzIaLmtpbG4uY29uZmlnLnYxLk1lZHVzYVBhdGgSNwoLbG9yYV9jb25maWcYggEgASgLMiEua2lsbi5jb25maWcudjEuTG9yYVNlcnZpbmdDb25maWcSJwoZY2NfcGlwZWxpbmVfdGlsaW5nX2ZhY3RvchiMASABKAVIN4gBARIbCg1tb2VfdHBfZGVncmVlGJYBIAEoBUg4iAEBEhsKDW1vZV9lcF9kZWdyZWUYlwEgASgFSDmIAQESRQoWaHlicmlkX3NoYXJkaW5nX2NvbmZpZxiYASABKAsyJC5raWxuLmNvbmZpZy52MS5IeWJyaWRTaGFyZGluZ0NvbmZpZxI0Cg1yb3V0ZXJfY29uZmlnGJkBIAEoCzIcLmtpbG4uY29uZmlnLnYxLlJvdXRlckNvbmZpZxIhChNyZXR1cm5fZXhwZXJ0X2luZGV4GJoBIAEoCEg6iAEBEiIKFHJldHVybl9yb3V0ZXJfbG9naXRzGJsBIAEoCEg7iAEBEkcKF2Jsb2Nrd2lzZV9tYXRtdWxfY29uZmlnGJwBIAEoCzIlLmtpbG4uY29uZmlnLnYxLkJsb2Nrd2lzZU1hdG11bENvbmZpZxIdCg9jYXBhY2l0eV9mYWN0b3IYnQEgASgBSDyIAQESFQoHZ2x1X21scBieASABKAhIPYgBARIWCghnbHVfdHlwZRifASABKAlIPogBARInChloaWRkZW5fYWN0X3NjYWxpbmdfZmFjdG9yGKABIAEoAUg/iAEBEh0KD2hpZGRlbl9hY3RfYmlhcxihASABKAFIQIgBARIkChZnYXRlX2NsYW1wX3VwcGVyX2xpbWl0GKIBIAEoAUhBiAEBEiQKFmdhdGVfY2xhbXBfbG93ZXJfbGltaXQYowEgASgBSEKIAQESIgoUdXBfY2xhbXBfdXBwZXJfbGltaXQYpAEgASgBSEOIAQESIgoUdXBfY2xhbXBfbG93ZXJfbGltaXQYpQEgASgBSESIAQESIwoVdXNlX2luZGV4X2NhbGNfa2VybmVsGKYBIAEoCEhFiAEBEi4KIGVhcmx5X2V4cGVydF9hZmZpbml0eV9tb2R1bGF0aW9uGKcBIAEoCEhGiAEBEigKGm5vcm1hbGl6ZV90b3Bfa19hZmZpbml0aWVzGKgBIAEoCEhHiAEBEiIKFGZ1c2VkX3NoYXJlZF9leHBlcnRzGKkBIAEoCEhIiAEBEjYKKHNoYXJlZF9leHBlcnRzX3NlcXVlbmNlX3BhcmFsbGVsX2VuYWJsZWQYqgEgASgISEmIAQESLgogdHJhbnNwb3NlX3NoYXJlZF9leHBlcnRzX3dlaWdodHMYqwEgASgISEqIAQESUQodcm91dGVkX2V4cGVydHNfbWxwX29wc19jb25maWcYrAEgASgLMikua2lsbi5jb25maWcudjEuUm91dGVkRXhwZXJ0c01MUE9wc0NvbmZpZxJAChRtb2VfZnVzZWRfdGtnX2NvbmZpZxitASABKAsyIS5raWxuLmNvbmZpZy52MS5Nb0VGdXNlZFRLR0NvbmZpZ0INCgtfYmF0Y2hfc2l6ZUIPCg1fcGFkZGluZ19zaWRlQgoKCF9zZXFfbGVuQhUKE19tYXhfY29udGV4dF9sZW5ndGhCEQoPX21heF9uZXdfdG9rZW5zQg0KC19tYXhfbGVuZ3RoQhIKEF9uX2FjdGl2ZV90b2tlbnNCDgoMX25fcG9zaXRpb25zQg4KDF90b3JjaF9kdHlwZUITChFfcnBsX3JlZHVjZV9kdHlwZUIMCgpfY2FzdF90eXBlQg0KC19hc3luY19tb2RlQhoKGF9zYXZlX3NoYXJkZWRfY2hlY2twb2ludEIQCg5fc2tpcF9zaGFyZGluZ0IUChJfbG9naWNhbF9uY19jb25maWdCDgoMX3NraXBfd2FybXVwQhcKFV9zY3JhdGNocGFkX3BhZ2Vfc2l6ZUIZChdfYWxsb3dfaW5wdXRfdHJ1bmNhdGlvbkIXChVfbG9naWNhbF9uZXVyb25fY29yZXNCDAoKX3RwX2RlZ3JlZUIMCgpfZnVzZWRfcWt2QhkKF19mbGFzaF9kZWNvZGluZ19lbmFibGVkQhwKGl9zZXF1ZW5jZV9wYXJhbGxlbF9lbmFibGVkQg8KDV9xa19sYXllcm5vcm1CEgoQX2F0dGVudGlvbl9kdHlwZUIQCg5fb3V0cHV0X2xvZ2l0c0ITChFfZW5hYmxlX2J1Y2tldGluZ0IZChdfaXNfY29udGludW91c19iYXRjaGluZ0IRCg9fbWF4X2JhdGNoX3NpemVCEQoPX2N0eF9iYXRjaF9zaXplQhEKD190a2dfYmF0Y2hfc2l6ZUIMCgpfcXVhbnRpemVkQh0KG19xdWFudGl6ZWRfY2hlY2twb2ludHNfcGF0aEIVChNfcXVhbnRpemF0aW9uX2R0eXBlQhQKEl9xdWFudGl6YXRpb25fdHlwZUIRCg9fa3ZfY2FjaGVfcXVhbnRCFgoUX2F0dG5fa2VybmVsX2VuYWJsZWRCFQoTX3Frdl9rZXJuZWxfZW5hYmxlZEIVChNfbWxwX2tlcm5lbF9lbmFibGVkQh8KHV9xdWFudGl6ZWRfbWxwX2tlcm5lbF9lbmFibGVkQiIKIF9ybXNub3JtX3F1YW50aXplX2tlcm5lbF9lbmFibGVkQhUKE19pc19ibG9ja19rdl9sYXlvdXRCEAoOX3BhX251bV9ibG9ja3NCEAoOX3BhX2Jsb2NrX3NpemVCFAoSX2lzX3ByZWZpeF9jYWNoaW5nQhUKE19zcGVjdWxhdGlvbl9sZW5ndGhCEgoQX3NwZWNfYmF0Y2hfc2l6ZUIbChlfZW5hYmxlX2VhZ2xlX3NwZWN1bGF0aW9uQiAKHl9lbmFibGVfZWFnbGVfZHJhZnRfaW5wdXRfbm9ybUIbChlfZW5hYmxlX2Z1c2VkX3NwZWN1bGF0aW9uQhEKD19pc19lYWdsZV9kcmFmdEIXChVfdHJhY2VfdG9rZW5nZW5fbW9kZWxCDAoKX2lzX21lZHVzYUIcChpfbWVkdXNhX3NwZWN1bGF0aW9uX2xlbmd0aEITChFfbnVtX21lZHVzYV9oZWFkc0IcChpfY2NfcGlwZWxpbmVfdGlsaW5nX2ZhY3RvckIQCg5fbW9lX3RwX2RlZ3JlZUIQCg5fbW9lX2VwX2RlZ3JlZUIWChRfcmV0dXJuX2V4cGVydF9pbmRleEIXChVfcmV0dXJuX3JvdXRlcl9sb2dpdHNCEgoQX2NhcGFjaXR5X2ZhY3RvckIKCghfZ2x1X21scEILCglfZ2x1X3R5cGVCHAoaX2hpZGRlbl9hY3Rfc2NhbGluZ19mYWN0b3JCEgoQX2hpZGRlbl9hY3RfYmlhc0IZChdfZ2F0ZV9jbGFtcF91cHBlcl9saW1pdEIZChdfZ2F0ZV9jbGFtcF9sb3dlcl9saW1pdEIXChVfdXBfY2xhbXBfdXBwZXJfbGltaXRCFwoVX3VwX2NsYW1wX2xvd2VyX2xpbWl0QhgKFl91c2VfaW5kZXhfY2FsY19rZXJuZWxCIwohX2Vhcmx5X2V4cGVydF9hZmZpbml0eV9tb2R1bGF0aW9uQh0KG19ub3JtYWxpemVfdG9wX2tfYWZmaW5pdGllc0IXChVfZnVzZWRfc2hhcmVkX2V4cGVydHNCKwopX3NoYXJlZF9leHBlcnRzX3NlcXVlbmNlX3BhcmFsbGVsX2VuYWJsZWRCIwohX3RyYW5zcG9zZV9zaGFyZWRfZXhwZXJ0c193ZWlnaHRzIh0KCk1lZHVzYVBhdGgSDwoHY2hvaWNlcxgBIAMoBSKeAgoWT25EZXZpY2VTYW1wbGluZ0NvbmZpZxIWCglkb19zYW1wbGUYASABKAhIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESGAoLdGVtcGVyYXR1cmUYBCABKAJIA4gBARIUCgdkeW5hbWljGAUgASgISASIAQESGgoNZGV0ZXJtaW5pc3RpYxgGIAEoCEgFiAEBEhgKC2dsb2JhbF90b3BrGAcgASgFSAaIAQFCDAoKX2RvX3NhbXBsZUIICgZfdG9wX2tCCAoGX3RvcF9wQg4KDF90ZW1wZXJhdHVyZUIKCghfZHluYW1pY0IQCg5fZGV0ZXJtaW5pc3RpY0IOCgxfZ2xvYmFsX3RvcGsi8wUKEUxvcmFTZXJ2aW5nQ29uZmlnEhYKCW1heF9sb3JhcxgBIAEoBUgAiAEBEhoKDW1heF9sb3JhX3JhbmsYAiABKAVIAYgBARIaCg1tYXhfY3B1X2xvcmFzGAMgASgFSAKIAQESJgoZZW5hYmxlX2R5bmFtaWNfbXVsdGlfbG9yYRgEIAEoCEgDiAEBEk0KD2xvcmFfY2twdF9wYXRocxgFIAMoCzI0LmtpbG4uY29uZmlnLnYxLkxvcmFTZXJ2aW5nQ29uZmlnLkxvcmFDa3B0UGF0aHNFbnRyeRJUChNsb3JhX2NrcHRfcGF0aHNfY3B1GAYgAygLMjcua2lsbi5jb25maWcudjEuTG9yYVNlcnZpbmdDb25maWcuTG9yYUNrcHRQYXRoc0NwdUVudHJ5EhsKDmxvcmFfY2twdF9qc29uGAcgASgJSASIAQESIgoVbG9yYV9tZW1vcnlfdHJhbnNwb3NlGAggASgISAWIAQESJAoXbG9yYV9zaGFyZF9saW5lYXJfbGF5ZXIYCSABKAhIBogBARIhChRiYXNlX21vZGVsX3F1YW50aXplZBgKIAEoCEgHiAEBEhYKDnRhcmdldF9tb2R1bGVzGAsgAygJGjQKEkxvcmFDa3B0UGF0aHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGjcKFUxvcmFDa3B0UGF0aHNDcHVFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBQgwKCl9tYXhfbG9yYXNCEAoOX21heF9sb3JhX3JhbmtCEAoOX21heF9jcHVfbG9yYXNCHAoaX2VuYWJsZV9keW5hbWljX211bHRpX2xvcmFCEQoPX2xvcmFfY2twdF9qc29uQhgKFl9sb3JhX21lbW9yeV90cmFuc3Bvc2VCGgoYX2xvcmFfc2hhcmRfbGluZWFyX2xheWVyQhcKFV9iYXNlX21vZGVsX3F1YW50aXplZCLcAQoVRnVzZWRTcGVjTmV1cm9uQ29uZmlnEhcKCndvcmtlcl9jbHMYASABKAlIAIgBARI1CgxkcmFmdF9jb25maWcYAiABKAsyHy5raWxuLmNvbmZpZy52MS5JbmZlcmVuY2VDb25maWcSHQoQZHJhZnRfbW9kZWxfcGF0aBgDIAEoCUgBiAEBEhwKD2RyYWZ0X21vZGVsX2NscxgEIAEoCUgCiAEBQg0KC193b3JrZXJfY2xzQhMKEV9kcmFmdF9tb2RlbF9wYXRoQhIKEF9kcmFmdF9tb2RlbF9jbHMiTAoMUm91dGVyQ29uZmlnEhMKBmFjdF9mbhgBIAEoCUgAiAEBEhIKBWR0eXBlGAIgASgJSAGIAQFCCQoHX2FjdF9mbkIICgZfZHR5cGUiqwkKGVJvdXRlZEV4cGVydHNNTFBPcHNDb25maWcSGAoLbnVtX2V4cGVydHMYASABKAVIAIgBARIYCgtoaWRkZW5fc2l6ZRgCIAEoBUgBiAEBEh4KEWludGVybWVkaWF0ZV9zaXplGAMgASgFSAKIAQESEgoFdG9wX2sYBCABKAVIA4gBARIXCgpoaWRkZW5fYWN0GAUgASgJSASIAQESFAoHZ2x1X21scBgGIAEoCEgFiAEBEhEKBGJpYXMYByABKAhIBogBARIVCghnbHVfdHlwZRgIIAEoCUgHiAEBEiYKGWhpZGRlbl9hY3Rfc2NhbGluZ19mYWN0b3IYCSABKAFICIgBARIcCg9oaWRkZW5fYWN0X2JpYXMYCiABKAFICYgBARIcCg9jYXBhY2l0eV9mYWN0b3IYCyABKAFICogBARIiChV1c2VfaW5kZXhfY2FsY19rZXJuZWwYDCABKAhIC4gBARIjChZnYXRlX2NsYW1wX3VwcGVyX2xpbWl0GA0gASgBSAyIAQESIwoWZ2F0ZV9jbGFtcF9sb3dlcl9saW1pdBgOIAEoAUgNiAEBEiEKFHVwX2NsYW1wX3VwcGVyX2xpbWl0GA8gASgBSA6IAQESIQoUdXBfY2xhbXBfbG93ZXJfbGltaXQYECABKAFID4gBARInChpub3JtYWxpemVfdG9wX2tfYWZmaW5pdGllcxgRIAEoCEgQiAEBEi0KIGVhcmx5X2V4cGVydF9hZmZpbml0eV9tb2R1bGF0aW9uGBIgASgISBGIAQESJAoXaW5wdXRfbGF5ZXJfaW5pdF9tZXRob2QYEyABKAlIEogBARIlChhvdXRwdXRfbGF5ZXJfaW5pdF9tZXRob2QYFCABKAlIE4gBARIdChBlbmFibGVfc3BtZF9yYW5rGBUgASgISBSIAQESFwoKaXNfcHJlZmlsbBgWIAEoCEgViAEBQg4KDF9udW1fZXhwZXJ0c0IOCgxfaGlkZGVuX3NpemVCFAoSX2ludGVybWVkaWF0ZV9zaXplQggKBl90b3Bfa0INCgtfaGlkZGVuX2FjdEIKCghfZ2x1X21scEIHCgVfYmlhc0ILCglfZ2x1X3R5cGVCHAoaX2hpZGRlbl9hY3Rfc2NhbGluZ19mYWN0b3JCEgoQX2hpZGRlbl9hY3RfYmlhc0ISChBfY2FwYWNpdHlfZmFjdG9yQhgKFl91c2VfaW5kZXhfY2FsY19rZXJuZWxCGQoXX2dhdGVfY2xhbXBfdXBwZXJfbGltaXRCGQoXX2dhdGVfY2xhbXBfbG93ZXJfbGltaXRCFwoVX3VwX2NsYW1wX3VwcGVyX2xpbWl0QhcKFV91cF9jbGFtcF9sb3dlcl9saW1pdEIdChtfbm9ybWFsaXplX3RvcF9rX2FmZmluaXRpZXNCIwohX2Vhcmx5X2V4cGVydF9hZmZpbml0eV9tb2R1bGF0aW9uQhoKGF9pbnB1dF9sYXllcl9pbml0X21ldGhvZEIbChlfb3V0cHV0X2xheWVyX2luaXRfbWV0aG9kQhMKEV9lbmFibGVfc3BtZF9yYW5rQg0KC19pc19wcmVmaWxsItUHChVCbG9ja3dpc2VNYXRtdWxDb25maWcSFwoKYmxvY2tfc2l6ZRgBIAEoBUgAiAEBEh8KEnVzZV9ibG9ja19wYXJhbGxlbBgCIAEoCEgBiAEBEiQKF2Jsb2NrX3NoYXJkaW5nX3N0cmF0ZWd5GAMgASgJSAKIAQESGwoOc2tpcF9kbWFfdG9rZW4YBCABKAhIA4gBARIcCg9za2lwX2RtYV93ZWlnaHQYBSABKAhIBIgBARIeChFsb2dpY2FsX25jX2NvbmZpZxgGIAEoBUgFiAEBEicKGmJsb2Nrd2lzZV9ua2lfYXV0b2dyYWRfY2xzGAcgASgJSAaIAQESIQoUdXNlX3RvcmNoX2Jsb2NrX3dpc2UYCCABKAhIB4gBARIvCiJwYXJhbGxlbGl6ZV90b2tlbl90b19ibG9ja19tYXBwaW5nGAkgASgISAiIAQESLQogb3B0aW1pemVkX2Jsb2NrX3RvX3Rva2VuX21hcHBpbmcYCiABKAhICYgBARI3CiphbHdheXNfYXVnbWVudF9pbnB1dHNfZm9yX2Jsb2Nrd2lzZV9tYXRtdWwYCyABKAhICogBARI0Cid1c2Vfc2hhcmRfb25faW50ZXJtZWRpYXRlX2R5bmFtaWNfd2hpbGUYDCABKAhIC4gBARItCiB1c2Vfc2hhcmRfb25fYmxvY2tfZHluYW1pY193aGlsZRgNIAEoCEgMiAEBEh4KEW51bV9zdGF0aWNfYmxvY2tzGA4gASgFSA2IAQFCDQoLX2Jsb2NrX3NpemVCFQoTX3VzZV9ibG9ja19wYXJhbGxlbEIaChhfYmxvY2tfc2hhcmRpbmdfc3RyYXRlZ3lCEQoPX3NraXBfZG1hX3Rva2VuQhIKEF9za2lwX2RtYV93ZWlnaHRCFAoSX2xvZ2ljYWxfbmNfY29uZmlnQh0KG19ibG9ja3dpc2VfbmtpX2F1dG9ncmFkX2Nsc0IXChVfdXNlX3RvcmNoX2Jsb2NrX3dpc2VCJQojX3BhcmFsbGVsaXplX3Rva2VuX3RvX2Jsb2NrX21hcHBpbmdCIwohX29wdGltaXplZF9ibG9ja190b190b2tlbl9tYXBwaW5nQi0KK19hbHdheXNfYXVnbWVudF9pbnB1dHNfZm9yX2Jsb2Nrd2lzZV9tYXRtdWxCKgooX3VzZV9zaGFyZF9vbl9pbnRlcm1lZGlhdGVfZHluYW1pY193aGlsZUIjCiFfdXNlX3NoYXJkX29uX2Jsb2NrX2R5bmFtaWNfd2hpbGVCFAoSX251bV9zdGF0aWNfYmxvY2tzItECChFNb0VGdXNlZFRLR0NvbmZpZxIWCglxdWFudGl6ZWQYASABKAhIAIgBARIlChhtb2VfZnVzZWRfa2VybmVsX2VuYWJsZWQYAiABKAhIAYgBARInChpyb3V0ZXJfdG9wa19rZXJuZWxfZW5hYmxlZBgDIAEoCEgCiAEBEiYKGWV4cGVydF9tbHBfa2VybmVsX2VuYWJsZWQYBCABKAhIA4gBARImChlzaGFyZWRfbWxwX2tlcm5lbF9lbmFibGVkGAUgASgISASIAQFCDAoKX3F1YW50aXplZEIbChlfbW9lX2Z1c2VkX2tlcm5lbF9lbmFibGVkQh0KG19yb3V0ZXJfdG9wa19rZXJuZWxfZW5hYmxlZEIcChpfZXhwZXJ0X21scF9rZXJuZWxfZW5hYmxlZEIcChpfc2hhcmVkX21scF9rZXJuZWxfZW5hYmxlZCLuAQoUSHlicmlkU2hhcmRpbmdDb25maWcSHgoRbW9lX2N0ZV90cF9kZWdyZWUYASABKAVIAIgBARIeChFtb2VfY3RlX2VwX2RlZ3JlZRgCIAEoBUgBiAEBEh4KEW1vZV90a2dfdHBfZGVncmVlGAMgASgFSAKIAQESHgoRbW9lX3RrZ19lcF9kZWdyZWUYBCABKAVIA4gBAUIUChJfbW9lX2N0ZV90cF9kZWdyZWVCFAoSX21vZV9jdGVfZXBfZGVncmVlQhQKEl9tb2VfdGtnX3RwX2RlZ3JlZUIUChJfbW9lX3RrZ19lcF9kZWdyZWUi6gMKGVRyYW5zZm9ybWVyc05ldXJvbnhDb25maWcSFwoKYmF0Y2hfc2l6ZRgBIAEoBUgAiAEBEhYKCXRwX2RlZ3JlZRgCIAEoBUgBiAEBEhMKC25fcG9zaXRpb25zGAMgAygFEh8KF2NvbnRleHRfbGVuZ3RoX2VzdGltYXRlGAQgAygFEh4KEXByb21wdF9iYXRjaF9zaXplGAUgASgFSAKIAQESEAoDYW1wGAYgASgJSAOIAQESIgoVZ3JvdXBfcXVlcnlfYXR0ZW50aW9uGAcgASgJSASIAQESUQoUb25fZGV2aWNlX2dlbmVyYXRpb24YCCABKAsyMy5raWxuLmNvbmZpZy52MS5UcmFuc2Zvcm1lcnNOZXVyb254R2VuZXJhdGlvbkNvbmZpZxJECgVxdWFudBgJIAEoCzI1LmtpbG4uY29uZmlnLnYxLlRyYW5zZm9ybWVyc05ldXJvbnhRdWFudGl6YXRpb25Db25maWcSFQoIZnVzZV9xa3YYCiABKAhIBYgBAUINCgtfYmF0Y2hfc2l6ZUIMCgpfdHBfZGVncmVlQhQKEl9wcm9tcHRfYmF0Y2hfc2l6ZUIGCgRfYW1wQhgKFl9ncm91cF9xdWVyeV9hdHRlbnRpb25CCwoJX2Z1c2VfcWt2IqcCCiNUcmFuc2Zvcm1lcnNOZXVyb254R2VuZXJhdGlvbkNvbmZpZxIXCgptYXhfbGVuZ3RoGAEgASgFSACIAQESFgoJZG9fc2FtcGxlGAIgASgISAGIAQESEgoFdG9wX2sYAyABKAVIAogBARISCgV0b3BfcBgEIAEoAkgDiAEBEhgKC3RlbXBlcmF0dXJlGAUgASgCSASIAQESFAoHZHluYW1pYxgGIAEoCEgFiAEBEhkKDGdsb2JhbF90b3BfaxgHIAEoBUgGiAEBQg0KC19tYXhfbGVuZ3RoQgwKCl9kb19zYW1wbGVCCAoGX3RvcF9rQggKBl90b3BfcEIOCgxfdGVtcGVyYXR1cmVCCgoIX2R5bmFtaWNCDwoNX2dsb2JhbF90b3BfayJ/CiVUcmFuc2Zvcm1lcnNOZXVyb254UXVhbnRpemF0aW9uQ29uZmlnEhgKC3F1YW50X2R0eXBlGAEgASgJSACIAQESGgoNZGVxdWFudF9kdHlwZRgCIAEoCUgBiAEBQg4KDF9xdWFudF9kdHlwZUIQCg5fZGVxdWFudF9kdHlwZWIGcHJvdG8z");
 
 /**
  * InferenceConfig joins the compile-time options with the model's own attributes, which the compiler reads from the
@@ -27,6 +27,35 @@ export type InferenceConfig = Message<"kiln.config.v1.InferenceConfig"> & {
    * @generated from field: kiln.config.v1.NeuronConfig neuron_config = 1;
    */
   neuronConfig?: NeuronConfig;
+
+  /**
+   * The draft model of fused speculation. Unset: none.
+   *
+   * @generated from field: kiln.config.v1.FusedSpecNeuronConfig fused_spec_config = 2;
+   */
+  fusedSpecConfig?: FusedSpecNeuronConfig;
+
+  /**
+   * Options under the names of Transformers NeuronX; the same option may not be given in `neuron_config` too.
+   *
+   * @generated from field: kiln.config.v1.TransformersNeuronxConfig transformers_neuronx = 3;
+   */
+  transformersNeuronx?: TransformersNeuronxConfig;
+
+  /**
+   * Model attributes that replace those of the checkpoint's `config.json`: a JSON object such as
+   * `{"rope_theta": 500000.0}`. Text, so that numbers stay as they were written.
+   *
+   * @generated from field: string model_attributes_json = 4;
+   */
+  modelAttributesJson: string;
+
+  /**
+   * Other names of model attributes, alias to name, as in a Hugging Face configuration class.
+   *
+   * @generated from field: map<string, string> attribute_map = 5;
+   */
+  attributeMap: { [key: string]: string };
 };
 
 /**
@@ -159,6 +188,35 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
   skipWarmup?: boolean;
 
   /**
+   * Weights, by name, that the compiler's choice of memory layouts leaves alone. Default none.
+   *
+   * @generated from field: repeated string weights_to_skip_layout_optimization = 17;
+   */
+  weightsToSkipLayoutOptimization: string[];
+
+  /**
+   * Page size of the scratchpad, in MiB. Default: the compiler's own.
+   *
+   * @generated from field: optional int32 scratchpad_page_size = 18;
+   */
+  scratchpadPageSize?: number;
+
+  /**
+   * Cut prompts that are too long, keeping their end, in place of refusing them. Default false.
+   *
+   * @generated from field: optional bool allow_input_truncation = 19;
+   */
+  allowInputTruncation?: boolean;
+
+  /**
+   * Former name of `logical_nc_config`.
+   *
+   * @generated from field: optional int32 logical_neuron_cores = 20 [deprecated = true];
+   * @deprecated
+   */
+  logicalNeuronCores?: number;
+
+  /**
    * Ranks that share one model by tensor parallelism. Default 1.
    *
    * @generated from field: optional int32 tp_degree = 30;
@@ -171,6 +229,34 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
    * @generated from field: optional bool fused_qkv = 40;
    */
   fusedQkv?: boolean;
+
+  /**
+   * Split the sequence of decode attention over the ranks that share a KV head. Default false.
+   *
+   * @generated from field: optional bool flash_decoding_enabled = 41;
+   */
+  flashDecodingEnabled?: boolean;
+
+  /**
+   * Split prompts over ranks outside of attention and MLP. Default false; prompt lengths must be divisible by `tp_degree`.
+   *
+   * @generated from field: optional bool sequence_parallel_enabled = 42;
+   */
+  sequenceParallelEnabled?: boolean;
+
+  /**
+   * Normalize queries and keys. Default false.
+   *
+   * @generated from field: optional bool qk_layernorm = 43;
+   */
+  qkLayernorm?: boolean;
+
+  /**
+   * Dtype of attention. Default: the dtype of its input. Other than `torch_dtype` needs `cast_type` "as-declared".
+   *
+   * @generated from field: optional string attention_dtype = 44;
+   */
+  attentionDtype?: string;
 
   /**
    * Sample inside the executable. Unset: the executable returns logits and the runtime's executor samples.
@@ -208,6 +294,22 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
   tokenGenerationBuckets: number[];
 
   /**
+   * Lengths of cached prefixes to compile, in tokens, ascending; with `is_prefix_caching` only. Default: powers of two
+   * from 512; 0, no prefix, comes on top.
+   *
+   * @generated from field: repeated int32 prefix_buckets = 63;
+   */
+  prefixBuckets: number[];
+
+  /**
+   * Batch sizes of token generation to compile, ascending, last at most `tkg_batch_size`, which comes on top. Default: only
+   * `tkg_batch_size`.
+   *
+   * @generated from field: repeated int32 token_generation_batches = 64;
+   */
+  tokenGenerationBatches: number[];
+
+  /**
    * Let requests join and leave the running batch. Default false.
    *
    * @generated from field: optional bool is_continuous_batching = 70;
@@ -234,6 +336,378 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
    * @generated from field: optional int32 tkg_batch_size = 73;
    */
   tkgBatchSize?: number;
+
+  /**
+   * The weights are quantized. Default false.
+   *
+   * @generated from field: optional bool quantized = 80;
+   */
+  quantized?: boolean;
+
+  /**
+   * Where the quantized checkpoint is. Required with `quantized`.
+   *
+   * @generated from field: optional string quantized_checkpoints_path = 81;
+   */
+  quantizedCheckpointsPath?: string;
+
+  /**
+   * "int8" (default), "f8e4m3" or "f8e5m2".
+   *
+   * @generated from field: optional string quantization_dtype = 82;
+   */
+  quantizationDtype?: string;
+
+  /**
+   * "per_tensor_symmetric" (default) or "per_channel_symmetric".
+   *
+   * @generated from field: optional string quantization_type = 83;
+   */
+  quantizationType?: string;
+
+  /**
+   * Modules whose weights stay as they are, such as "lm_head". Default none.
+   *
+   * @generated from field: repeated string modules_to_not_convert = 84;
+   */
+  modulesToNotConvert: string[];
+
+  /**
+   * The same for the draft model of fused speculation. Default none.
+   *
+   * @generated from field: repeated string draft_model_modules_to_not_convert = 85;
+   */
+  draftModelModulesToNotConvert: string[];
+
+  /**
+   * Keep keys and values as float8_e4m3fn. Default false.
+   *
+   * @generated from field: optional bool kv_cache_quant = 86;
+   */
+  kvCacheQuant?: boolean;
+
+  /**
+   * Use the flash attention kernel. Default: where it pays.
+   *
+   * @generated from field: optional bool attn_kernel_enabled = 90;
+   */
+  attnKernelEnabled?: boolean;
+
+  /**
+   * Use the fused QKV kernel; needs `fused_qkv` and bfloat16. Default false.
+   *
+   * @generated from field: optional bool qkv_kernel_enabled = 91;
+   */
+  qkvKernelEnabled?: boolean;
+
+  /**
+   * Use the MLP kernel; needs bfloat16. Default false.
+   *
+   * @generated from field: optional bool mlp_kernel_enabled = 92;
+   */
+  mlpKernelEnabled?: boolean;
+
+  /**
+   * Use the quantized MLP kernel; needs `mlp_kernel_enabled`. Default false.
+   *
+   * @generated from field: optional bool quantized_mlp_kernel_enabled = 93;
+   */
+  quantizedMlpKernelEnabled?: boolean;
+
+  /**
+   * Use the quantizing RMS norm kernel; needs `quantized_mlp_kernel_enabled`. Default false.
+   *
+   * @generated from field: optional bool rmsnorm_quantize_kernel_enabled = 94;
+   */
+  rmsnormQuantizeKernelEnabled?: boolean;
+
+  /**
+   * Keep keys and values in blocks. Default false: one row a slot.
+   *
+   * @generated from field: optional bool is_block_kv_layout = 100;
+   */
+  isBlockKvLayout?: boolean;
+
+  /**
+   * Blocks of the KV cache; at least batch_size * max_length / pa_block_size. Default `batch_size`.
+   *
+   * @generated from field: optional int32 pa_num_blocks = 101;
+   */
+  paNumBlocks?: number;
+
+  /**
+   * Positions of a block, in tokens. Default `seq_len`.
+   *
+   * @generated from field: optional int32 pa_block_size = 102;
+   */
+  paBlockSize?: number;
+
+  /**
+   * Reuse keys and values of prompts' common beginnings; needs `is_block_kv_layout`. Default false.
+   *
+   * @generated from field: optional bool is_prefix_caching = 103;
+   */
+  isPrefixCaching?: boolean;
+
+  /**
+   * Tokens that are proposed and then verified in one step. Default 0: no speculation.
+   *
+   * @generated from field: optional int32 speculation_length = 110;
+   */
+  speculationLength?: number;
+
+  /**
+   * Rows of one speculation step. Default `batch_size`.
+   *
+   * @generated from field: optional int32 spec_batch_size = 111;
+   */
+  specBatchSize?: number;
+
+  /**
+   * Propose with an EAGLE draft model, which sees the target's hidden states. Default false.
+   *
+   * @generated from field: optional bool enable_eagle_speculation = 112;
+   */
+  enableEagleSpeculation?: boolean;
+
+  /**
+   * Normalize the inputs of the EAGLE draft model. Default false.
+   *
+   * @generated from field: optional bool enable_eagle_draft_input_norm = 113;
+   */
+  enableEagleDraftInputNorm?: boolean;
+
+  /**
+   * Compile draft and target into one executable. Default: `enable_eagle_speculation`.
+   *
+   * @generated from field: optional bool enable_fused_speculation = 114;
+   */
+  enableFusedSpeculation?: boolean;
+
+  /**
+   * This is the configuration of an EAGLE draft model. Default false.
+   *
+   * @generated from field: optional bool is_eagle_draft = 115;
+   */
+  isEagleDraft?: boolean;
+
+  /**
+   * Whether the token_generation submodel is compiled. Derived: without speculation.
+   *
+   * @generated from field: optional bool trace_tokengen_model = 116 [deprecated = true];
+   * @deprecated
+   */
+  traceTokengenModel?: boolean;
+
+  /**
+   * Propose with Medusa heads. Default false.
+   *
+   * @generated from field: optional bool is_medusa = 117;
+   */
+  isMedusa?: boolean;
+
+  /**
+   * Tokens of the Medusa tree that one step verifies. Default 0; positive with `is_medusa`.
+   *
+   * @generated from field: optional int32 medusa_speculation_length = 118;
+   */
+  medusaSpeculationLength?: number;
+
+  /**
+   * Medusa heads of the model. Default 0; positive with `is_medusa`.
+   *
+   * @generated from field: optional int32 num_medusa_heads = 119;
+   */
+  numMedusaHeads?: number;
+
+  /**
+   * Paths of the Medusa tree. Required with `is_medusa`.
+   *
+   * @generated from field: repeated kiln.config.v1.MedusaPath medusa_tree = 120;
+   */
+  medusaTree: MedusaPath[];
+
+  /**
+   * Serve LoRA adapters. Unset: none.
+   *
+   * @generated from field: kiln.config.v1.LoraServingConfig lora_config = 130;
+   */
+  loraConfig?: LoraServingConfig;
+
+  /**
+   * Tiles that collectives are pipelined in. Default 2.
+   *
+   * @generated from field: optional int32 cc_pipeline_tiling_factor = 140;
+   */
+  ccPipelineTilingFactor?: number;
+
+  /**
+   * Ranks that share an expert. Default 1.
+   *
+   * @generated from field: optional int32 moe_tp_degree = 150;
+   */
+  moeTpDegree?: number;
+
+  /**
+   * Groups of ranks that share out the experts. Default 1.
+   *
+   * @generated from field: optional int32 moe_ep_degree = 151;
+   */
+  moeEpDegree?: number;
+
+  /**
+   * Degrees by submodel. Unset: `moe_tp_degree` and `moe_ep_degree` for all.
+   *
+   * @generated from field: kiln.config.v1.HybridShardingConfig hybrid_sharding_config = 152;
+   */
+  hybridShardingConfig?: HybridShardingConfig;
+
+  /**
+   * The router. Unset: every default.
+   *
+   * @generated from field: kiln.config.v1.RouterConfig router_config = 153;
+   */
+  routerConfig?: RouterConfig;
+
+  /**
+   * Return which experts each token went to. Default false.
+   *
+   * @generated from field: optional bool return_expert_index = 154;
+   */
+  returnExpertIndex?: boolean;
+
+  /**
+   * Return the router's logits. Default false.
+   *
+   * @generated from field: optional bool return_router_logits = 155;
+   */
+  returnRouterLogits?: boolean;
+
+  /**
+   * Blockwise matrix products of experts. Unset: every default.
+   *
+   * @generated from field: kiln.config.v1.BlockwiseMatmulConfig blockwise_matmul_config = 156;
+   */
+  blockwiseMatmulConfig?: BlockwiseMatmulConfig;
+
+  /**
+   * Share of the tokens that an expert takes; more are dropped. Unset: none are dropped.
+   *
+   * @generated from field: optional double capacity_factor = 157;
+   */
+  capacityFactor?: number;
+
+  /**
+   * Experts have a gated linear unit. Default true.
+   *
+   * @generated from field: optional bool glu_mlp = 158;
+   */
+  gluMlp?: boolean;
+
+  /**
+   * "glu" (default) or "swiglu".
+   *
+   * @generated from field: optional string glu_type = 159;
+   */
+  gluType?: string;
+
+  /**
+   * Multiplies gate projections before the activation. Default 1.0.
+   *
+   * @generated from field: optional double hidden_act_scaling_factor = 160;
+   */
+  hiddenActScalingFactor?: number;
+
+  /**
+   * Added to up projections. Default 0.0.
+   *
+   * @generated from field: optional double hidden_act_bias = 161;
+   */
+  hiddenActBias?: number;
+
+  /**
+   * Upper limit of experts' gate values. Unset: none.
+   *
+   * @generated from field: optional double gate_clamp_upper_limit = 162;
+   */
+  gateClampUpperLimit?: number;
+
+  /**
+   * Lower limit of experts' gate values. Unset: none.
+   *
+   * @generated from field: optional double gate_clamp_lower_limit = 163;
+   */
+  gateClampLowerLimit?: number;
+
+  /**
+   * Upper limit of experts' up values. Unset: none.
+   *
+   * @generated from field: optional double up_clamp_upper_limit = 164;
+   */
+  upClampUpperLimit?: number;
+
+  /**
+   * Lower limit of experts' up values. Unset: none.
+   *
+   * @generated from field: optional double up_clamp_lower_limit = 165;
+   */
+  upClampLowerLimit?: number;
+
+  /**
+   * Use the kernel for index calculations. Default false.
+   *
+   * @generated from field: optional bool use_index_calc_kernel = 166;
+   */
+  useIndexCalcKernel?: boolean;
+
+  /**
+   * Apply expert affinities before the experts. Default false.
+   *
+   * @generated from field: optional bool early_expert_affinity_modulation = 167;
+   */
+  earlyExpertAffinityModulation?: boolean;
+
+  /**
+   * Normalize the affinities of the chosen experts. Default true.
+   *
+   * @generated from field: optional bool normalize_top_k_affinities = 168;
+   */
+  normalizeTopKAffinities?: boolean;
+
+  /**
+   * Compute gate and up projections of shared experts as one. Default false.
+   *
+   * @generated from field: optional bool fused_shared_experts = 169;
+   */
+  fusedSharedExperts?: boolean;
+
+  /**
+   * Sequence parallelism in shared experts. Default false.
+   *
+   * @generated from field: optional bool shared_experts_sequence_parallel_enabled = 170;
+   */
+  sharedExpertsSequenceParallelEnabled?: boolean;
+
+  /**
+   * Transpose weights of shared experts. Default false.
+   *
+   * @generated from field: optional bool transpose_shared_experts_weights = 171;
+   */
+  transposeSharedExpertsWeights?: boolean;
+
+  /**
+   * Options of the routed experts, which repeat the model's and those here. Unset: derived from them.
+   *
+   * @generated from field: kiln.config.v1.RoutedExpertsMLPOpsConfig routed_experts_mlp_ops_config = 172;
+   */
+  routedExpertsMlpOpsConfig?: RoutedExpertsMLPOpsConfig;
+
+  /**
+   * Fused token generation of experts. Unset: every default.
+   *
+   * @generated from field: kiln.config.v1.MoEFusedTKGConfig moe_fused_tkg_config = 173;
+   */
+  moeFusedTkgConfig?: MoEFusedTKGConfig;
 };
 
 /**
@@ -242,6 +716,27 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
  */
 export const NeuronConfigSchema: GenMessage<NeuronConfig> = /*@__PURE__*/
   messageDesc(file_kiln_config_v1_config, 1);
+
+/**
+ * MedusaPath is one path of a Medusa tree: the choice of each head, from the first one.
+ *
+ * @generated from message kiln.config.v1.MedusaPath
+ */
+export type MedusaPath = Message<"kiln.config.v1.MedusaPath"> & {
+  /**
+   * Ranks among each head's likeliest tokens, from 0.
+   *
+   * @generated from field: repeated int32 choices = 1;
+   */
+  choices: number[];
+};
+
+/**
+ * Describes the message kiln.config.v1.MedusaPath.
+ * Use `create(MedusaPathSchema)` to create a new message.
+ */
+export const MedusaPathSchema: GenMessage<MedusaPath> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 2);
 
 /**
  * OnDeviceSamplingConfig says how the executable picks tokens.
@@ -304,5 +799,714 @@ export type OnDeviceSamplingConfig = Message<"kiln.config.v1.OnDeviceSamplingCon
  * Use `create(OnDeviceSamplingConfigSchema)` to create a new message.
  */
 export const OnDeviceSamplingConfigSchema: GenMessage<OnDeviceSamplingConfig> = /*@__PURE__*/
-  messageDesc(file_kiln_config_v1_config, 2);
+  messageDesc(file_kiln_config_v1_config, 3);
+
+/**
+ * LoraServingConfig says which LoRA adapters are served, and how their weights are kept.
+ *
+ * @generated from message kiln.config.v1.LoraServingConfig
+ */
+export type LoraServingConfig = Message<"kiln.config.v1.LoraServingConfig"> & {
+  /**
+   * Adapters in device memory at once. Default 1.
+   *
+   * @generated from field: optional int32 max_loras = 1;
+   */
+  maxLoras?: number;
+
+  /**
+   * Largest rank of an adapter. Default 16.
+   *
+   * @generated from field: optional int32 max_lora_rank = 2;
+   */
+  maxLoraRank?: number;
+
+  /**
+   * Adapters in host memory at once. Default 100.
+   *
+   * @generated from field: optional int32 max_cpu_loras = 3;
+   */
+  maxCpuLoras?: number;
+
+  /**
+   * Load and evict adapters while serving. Default false.
+   *
+   * @generated from field: optional bool enable_dynamic_multi_lora = 4;
+   */
+  enableDynamicMultiLora?: boolean;
+
+  /**
+   * Adapters in device memory from the start: id to checkpoint path.
+   *
+   * @generated from field: map<string, string> lora_ckpt_paths = 5;
+   */
+  loraCkptPaths: { [key: string]: string };
+
+  /**
+   * Adapters in host memory from the start: id to checkpoint path.
+   *
+   * @generated from field: map<string, string> lora_ckpt_paths_cpu = 6;
+   */
+  loraCkptPathsCpu: { [key: string]: string };
+
+  /**
+   * JSON file that lists adapters, in place of the two maps.
+   *
+   * @generated from field: optional string lora_ckpt_json = 7;
+   */
+  loraCkptJson?: string;
+
+  /**
+   * Store adapters transposed. Default true.
+   *
+   * @generated from field: optional bool lora_memory_transpose = 8;
+   */
+  loraMemoryTranspose?: boolean;
+
+  /**
+   * Shard the linear layer of an adapter, too. Default true.
+   *
+   * @generated from field: optional bool lora_shard_linear_layer = 9;
+   */
+  loraShardLinearLayer?: boolean;
+
+  /**
+   * The base model is quantized. Default false.
+   *
+   * @generated from field: optional bool base_model_quantized = 10;
+   */
+  baseModelQuantized?: boolean;
+
+  /**
+   * Modules that adapters change, such as "q_proj". Default: those of the adapters.
+   *
+   * @generated from field: repeated string target_modules = 11;
+   */
+  targetModules: string[];
+};
+
+/**
+ * Describes the message kiln.config.v1.LoraServingConfig.
+ * Use `create(LoraServingConfigSchema)` to create a new message.
+ */
+export const LoraServingConfigSchema: GenMessage<LoraServingConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 4);
+
+/**
+ * FusedSpecNeuronConfig says which draft model is compiled together with the target.
+ *
+ * @generated from message kiln.config.v1.FusedSpecNeuronConfig
+ */
+export type FusedSpecNeuronConfig = Message<"kiln.config.v1.FusedSpecNeuronConfig"> & {
+  /**
+   * Model class, for NxD Inference only: "module.Class". Kiln takes the class from the checkpoints.
+   *
+   * @generated from field: optional string worker_cls = 1;
+   */
+  workerCls?: string;
+
+  /**
+   * Configuration of the draft model.
+   *
+   * @generated from field: kiln.config.v1.InferenceConfig draft_config = 2;
+   */
+  draftConfig?: InferenceConfig;
+
+  /**
+   * Checkpoint of the draft model, below a model root.
+   *
+   * @generated from field: optional string draft_model_path = 3;
+   */
+  draftModelPath?: string;
+
+  /**
+   * Class of the draft model, for NxD Inference only.
+   *
+   * @generated from field: optional string draft_model_cls = 4;
+   */
+  draftModelCls?: string;
+};
+
+/**
+ * Describes the message kiln.config.v1.FusedSpecNeuronConfig.
+ * Use `create(FusedSpecNeuronConfigSchema)` to create a new message.
+ */
+export const FusedSpecNeuronConfigSchema: GenMessage<FusedSpecNeuronConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 5);
+
+/**
+ * RouterConfig configures the router of a mixture of experts.
+ *
+ * @generated from message kiln.config.v1.RouterConfig
+ */
+export type RouterConfig = Message<"kiln.config.v1.RouterConfig"> & {
+  /**
+   * Activation: "softmax" (default) or "sigmoid".
+   *
+   * @generated from field: optional string act_fn = 1;
+   */
+  actFn?: string;
+
+  /**
+   * Dtype of the router. Default "float32".
+   *
+   * @generated from field: optional string dtype = 2;
+   */
+  dtype?: string;
+};
+
+/**
+ * Describes the message kiln.config.v1.RouterConfig.
+ * Use `create(RouterConfigSchema)` to create a new message.
+ */
+export const RouterConfigSchema: GenMessage<RouterConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 6);
+
+/**
+ * RoutedExpertsMLPOpsConfig configures the routed experts of a mixture of experts.
+ *
+ * @generated from message kiln.config.v1.RoutedExpertsMLPOpsConfig
+ */
+export type RoutedExpertsMLPOpsConfig = Message<"kiln.config.v1.RoutedExpertsMLPOpsConfig"> & {
+  /**
+   * Experts of a layer.
+   *
+   * @generated from field: optional int32 num_experts = 1;
+   */
+  numExperts?: number;
+
+  /**
+   * Hidden size.
+   *
+   * @generated from field: optional int32 hidden_size = 2;
+   */
+  hiddenSize?: number;
+
+  /**
+   * Intermediate size of an expert.
+   *
+   * @generated from field: optional int32 intermediate_size = 3;
+   */
+  intermediateSize?: number;
+
+  /**
+   * Experts of a token; at most `num_experts`.
+   *
+   * @generated from field: optional int32 top_k = 4;
+   */
+  topK?: number;
+
+  /**
+   * Activation.
+   *
+   * @generated from field: optional string hidden_act = 5;
+   */
+  hiddenAct?: string;
+
+  /**
+   * Experts have a gated linear unit.
+   *
+   * @generated from field: optional bool glu_mlp = 6;
+   */
+  gluMlp?: boolean;
+
+  /**
+   * Linear layers have biases. Default false.
+   *
+   * @generated from field: optional bool bias = 7;
+   */
+  bias?: boolean;
+
+  /**
+   * "glu" (default) or "swiglu".
+   *
+   * @generated from field: optional string glu_type = 8;
+   */
+  gluType?: string;
+
+  /**
+   * Multiplies gate projections before the activation. Default 1.0.
+   *
+   * @generated from field: optional double hidden_act_scaling_factor = 9;
+   */
+  hiddenActScalingFactor?: number;
+
+  /**
+   * Added to up projections. Default 0.0.
+   *
+   * @generated from field: optional double hidden_act_bias = 10;
+   */
+  hiddenActBias?: number;
+
+  /**
+   * Share of the tokens that an expert takes. Unset: none are dropped.
+   *
+   * @generated from field: optional double capacity_factor = 11;
+   */
+  capacityFactor?: number;
+
+  /**
+   * Use the kernel for index calculations. Default false.
+   *
+   * @generated from field: optional bool use_index_calc_kernel = 12;
+   */
+  useIndexCalcKernel?: boolean;
+
+  /**
+   * Upper limit of gate values. Unset: none.
+   *
+   * @generated from field: optional double gate_clamp_upper_limit = 13;
+   */
+  gateClampUpperLimit?: number;
+
+  /**
+   * Lower limit of gate values. Unset: none.
+   *
+   * @generated from field: optional double gate_clamp_lower_limit = 14;
+   */
+  gateClampLowerLimit?: number;
+
+  /**
+   * Upper limit of up values. Unset: none.
+   *
+   * @generated from field: optional double up_clamp_upper_limit = 15;
+   */
+  upClampUpperLimit?: number;
+
+  /**
+   * Lower limit of up values. Unset: none.
+   *
+   * @generated from field: optional double up_clamp_lower_limit = 16;
+   */
+  upClampLowerLimit?: number;
+
+  /**
+   * Normalize the affinities of the chosen experts. Default false.
+   *
+   * @generated from field: optional bool normalize_top_k_affinities = 17;
+   */
+  normalizeTopKAffinities?: boolean;
+
+  /**
+   * Apply expert affinities before the experts. Default false.
+   *
+   * @generated from field: optional bool early_expert_affinity_modulation = 18;
+   */
+  earlyExpertAffinityModulation?: boolean;
+
+  /**
+   * Function that initializes input weights, for training only.
+   *
+   * @generated from field: optional string input_layer_init_method = 19;
+   */
+  inputLayerInitMethod?: string;
+
+  /**
+   * Function that initializes output weights, for training only.
+   *
+   * @generated from field: optional string output_layer_init_method = 20;
+   */
+  outputLayerInitMethod?: string;
+
+  /**
+   * Take the rank from a tensor. Default false.
+   *
+   * @generated from field: optional bool enable_spmd_rank = 21;
+   */
+  enableSpmdRank?: boolean;
+
+  /**
+   * These options are for prefill. Unset: for both.
+   *
+   * @generated from field: optional bool is_prefill = 22;
+   */
+  isPrefill?: boolean;
+};
+
+/**
+ * Describes the message kiln.config.v1.RoutedExpertsMLPOpsConfig.
+ * Use `create(RoutedExpertsMLPOpsConfigSchema)` to create a new message.
+ */
+export const RoutedExpertsMLPOpsConfigSchema: GenMessage<RoutedExpertsMLPOpsConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 7);
+
+/**
+ * BlockwiseMatmulConfig configures the blockwise matrix products of experts.
+ *
+ * @generated from message kiln.config.v1.BlockwiseMatmulConfig
+ */
+export type BlockwiseMatmulConfig = Message<"kiln.config.v1.BlockwiseMatmulConfig"> & {
+  /**
+   * Tokens of a block. Default 512.
+   *
+   * @generated from field: optional int32 block_size = 1;
+   */
+  blockSize?: number;
+
+  /**
+   * Use the block-parallel kernel. Default false.
+   *
+   * @generated from field: optional bool use_block_parallel = 2;
+   */
+  useBlockParallel?: boolean;
+
+  /**
+   * "HI_LO" (default) or "PING_PONG".
+   *
+   * @generated from field: optional string block_sharding_strategy = 3;
+   */
+  blockShardingStrategy?: string;
+
+  /**
+   * Skip transfers of padding tokens. Default false.
+   *
+   * @generated from field: optional bool skip_dma_token = 4;
+   */
+  skipDmaToken?: boolean;
+
+  /**
+   * Skip transfers of weights for padding. Default false.
+   *
+   * @generated from field: optional bool skip_dma_weight = 5;
+   */
+  skipDmaWeight?: boolean;
+
+  /**
+   * Physical NeuronCores per logical core. Default: that of NeuronConfig.
+   *
+   * @generated from field: optional int32 logical_nc_config = 6;
+   */
+  logicalNcConfig?: number;
+
+  /**
+   * Kernel function. Unset: `BlockwiseMatmulNKIFunc`.
+   *
+   * @generated from field: optional string blockwise_nki_autograd_cls = 7;
+   */
+  blockwiseNkiAutogradCls?: string;
+
+  /**
+   * Compute without a kernel. Default false.
+   *
+   * @generated from field: optional bool use_torch_block_wise = 8;
+   */
+  useTorchBlockWise?: boolean;
+
+  /**
+   * Map block positions to tokens in parallel. Default true.
+   *
+   * @generated from field: optional bool parallelize_token_to_block_mapping = 9;
+   */
+  parallelizeTokenToBlockMapping?: boolean;
+
+  /**
+   * Only the chosen experts in the map from blocks to tokens. Default false.
+   *
+   * @generated from field: optional bool optimized_block_to_token_mapping = 10;
+   */
+  optimizedBlockToTokenMapping?: boolean;
+
+  /**
+   * Pad inputs whatever is skipped. Default false.
+   *
+   * @generated from field: optional bool always_augment_inputs_for_blockwise_matmul = 11;
+   */
+  alwaysAugmentInputsForBlockwiseMatmul?: boolean;
+
+  /**
+   * Use the dynamic kernel that shards the intermediate axis. Default false.
+   *
+   * @generated from field: optional bool use_shard_on_intermediate_dynamic_while = 12;
+   */
+  useShardOnIntermediateDynamicWhile?: boolean;
+
+  /**
+   * Use the dynamic kernel that shards blocks. Default false.
+   *
+   * @generated from field: optional bool use_shard_on_block_dynamic_while = 13;
+   */
+  useShardOnBlockDynamicWhile?: boolean;
+
+  /**
+   * Blocks that the dynamic kernel always computes. Unset: the kernel's own.
+   *
+   * @generated from field: optional int32 num_static_blocks = 14;
+   */
+  numStaticBlocks?: number;
+};
+
+/**
+ * Describes the message kiln.config.v1.BlockwiseMatmulConfig.
+ * Use `create(BlockwiseMatmulConfigSchema)` to create a new message.
+ */
+export const BlockwiseMatmulConfigSchema: GenMessage<BlockwiseMatmulConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 8);
+
+/**
+ * MoEFusedTKGConfig configures fused token generation of a mixture of experts.
+ *
+ * @generated from message kiln.config.v1.MoEFusedTKGConfig
+ */
+export type MoEFusedTKGConfig = Message<"kiln.config.v1.MoEFusedTKGConfig"> & {
+  /**
+   * Weights are quantized. Default false.
+   *
+   * @generated from field: optional bool quantized = 1;
+   */
+  quantized?: boolean;
+
+  /**
+   * Use the fused kernel. Unset: where it pays.
+   *
+   * @generated from field: optional bool moe_fused_kernel_enabled = 2;
+   */
+  moeFusedKernelEnabled?: boolean;
+
+  /**
+   * Use the router's top-k kernel. Unset: where it pays.
+   *
+   * @generated from field: optional bool router_topk_kernel_enabled = 3;
+   */
+  routerTopkKernelEnabled?: boolean;
+
+  /**
+   * Use the expert MLP kernel. Unset: where it pays.
+   *
+   * @generated from field: optional bool expert_mlp_kernel_enabled = 4;
+   */
+  expertMlpKernelEnabled?: boolean;
+
+  /**
+   * Use the shared MLP kernel. Unset: where it pays.
+   *
+   * @generated from field: optional bool shared_mlp_kernel_enabled = 5;
+   */
+  sharedMlpKernelEnabled?: boolean;
+};
+
+/**
+ * Describes the message kiln.config.v1.MoEFusedTKGConfig.
+ * Use `create(MoEFusedTKGConfigSchema)` to create a new message.
+ */
+export const MoEFusedTKGConfigSchema: GenMessage<MoEFusedTKGConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 9);
+
+/**
+ * HybridShardingConfig gives a mixture of experts other degrees in each submodel.
+ *
+ * @generated from message kiln.config.v1.HybridShardingConfig
+ */
+export type HybridShardingConfig = Message<"kiln.config.v1.HybridShardingConfig"> & {
+  /**
+   * Tensor parallelism in context_encoding. Default 1.
+   *
+   * @generated from field: optional int32 moe_cte_tp_degree = 1;
+   */
+  moeCteTpDegree?: number;
+
+  /**
+   * Expert parallelism in context_encoding. Default 1.
+   *
+   * @generated from field: optional int32 moe_cte_ep_degree = 2;
+   */
+  moeCteEpDegree?: number;
+
+  /**
+   * Tensor parallelism in token_generation. Default 1.
+   *
+   * @generated from field: optional int32 moe_tkg_tp_degree = 3;
+   */
+  moeTkgTpDegree?: number;
+
+  /**
+   * Expert parallelism in token_generation. Default 1.
+   *
+   * @generated from field: optional int32 moe_tkg_ep_degree = 4;
+   */
+  moeTkgEpDegree?: number;
+};
+
+/**
+ * Describes the message kiln.config.v1.HybridShardingConfig.
+ * Use `create(HybridShardingConfigSchema)` to create a new message.
+ */
+export const HybridShardingConfigSchema: GenMessage<HybridShardingConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 10);
+
+/**
+ * TransformersNeuronxConfig holds options under the names of Transformers NeuronX. Each is an option of NeuronConfig.
+ *
+ * @generated from message kiln.config.v1.TransformersNeuronxConfig
+ */
+export type TransformersNeuronxConfig = Message<"kiln.config.v1.TransformersNeuronxConfig"> & {
+  /**
+   * Rows of a step: `batch_size`.
+   *
+   * @generated from field: optional int32 batch_size = 1;
+   */
+  batchSize?: number;
+
+  /**
+   * Ranks: `tp_degree`.
+   *
+   * @generated from field: optional int32 tp_degree = 2;
+   */
+  tpDegree?: number;
+
+  /**
+   * Sequence length, or the token generation buckets, ascending, the last of which is the sequence length: `seq_len`,
+   * `token_generation_buckets`. One value stands for powers of two from 128 and itself.
+   *
+   * @generated from field: repeated int32 n_positions = 3;
+   */
+  nPositions: number[];
+
+  /**
+   * Prompt lengths to compile: `context_encoding_buckets`. Default: half of each token generation bucket.
+   *
+   * @generated from field: repeated int32 context_length_estimate = 4;
+   */
+  contextLengthEstimate: number[];
+
+  /**
+   * Rows of a prefill: `ctx_batch_size`.
+   *
+   * @generated from field: optional int32 prompt_batch_size = 5;
+   */
+  promptBatchSize?: number;
+
+  /**
+   * "f32", "f16" or "bf16": `torch_dtype`.
+   *
+   * @generated from field: optional string amp = 6;
+   */
+  amp?: string;
+
+  /**
+   * How KV heads are shared out: "shard-over-heads" (default), "shard-over-batch", "replicated-heads" or
+   * "all-gather-heads".
+   *
+   * @generated from field: optional string group_query_attention = 7;
+   */
+  groupQueryAttention?: string;
+
+  /**
+   * Sampling in the executable: `on_device_sampling_config`.
+   *
+   * @generated from field: kiln.config.v1.TransformersNeuronxGenerationConfig on_device_generation = 8;
+   */
+  onDeviceGeneration?: TransformersNeuronxGenerationConfig;
+
+  /**
+   * Weight quantization: `quantized`.
+   *
+   * @generated from field: kiln.config.v1.TransformersNeuronxQuantizationConfig quant = 9;
+   */
+  quant?: TransformersNeuronxQuantizationConfig;
+
+  /**
+   * One matrix for query, key and value: `fused_qkv`.
+   *
+   * @generated from field: optional bool fuse_qkv = 10;
+   */
+  fuseQkv?: boolean;
+};
+
+/**
+ * Describes the message kiln.config.v1.TransformersNeuronxConfig.
+ * Use `create(TransformersNeuronxConfigSchema)` to create a new message.
+ */
+export const TransformersNeuronxConfigSchema: GenMessage<TransformersNeuronxConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 11);
+
+/**
+ * TransformersNeuronxGenerationConfig is Transformers NeuronX's GenerationConfig.
+ *
+ * @generated from message kiln.config.v1.TransformersNeuronxGenerationConfig
+ */
+export type TransformersNeuronxGenerationConfig = Message<"kiln.config.v1.TransformersNeuronxGenerationConfig"> & {
+  /**
+   * Longest sequence, in tokens: `seq_len`.
+   *
+   * @generated from field: optional int32 max_length = 1;
+   */
+  maxLength?: number;
+
+  /**
+   * Sample (true) or take the likeliest token (false). Default false.
+   *
+   * @generated from field: optional bool do_sample = 2;
+   */
+  doSample?: boolean;
+
+  /**
+   * Candidates kept. Default 50.
+   *
+   * @generated from field: optional int32 top_k = 3;
+   */
+  topK?: number;
+
+  /**
+   * Probability mass kept. Default 1.0.
+   *
+   * @generated from field: optional float top_p = 4;
+   */
+  topP?: number;
+
+  /**
+   * Divides the logits. Default 1.0.
+   *
+   * @generated from field: optional float temperature = 5;
+   */
+  temperature?: number;
+
+  /**
+   * Take the values from each request. Default false.
+   *
+   * @generated from field: optional bool dynamic = 6;
+   */
+  dynamic?: boolean;
+
+  /**
+   * Candidates considered. Default 256.
+   *
+   * @generated from field: optional int32 global_top_k = 7;
+   */
+  globalTopK?: number;
+};
+
+/**
+ * Describes the message kiln.config.v1.TransformersNeuronxGenerationConfig.
+ * Use `create(TransformersNeuronxGenerationConfigSchema)` to create a new message.
+ */
+export const TransformersNeuronxGenerationConfigSchema: GenMessage<TransformersNeuronxGenerationConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 12);
+
+/**
+ * TransformersNeuronxQuantizationConfig is Transformers NeuronX's QuantizationConfig.
+ *
+ * @generated from message kiln.config.v1.TransformersNeuronxQuantizationConfig
+ */
+export type TransformersNeuronxQuantizationConfig = Message<"kiln.config.v1.TransformersNeuronxQuantizationConfig"> & {
+  /**
+   * Dtype of stored weights: "s8".
+   *
+   * @generated from field: optional string quant_dtype = 1;
+   */
+  quantDtype?: string;
+
+  /**
+   * Dtype of computation: "f32", "f16" or "bf16"; equal to `amp`.
+   *
+   * @generated from field: optional string dequant_dtype = 2;
+   */
+  dequantDtype?: string;
+};
+
+/**
+ * Describes the message kiln.config.v1.TransformersNeuronxQuantizationConfig.
+ * Use `create(TransformersNeuronxQuantizationConfigSchema)` to create a new message.
+ */
+export const TransformersNeuronxQuantizationConfigSchema: GenMessage<TransformersNeuronxQuantizationConfig> = /*@__PURE__*/
+  messageDesc(file_kiln_config_v1_config, 13);
 

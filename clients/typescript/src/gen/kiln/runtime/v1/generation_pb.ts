@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/generation.proto.
  */
 export const file_kiln_runtime_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIr8CCg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zQggKBnByb21wdCKIAQoEQ2hhdBIuCghtZXNzYWdlcxgBIAMoCzIcLmtpbG4ucnVudGltZS52MS5DaGF0TWVzc2FnZRISCgp0b29sc19qc29uGAIgAygJEiIKFWFkZF9nZW5lcmF0aW9uX3Byb21wdBgDIAEoCEgAiAEBQhgKFl9hZGRfZ2VuZXJhdGlvbl9wcm9tcHQiLAoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIPCgdjb250ZW50GAIgASgJIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSKSAQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEQoEc2VlZBgEIAEoBEgDiAEBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQgcKBV9zZWVkIpYBCg5TdG9wQ29uZGl0aW9ucxIbCg5tYXhfbmV3X3Rva2VucxgBIAEoBUgAiAEBEhQKDHN0b3Bfc3RyaW5ncxgCIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgDIAMoBRIXCgppZ25vcmVfZW9zGAQgASgISAGIAQFCEQoPX21heF9uZXdfdG9rZW5zQg0KC19pZ25vcmVfZW9zIjMKDU91dHB1dE9wdGlvbnMSFQoIbG9ncHJvYnMYASABKAVIAIgBAUILCglfbG9ncHJvYnMi7gEKEEdlbmVyYXRlUmVzcG9uc2USFwoPc2VxdWVuY2VfbnVtYmVyGAEgASgDEhYKDnNlcXVlbmNlX2luZGV4GAIgASgFEhQKDHdlaWdodF9lcG9jaBgDIAEoAxItCghhY2NlcHRlZBgEIAEoCzIZLmtpbG4ucnVudGltZS52MS5BY2NlcHRlZEgAEiwKBWRlbHRhGAUgASgLMhsua2lsbi5ydW50aW1lLnYxLlRva2VuRGVsdGFIABItCghmaW5pc2hlZBgGIAEoCzIZLmtpbG4ucnVudGltZS52MS5GaW5pc2hlZEgAQgcKBWV2ZW50IoUBCghBY2NlcHRlZBISCgpyZXF1ZXN0X2lkGAEgASgJEhoKEnByb21wdF90b2tlbl9jb3VudBgCIAEoBRIxCghzYW1wbGluZxgDIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxIWCg5tYXhfbmV3X3Rva2VucxgEIAEoBSJCCgpUb2tlbkRlbHRhEgwKBHRleHQYASABKAkSJgoGdG9rZW5zGAIgAygLMhYua2lsbi5ydW50aW1lLnYxLlRva2VuIngKBVRva2VuEgoKAmlkGAEgASgFEgwKBHRleHQYAiABKAkSFAoHbG9ncHJvYhgDIAEoAkgAiAEBEjMKDHRvcF9sb2dwcm9icxgEIAMoCzIdLmtpbG4ucnVudGltZS52MS5Ub2tlbkxvZ3Byb2JCCgoIX2xvZ3Byb2IiOQoMVG9rZW5Mb2dwcm9iEgoKAmlkGAEgASgFEgwKBHRleHQYAiABKAkSDwoHbG9ncHJvYhgDIAEoAiLEAQoIRmluaXNoZWQSLQoGcmVhc29uGAEgASgOMh0ua2lsbi5ydW50aW1lLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgCIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYAyABKAVIABIlCgV1c2FnZRgEIAEoCzIWLmtpbG4ucnVudGltZS52MS5Vc2FnZRIiCgZzdGF0dXMYBSABKAsyEi5nb29nbGUucnBjLlN0YXR1c0IOCgxtYXRjaGVkX3N0b3AioQIKBVVzYWdlEhUKDXByb21wdF90b2tlbnMYASABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAiABKAUSGAoQZ2VuZXJhdGVkX3Rva2VucxgDIAEoBRIxCg5xdWV1ZV9kdXJhdGlvbhgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIzChBwcmVmaWxsX2R1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjIKD2RlY29kZV9kdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhItCgdidWNrZXRzGAcgAygLMhwua2lsbi5ydW50aW1lLnYxLkJ1Y2tldFVzYWdlIlYKC0J1Y2tldFVzYWdlEhAKCHN1Ym1vZGVsGAEgASgJEg4KBmJ1Y2tldBgCIAMoBRINCgVzdGVwcxgDIAEoBRIWCg5wYWRkaW5nX3Rva2VucxgEIAEoAyI5CgxBYm9ydFJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJIp8BCg1BYm9ydFJlc3BvbnNlEjcKB291dGNvbWUYASABKA4yJi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZS5PdXRjb21lIlUKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhMKD09VVENPTUVfQUJPUlRFRBABEhwKGE9VVENPTUVfQUxSRUFEWV9GSU5JU0hFRBACImkKD1Rva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABIlCgRjaGF0GAMgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIAEIICgZwcm9tcHQiJQoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKAUidwoRRGV0b2tlbml6ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKAUSIAoTc2tpcF9zcGVjaWFsX3Rva2VucxgDIAEoCEgAiAEBQhYKFF9za2lwX3NwZWNpYWxfdG9rZW5zIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJKtABCgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhwKGEZJTklTSF9SRUFTT05fU1RPUF9UT0tFThABEh0KGUZJTklTSF9SRUFTT05fU1RPUF9TVFJJTkcQAhIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBADEhYKEkZJTklTSF9SRUFTT05fVElNRRAEEhkKFUZJTklTSF9SRUFTT05fQUJPUlRFRBAFEhcKE0ZJTklTSF9SRUFTT05fRVJST1IQBjLWAgoRR2VuZXJhdGlvblNlcnZpY2USUQoIR2VuZXJhdGUSIC5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXF1ZXN0GiEua2lsbi5ydW50aW1lLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJGCgVBYm9ydBIdLmtpbG4ucnVudGltZS52MS5BYm9ydFJlcXVlc3QaHi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZRJPCghUb2tlbml6ZRIgLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuVG9rZW5pemVSZXNwb25zZRJVCgpEZXRva2VuaXplEiIua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXF1ZXN0GiMua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXNwb25zZWIGcHJvdG8z", [file_google_protobuf_duration, file_google_rpc_status]);
+  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIr8CCg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zQggKBnByb21wdCKIAQoEQ2hhdBIuCghtZXNzYWdlcxgBIAMoCzIcLmtpbG4ucnVudGltZS52MS5DaGF0TWVzc2FnZRISCgp0b29sc19qc29uGAIgAygJEiIKFWFkZF9nZW5lcmF0aW9uX3Byb21wdBgDIAEoCEgAiAEBQhgKFl9hZGRfZ2VuZXJhdGlvbl9wcm9tcHQiLAoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIPCgdjb250ZW50GAIgASgJIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSKSAQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEQoEc2VlZBgEIAEoBEgDiAEBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQgcKBV9zZWVkIpYBCg5TdG9wQ29uZGl0aW9ucxIbCg5tYXhfbmV3X3Rva2VucxgBIAEoBUgAiAEBEhQKDHN0b3Bfc3RyaW5ncxgCIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgDIAMoBRIXCgppZ25vcmVfZW9zGAQgASgISAGIAQFCEQoPX21heF9uZXdfdG9rZW5zQg0KC19pZ25vcmVfZW9zInoKDU91dHB1dE9wdGlvbnMSFQoIbG9ncHJvYnMYASABKAVIAIgBARIOCgZsb2dpdHMYAiABKAgSNQoOY2FwdHVyZV9pbnB1dHMYAyABKAsyHS5raWxuLnJ1bnRpbWUudjEuSW5wdXRDYXB0dXJlQgsKCV9sb2dwcm9icyJICgxJbnB1dENhcHR1cmUSEgoKZmlyc3Rfc3RlcBgBIAEoBRIWCgludW1fc3RlcHMYAiABKAVIAIgBAUIMCgpfbnVtX3N0ZXBzIu4BChBHZW5lcmF0ZVJlc3BvbnNlEhcKD3NlcXVlbmNlX251bWJlchgBIAEoAxIWCg5zZXF1ZW5jZV9pbmRleBgCIAEoBRIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSLQoIYWNjZXB0ZWQYBCABKAsyGS5raWxuLnJ1bnRpbWUudjEuQWNjZXB0ZWRIABIsCgVkZWx0YRgFIAEoCzIbLmtpbG4ucnVudGltZS52MS5Ub2tlbkRlbHRhSAASLQoIZmluaXNoZWQYBiABKAsyGS5raWxuLnJ1bnRpbWUudjEuRmluaXNoZWRIAEIHCgVldmVudCKfAQoIQWNjZXB0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRIaChJwcm9tcHRfdG9rZW5fY291bnQYAiABKAUSMQoIc2FtcGxpbmcYAyABKAsyHy5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMSFgoObWF4X25ld190b2tlbnMYBCABKAUSGAoQdHJ1bmNhdGVkX3Rva2VucxgFIAEoBSJCCgpUb2tlbkRlbHRhEgwKBHRleHQYASABKAkSJgoGdG9rZW5zGAIgAygLMhYua2lsbi5ydW50aW1lLnYxLlRva2VuIogBCgVUb2tlbhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEhQKB2xvZ3Byb2IYAyABKAJIAIgBARIzCgx0b3BfbG9ncHJvYnMYBCADKAsyHS5raWxuLnJ1bnRpbWUudjEuVG9rZW5Mb2dwcm9iEg4KBmxvZ2l0cxgFIAMoAkIKCghfbG9ncHJvYiI5CgxUb2tlbkxvZ3Byb2ISCgoCaWQYASABKAUSDAoEdGV4dBgCIAEoCRIPCgdsb2dwcm9iGAMgASgCIuIBCghGaW5pc2hlZBItCgZyZWFzb24YASABKA4yHS5raWxuLnJ1bnRpbWUudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEiUKBXVzYWdlGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLlVzYWdlEiIKBnN0YXR1cxgFIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEhwKFGNhcHR1cmVkX2lucHV0c19wYXRoGAYgASgJQg4KDG1hdGNoZWRfc3RvcCKhAgoFVXNhZ2USFQoNcHJvbXB0X3Rva2VucxgBIAEoBRIcChRjYWNoZWRfcHJvbXB0X3Rva2VucxgCIAEoBRIYChBnZW5lcmF0ZWRfdG9rZW5zGAMgASgFEjEKDnF1ZXVlX2R1cmF0aW9uGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjMKEHByZWZpbGxfZHVyYXRpb24YBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMgoPZGVjb2RlX2R1cmF0aW9uGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi0KB2J1Y2tldHMYByADKAsyHC5raWxuLnJ1bnRpbWUudjEuQnVja2V0VXNhZ2UiVgoLQnVja2V0VXNhZ2USEAoIc3VibW9kZWwYASABKAkSDgoGYnVja2V0GAIgAygFEg0KBXN0ZXBzGAMgASgFEhYKDnBhZGRpbmdfdG9rZW5zGAQgASgDIjkKDEFib3J0UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkinwEKDUFib3J0UmVzcG9uc2USNwoHb3V0Y29tZRgBIAEoDjImLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlLk91dGNvbWUiVQoHT3V0Y29tZRIXChNPVVRDT01FX1VOU1BFQ0lGSUVEEAASEwoPT1VUQ09NRV9BQk9SVEVEEAESHAoYT1VUQ09NRV9BTFJFQURZX0ZJTklTSEVEEAIiaQoPVG9rZW5pemVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSDgoEdGV4dBgCIAEoCUgAEiUKBGNoYXQYAyABKAsyFS5raWxuLnJ1bnRpbWUudjEuQ2hhdEgAQggKBnByb21wdCIlChBUb2tlbml6ZVJlc3BvbnNlEhEKCXRva2VuX2lkcxgBIAMoBSJ3ChFEZXRva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhEKCXRva2VuX2lkcxgCIAMoBRIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAMgASgISACIAQFCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMiIgoSRGV0b2tlbml6ZVJlc3BvbnNlEgwKBHRleHQYASABKAkq0AEKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASHAoYRklOSVNIX1JFQVNPTl9TVE9QX1RPS0VOEAESHQoZRklOSVNIX1JFQVNPTl9TVE9QX1NUUklORxACEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAMSFgoSRklOSVNIX1JFQVNPTl9USU1FEAQSGQoVRklOSVNIX1JFQVNPTl9BQk9SVEVEEAUSFwoTRklOSVNIX1JFQVNPTl9FUlJPUhAGMtYCChFHZW5lcmF0aW9uU2VydmljZRJRCghHZW5lcmF0ZRIgLmtpbG4ucnVudGltZS52MS5HZW5lcmF0ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXNwb25zZTABEkYKBUFib3J0Eh0ua2lsbi5ydW50aW1lLnYxLkFib3J0UmVxdWVzdBoeLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlEk8KCFRva2VuaXplEiAua2lsbi5ydW50aW1lLnYxLlRva2VuaXplUmVxdWVzdBohLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlc3BvbnNlElUKCkRldG9rZW5pemUSIi5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_google_rpc_status]);
 
 /**
  * GenerateRequest is one prompt and how to continue it.
@@ -281,6 +281,22 @@ export type OutputOptions = Message<"kiln.runtime.v1.OutputOptions"> & {
    * @generated from field: optional int32 logprobs = 1;
    */
   logprobs?: number;
+
+  /**
+   * All logits of each token, before sampling parameters were applied: for examining a model, not for production. Needs a
+   * bundle that outputs logits. Default false.
+   *
+   * @generated from field: bool logits = 2;
+   */
+  logits: boolean;
+
+  /**
+   * Write the inputs of some of the request's steps to a file on the runtime's host, which Finished names. Needs a runtime
+   * that was given a directory for them.
+   *
+   * @generated from field: kiln.runtime.v1.InputCapture capture_inputs = 3;
+   */
+  captureInputs?: InputCapture;
 };
 
 /**
@@ -289,6 +305,35 @@ export type OutputOptions = Message<"kiln.runtime.v1.OutputOptions"> & {
  */
 export const OutputOptionsSchema: GenMessage<OutputOptions> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_generation, 6);
+
+/**
+ * InputCapture chooses steps whose inputs are written to a file, in safetensors format: `STEP.INPUT`, in the shapes of the
+ * executable, the request's and its batch-mates' rows.
+ *
+ * @generated from message kiln.runtime.v1.InputCapture
+ */
+export type InputCapture = Message<"kiln.runtime.v1.InputCapture"> & {
+  /**
+   * First step that is captured, counted from 0 over the steps that the request takes part in.
+   *
+   * @generated from field: int32 first_step = 1;
+   */
+  firstStep: number;
+
+  /**
+   * Steps that are captured. Default 1; at most 1024.
+   *
+   * @generated from field: optional int32 num_steps = 2;
+   */
+  numSteps?: number;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.InputCapture.
+ * Use `create(InputCaptureSchema)` to create a new message.
+ */
+export const InputCaptureSchema: GenMessage<InputCapture> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 7);
 
 /**
  * GenerateResponse is one event of the stream.
@@ -354,7 +399,7 @@ export type GenerateResponse = Message<"kiln.runtime.v1.GenerateResponse"> & {
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 7);
+  messageDesc(file_kiln_runtime_v1_generation, 8);
 
 /**
  * Accepted reports how the request was understood.
@@ -389,6 +434,13 @@ export type Accepted = Message<"kiln.runtime.v1.Accepted"> & {
    * @generated from field: int32 max_new_tokens = 4;
    */
   maxNewTokens: number;
+
+  /**
+   * Tokens that were cut from the prompt's beginning because it was too long; see `allow_input_truncation`.
+   *
+   * @generated from field: int32 truncated_tokens = 5;
+   */
+  truncatedTokens: number;
 };
 
 /**
@@ -396,7 +448,7 @@ export type Accepted = Message<"kiln.runtime.v1.Accepted"> & {
  * Use `create(AcceptedSchema)` to create a new message.
  */
 export const AcceptedSchema: GenMessage<Accepted> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 8);
+  messageDesc(file_kiln_runtime_v1_generation, 9);
 
 /**
  * TokenDelta holds tokens generated since the previous event.
@@ -424,7 +476,7 @@ export type TokenDelta = Message<"kiln.runtime.v1.TokenDelta"> & {
  * Use `create(TokenDeltaSchema)` to create a new message.
  */
 export const TokenDeltaSchema: GenMessage<TokenDelta> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 9);
+  messageDesc(file_kiln_runtime_v1_generation, 10);
 
 /**
  * Token is one generated token.
@@ -459,6 +511,13 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
    * @generated from field: repeated kiln.runtime.v1.TokenLogprob top_logprobs = 4;
    */
   topLogprobs: TokenLogprob[];
+
+  /**
+   * Logits of every token of the vocabulary, by id, where asked for.
+   *
+   * @generated from field: repeated float logits = 5;
+   */
+  logits: number[];
 };
 
 /**
@@ -466,7 +525,7 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
  * Use `create(TokenSchema)` to create a new message.
  */
 export const TokenSchema: GenMessage<Token> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 10);
+  messageDesc(file_kiln_runtime_v1_generation, 11);
 
 /**
  * TokenLogprob is an alternative token.
@@ -501,7 +560,7 @@ export type TokenLogprob = Message<"kiln.runtime.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 11);
+  messageDesc(file_kiln_runtime_v1_generation, 12);
 
 /**
  * Finished ends a sequence.
@@ -552,6 +611,13 @@ export type Finished = Message<"kiln.runtime.v1.Finished"> & {
    * @generated from field: google.rpc.Status status = 5;
    */
   status?: Status;
+
+  /**
+   * File of captured inputs on the runtime's host; empty where none were asked for.
+   *
+   * @generated from field: string captured_inputs_path = 6;
+   */
+  capturedInputsPath: string;
 };
 
 /**
@@ -559,7 +625,7 @@ export type Finished = Message<"kiln.runtime.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 12);
+  messageDesc(file_kiln_runtime_v1_generation, 13);
 
 /**
  * Usage is what a sequence cost.
@@ -622,7 +688,7 @@ export type Usage = Message<"kiln.runtime.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 13);
+  messageDesc(file_kiln_runtime_v1_generation, 14);
 
 /**
  * BucketUsage tells how well an executable's static shape fitted.
@@ -664,7 +730,7 @@ export type BucketUsage = Message<"kiln.runtime.v1.BucketUsage"> & {
  * Use `create(BucketUsageSchema)` to create a new message.
  */
 export const BucketUsageSchema: GenMessage<BucketUsage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 14);
+  messageDesc(file_kiln_runtime_v1_generation, 15);
 
 /**
  * AbortRequest names requests to end.
@@ -692,7 +758,7 @@ export type AbortRequest = Message<"kiln.runtime.v1.AbortRequest"> & {
  * Use `create(AbortRequestSchema)` to create a new message.
  */
 export const AbortRequestSchema: GenMessage<AbortRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 15);
+  messageDesc(file_kiln_runtime_v1_generation, 16);
 
 /**
  * AbortResponse tells what happened.
@@ -713,7 +779,7 @@ export type AbortResponse = Message<"kiln.runtime.v1.AbortResponse"> & {
  * Use `create(AbortResponseSchema)` to create a new message.
  */
 export const AbortResponseSchema: GenMessage<AbortResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 16);
+  messageDesc(file_kiln_runtime_v1_generation, 17);
 
 /**
  * Outcome of an abort.
@@ -747,7 +813,7 @@ export enum AbortResponse_Outcome {
  * Describes the enum kiln.runtime.v1.AbortResponse.Outcome.
  */
 export const AbortResponse_OutcomeSchema: GenEnum<AbortResponse_Outcome> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_generation, 16, 0);
+  enumDesc(file_kiln_runtime_v1_generation, 17, 0);
 
 /**
  * TokenizeRequest holds what to tokenize.
@@ -791,7 +857,7 @@ export type TokenizeRequest = Message<"kiln.runtime.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 17);
+  messageDesc(file_kiln_runtime_v1_generation, 18);
 
 /**
  * TokenizeResponse holds token ids.
@@ -812,7 +878,7 @@ export type TokenizeResponse = Message<"kiln.runtime.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 18);
+  messageDesc(file_kiln_runtime_v1_generation, 19);
 
 /**
  * DetokenizeRequest holds token ids.
@@ -847,7 +913,7 @@ export type DetokenizeRequest = Message<"kiln.runtime.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 19);
+  messageDesc(file_kiln_runtime_v1_generation, 20);
 
 /**
  * DetokenizeResponse holds text.
@@ -868,7 +934,7 @@ export type DetokenizeResponse = Message<"kiln.runtime.v1.DetokenizeResponse"> &
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 20);
+  messageDesc(file_kiln_runtime_v1_generation, 21);
 
 /**
  * FinishReason is why a sequence ended.

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/runtime.proto.
  */
 export const file_kiln_runtime_v1_runtime: GenFile = /*@__PURE__*/
-  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIrIECgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkimwEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASEQoNU1RBVEVfTE9BRElORxABEg8KC1NUQVRFX1JFQURZEAISFAoQU1RBVEVfUkVDT1ZFUklORxADEhMKD1NUQVRFX1VOTE9BRElORxAEEhAKDFNUQVRFX0ZBSUxFRBAFEhoKFlNUQVRFX0FXQUlUSU5HX1dFSUdIVFMQBiK5AQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJIooCCgxDYXBhYmlsaXRpZXMSGgoSbWF4X2NvbnRleHRfbGVuZ3RoGAEgASgFEhIKCm1heF9sZW5ndGgYAiABKAUSFgoObWF4X2JhdGNoX3NpemUYAyABKAUSEgoKdm9jYWJfc2l6ZRgEIAEoBRIYChBkeW5hbWljX3NhbXBsaW5nGAUgASgIEhEKCW1heF90b3BfaxgGIAEoBRIQCghsb2dwcm9icxgHIAEoCBIMCgRjaGF0GAggASgIEjoKEGRlZmF1bHRfc2FtcGxpbmcYCSABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVmYXVsdFNhbXBsaW5nEhUKDWVvc190b2tlbl9pZHMYCiADKAUiRAoPRGVmYXVsdFNhbXBsaW5nEhMKC3RlbXBlcmF0dXJlGAEgASgCEg0KBXRvcF9rGAIgASgFEg0KBXRvcF9wGAMgASgCIm8KBExvYWQSEgoKdXNlZF9zbG90cxgBIAEoBRITCgt0b3RhbF9zbG90cxgCIAEoBRIXCg9xdWV1ZWRfcmVxdWVzdHMYAyABKAUSFgoOcXVldWVfY2FwYWNpdHkYBCABKAUSDQoFc3RlcHMYBSABKAMikAEKEUxvYWRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCRIVCg1kZXBsb3ltZW50X2lkGAIgASgJEg0KBWNvcmVzGAMgAygFEh0KEHRocmVhZHNfcGVyX2NvcmUYBCABKAVIAIgBARIUCgxmb2xsb3dfYWxpYXMYBSABKAhCEwoRX3RocmVhZHNfcGVyX2NvcmUigwEKEkxvYWRCdW5kbGVSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABIxCgpkZXBsb3ltZW50GAIgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRIAEIHCgVldmVudCLzAQoMTG9hZFByb2dyZXNzEjIKBXN0YWdlGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzcy5TdGFnZRISCgpkb25lX2J5dGVzGAIgASgDEhMKC3RvdGFsX2J5dGVzGAMgASgDIoUBCgVTdGFnZRIVChFTVEFHRV9VTlNQRUNJRklFRBAAEhEKDVNUQUdFX1JFU09MVkUQARIPCgtTVEFHRV9GRVRDSBACEhAKDFNUQUdFX1ZFUklGWRADEg0KCVNUQUdFX01BUBAEEhAKDFNUQUdFX1dBUk1VUBAFEg4KClNUQUdFX1NXQVAQBiJnChNVbmxvYWRCdW5kbGVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSOQoQaW5fZmxpZ2h0X3BvbGljeRgCIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeSIwChRVbmxvYWRCdW5kbGVSZXNwb25zZRIYChBhYm9ydGVkX3JlcXVlc3RzGAEgASgFIhgKFkxpc3REZXBsb3ltZW50c1JlcXVlc3QiSwoXTGlzdERlcGxveW1lbnRzUmVzcG9uc2USMAoLZGVwbG95bWVudHMYASADKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCItChRHZXREZXBsb3ltZW50UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkgKFUdldERlcGxveW1lbnRSZXNwb25zZRIvCgpkZXBsb3ltZW50GAEgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQiqAEKE1Jlc2V0S1ZDYWNoZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI2CgpkZXBsb3ltZW50GAIgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRTY29wZUgAEjkKEGluX2ZsaWdodF9wb2xpY3kYAyABKA4yHy5raWxuLnJ1bnRpbWUudjEuSW5GbGlnaHRQb2xpY3lCBwoFc2NvcGUiEQoPRGVwbG95bWVudFNjb3BlIqABChRSZXNldEtWQ2FjaGVSZXNwb25zZRIaChJhZmZlY3RlZF9zZXF1ZW5jZXMYASABKAUSEwoLZnJlZWRfc2xvdHMYAiABKAUSFAoMemVyb2VkX2J5dGVzGAMgASgDEhQKDHdlaWdodF9lcG9jaBgEIAEoAxIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLGAQoSTG9hZFdlaWdodHNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSCwoDcmVmGAIgASgJEiMKBHJvbGUYAyABKA4yFS5raWxuLnJ1bnRpbWUudjEuUm9sZRI5ChBpbl9mbGlnaHRfcG9saWN5GAQgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5EiwKCWt2X3BvbGljeRgFIAEoDjIZLmtpbG4ucnVudGltZS52MS5LdlBvbGljeSKHAQoTTG9hZFdlaWdodHNSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABI0CgZyZXN1bHQYAiABKAsyIi5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXN1bHRIAEIHCgVldmVudCLGAQoRTG9hZFdlaWdodHNSZXN1bHQSLwoKZGVwbG95bWVudBgBIAEoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Eh0KFXByZXZpb3VzX3dlaWdodF9lcG9jaBgCIAEoAxIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSGAoQYWJvcnRlZF9yZXF1ZXN0cxgEIAEoBRIxCg5wYXVzZV9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCKQAgoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSFwoPc2NoZW1hX3JldmlzaW9uGAIgASgFEh8KF21pbmltdW1fY2xpZW50X3JldmlzaW9uGAMgASgFEg4KBnRhcmdldBgEIAEoCRIMCgRpc2FzGAUgAygJEhMKC3RvdGFsX2NvcmVzGAYgASgFEhIKCmZyZWVfY29yZXMYByABKAUSLgoKc3RhcnRfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoSdG90YWxfbWVtb3J5X2J5dGVzGAkgASgDEhkKEWZyZWVfbWVtb3J5X2J5dGVzGAogASgDKj0KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg8KC1JPTEVfVEFSR0VUEAESDgoKUk9MRV9EUkFGVBACKqUBCg5JbkZsaWdodFBvbGljeRIgChxJTl9GTElHSFRfUE9MSUNZX1VOU1BFQ0lGSUVEEAASGQoVSU5fRkxJR0hUX1BPTElDWV9XQUlUEAESGgoWSU5fRkxJR0hUX1BPTElDWV9BQk9SVBACEhsKF0lOX0ZMSUdIVF9QT0xJQ1lfUkVGVVNFEAMSHQoZSU5fRkxJR0hUX1BPTElDWV9DT05USU5VRRAEKlMKCEt2UG9saWN5EhkKFUtWX1BPTElDWV9VTlNQRUNJRklFRBAAEhgKFEtWX1BPTElDWV9JTlZBTElEQVRFEAESEgoOS1ZfUE9MSUNZX0tFRVAQAjKlBQoOUnVudGltZVNlcnZpY2USVwoKTG9hZEJ1bmRsZRIiLmtpbG4ucnVudGltZS52MS5Mb2FkQnVuZGxlUmVxdWVzdBojLmtpbG4ucnVudGltZS52MS5Mb2FkQnVuZGxlUmVzcG9uc2UwARJbCgxVbmxvYWRCdW5kbGUSJC5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQnVuZGxlUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5VbmxvYWRCdW5kbGVSZXNwb25zZRJkCg9MaXN0RGVwbG95bWVudHMSJy5raWxuLnJ1bnRpbWUudjEuTGlzdERlcGxveW1lbnRzUmVxdWVzdBooLmtpbG4ucnVudGltZS52MS5MaXN0RGVwbG95bWVudHNSZXNwb25zZRJeCg1HZXREZXBsb3ltZW50EiUua2lsbi5ydW50aW1lLnYxLkdldERlcGxveW1lbnRSZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLkdldERlcGxveW1lbnRSZXNwb25zZRJbCgxSZXNldEtWQ2FjaGUSJC5raWxuLnJ1bnRpbWUudjEuUmVzZXRLVkNhY2hlUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5SZXNldEtWQ2FjaGVSZXNwb25zZRJaCgtMb2FkV2VpZ2h0cxIjLmtpbG4ucnVudGltZS52MS5Mb2FkV2VpZ2h0c1JlcXVlc3QaJC5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXNwb25zZTABEl4KDUdldFNlcnZlckluZm8SJS5raWxuLnJ1bnRpbWUudjEuR2V0U2VydmVySW5mb1JlcXVlc3QaJi5raWxuLnJ1bnRpbWUudjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIrIECgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkimwEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASEQoNU1RBVEVfTE9BRElORxABEg8KC1NUQVRFX1JFQURZEAISFAoQU1RBVEVfUkVDT1ZFUklORxADEhMKD1NUQVRFX1VOTE9BRElORxAEEhAKDFNUQVRFX0ZBSUxFRBAFEhoKFlNUQVRFX0FXQUlUSU5HX1dFSUdIVFMQBiK5AQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJIsoECgxDYXBhYmlsaXRpZXMSGgoSbWF4X2NvbnRleHRfbGVuZ3RoGAEgASgFEhIKCm1heF9sZW5ndGgYAiABKAUSFgoObWF4X2JhdGNoX3NpemUYAyABKAUSEgoKdm9jYWJfc2l6ZRgEIAEoBRIYChBkeW5hbWljX3NhbXBsaW5nGAUgASgIEhEKCW1heF90b3BfaxgGIAEoBRIQCghsb2dwcm9icxgHIAEoCBIMCgRjaGF0GAggASgIEjoKEGRlZmF1bHRfc2FtcGxpbmcYCSABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVmYXVsdFNhbXBsaW5nEhUKDWVvc190b2tlbl9pZHMYCiADKAUSFgoObWF4X25ld190b2tlbnMYCyABKAUSDAoEdGV4dBgMIAEoCBIOCgZsb2dpdHMYDSABKAgSFAoMbWF4X2xvZ3Byb2JzGA4gASgFEhgKEGlucHV0X3RydW5jYXRpb24YDyABKAgSFQoNaW5wdXRfY2FwdHVyZRgQIAEoCBIYChBtYXhfc3RvcF9zdHJpbmdzGBEgASgFEhoKEm1heF9zdG9wX3Rva2VuX2lkcxgSIAEoBRIUCgxwYWRkaW5nX3NpZGUYEyABKAkSEgoKYXN5bmNfbW9kZRgUIAEoCBIzCglzdWJtb2RlbHMYFSADKAsyIC5raWxuLnJ1bnRpbWUudjEuU3VibW9kZWxCdWNrZXRzEhAKCGFkYXB0ZXJzGBYgAygJEhoKEnNwZWN1bGF0aW9uX2xlbmd0aBgXIAEoBSJHCg9TdWJtb2RlbEJ1Y2tldHMSEAoIc3VibW9kZWwYASABKAkSEgoKYmF0Y2hfc2l6ZRgCIAEoBRIOCgZ0b2tlbnMYAyADKAUiRAoPRGVmYXVsdFNhbXBsaW5nEhMKC3RlbXBlcmF0dXJlGAEgASgCEg0KBXRvcF9rGAIgASgFEg0KBXRvcF9wGAMgASgCIm8KBExvYWQSEgoKdXNlZF9zbG90cxgBIAEoBRITCgt0b3RhbF9zbG90cxgCIAEoBRIXCg9xdWV1ZWRfcmVxdWVzdHMYAyABKAUSFgoOcXVldWVfY2FwYWNpdHkYBCABKAUSDQoFc3RlcHMYBSABKAMikAEKEUxvYWRCdW5kbGVSZXF1ZXN0EgsKA3JlZhgBIAEoCRIVCg1kZXBsb3ltZW50X2lkGAIgASgJEg0KBWNvcmVzGAMgAygFEh0KEHRocmVhZHNfcGVyX2NvcmUYBCABKAVIAIgBARIUCgxmb2xsb3dfYWxpYXMYBSABKAhCEwoRX3RocmVhZHNfcGVyX2NvcmUigwEKEkxvYWRCdW5kbGVSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABIxCgpkZXBsb3ltZW50GAIgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRIAEIHCgVldmVudCLzAQoMTG9hZFByb2dyZXNzEjIKBXN0YWdlGAEgASgOMiMua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzcy5TdGFnZRISCgpkb25lX2J5dGVzGAIgASgDEhMKC3RvdGFsX2J5dGVzGAMgASgDIoUBCgVTdGFnZRIVChFTVEFHRV9VTlNQRUNJRklFRBAAEhEKDVNUQUdFX1JFU09MVkUQARIPCgtTVEFHRV9GRVRDSBACEhAKDFNUQUdFX1ZFUklGWRADEg0KCVNUQUdFX01BUBAEEhAKDFNUQUdFX1dBUk1VUBAFEg4KClNUQUdFX1NXQVAQBiJnChNVbmxvYWRCdW5kbGVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSOQoQaW5fZmxpZ2h0X3BvbGljeRgCIAEoDjIfLmtpbG4ucnVudGltZS52MS5JbkZsaWdodFBvbGljeSIwChRVbmxvYWRCdW5kbGVSZXNwb25zZRIYChBhYm9ydGVkX3JlcXVlc3RzGAEgASgFIhgKFkxpc3REZXBsb3ltZW50c1JlcXVlc3QiSwoXTGlzdERlcGxveW1lbnRzUmVzcG9uc2USMAoLZGVwbG95bWVudHMYASADKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCItChRHZXREZXBsb3ltZW50UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJIkgKFUdldERlcGxveW1lbnRSZXNwb25zZRIvCgpkZXBsb3ltZW50GAEgASgLMhsua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQiqAEKE1Jlc2V0S1ZDYWNoZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI2CgpkZXBsb3ltZW50GAIgASgLMiAua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRTY29wZUgAEjkKEGluX2ZsaWdodF9wb2xpY3kYAyABKA4yHy5raWxuLnJ1bnRpbWUudjEuSW5GbGlnaHRQb2xpY3lCBwoFc2NvcGUiEQoPRGVwbG95bWVudFNjb3BlIqABChRSZXNldEtWQ2FjaGVSZXNwb25zZRIaChJhZmZlY3RlZF9zZXF1ZW5jZXMYASABKAUSEwoLZnJlZWRfc2xvdHMYAiABKAUSFAoMemVyb2VkX2J5dGVzGAMgASgDEhQKDHdlaWdodF9lcG9jaBgEIAEoAxIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLGAQoSTG9hZFdlaWdodHNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSCwoDcmVmGAIgASgJEiMKBHJvbGUYAyABKA4yFS5raWxuLnJ1bnRpbWUudjEuUm9sZRI5ChBpbl9mbGlnaHRfcG9saWN5GAQgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5EiwKCWt2X3BvbGljeRgFIAEoDjIZLmtpbG4ucnVudGltZS52MS5LdlBvbGljeSKHAQoTTG9hZFdlaWdodHNSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABI0CgZyZXN1bHQYAiABKAsyIi5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXN1bHRIAEIHCgVldmVudCLGAQoRTG9hZFdlaWdodHNSZXN1bHQSLwoKZGVwbG95bWVudBgBIAEoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Eh0KFXByZXZpb3VzX3dlaWdodF9lcG9jaBgCIAEoAxIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSGAoQYWJvcnRlZF9yZXF1ZXN0cxgEIAEoBRIxCg5wYXVzZV9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCLGAgoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSFwoPc2NoZW1hX3JldmlzaW9uGAIgASgFEh8KF21pbmltdW1fY2xpZW50X3JldmlzaW9uGAMgASgFEg4KBnRhcmdldBgEIAEoCRIMCgRpc2FzGAUgAygJEhMKC3RvdGFsX2NvcmVzGAYgASgFEhIKCmZyZWVfY29yZXMYByABKAUSLgoKc3RhcnRfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoSdG90YWxfbWVtb3J5X2J5dGVzGAkgASgDEhkKEWZyZWVfbWVtb3J5X2J5dGVzGAogASgDEjQKC2RlcGxveW1lbnRzGAsgAygLMh8ua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRJbmZvIoMBCg5EZXBsb3ltZW50SW5mbxIKCgJpZBgBIAEoCRIwCgVzdGF0ZRgCIAEoDjIhLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50LlN0YXRlEjMKDGNhcGFiaWxpdGllcxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5DYXBhYmlsaXRpZXMqPQoEUm9sZRIUChBST0xFX1VOU1BFQ0lGSUVEEAASDwoLUk9MRV9UQVJHRVQQARIOCgpST0xFX0RSQUZUEAIqpQEKDkluRmxpZ2h0UG9saWN5EiAKHElOX0ZMSUdIVF9QT0xJQ1lfVU5TUEVDSUZJRUQQABIZChVJTl9GTElHSFRfUE9MSUNZX1dBSVQQARIaChZJTl9GTElHSFRfUE9MSUNZX0FCT1JUEAISGwoXSU5fRkxJR0hUX1BPTElDWV9SRUZVU0UQAxIdChlJTl9GTElHSFRfUE9MSUNZX0NPTlRJTlVFEAQqUwoIS3ZQb2xpY3kSGQoVS1ZfUE9MSUNZX1VOU1BFQ0lGSUVEEAASGAoUS1ZfUE9MSUNZX0lOVkFMSURBVEUQARISCg5LVl9QT0xJQ1lfS0VFUBACMqUFCg5SdW50aW1lU2VydmljZRJXCgpMb2FkQnVuZGxlEiIua2lsbi5ydW50aW1lLnYxLkxvYWRCdW5kbGVSZXF1ZXN0GiMua2lsbi5ydW50aW1lLnYxLkxvYWRCdW5kbGVSZXNwb25zZTABElsKDFVubG9hZEJ1bmRsZRIkLmtpbG4ucnVudGltZS52MS5VbmxvYWRCdW5kbGVSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLlVubG9hZEJ1bmRsZVJlc3BvbnNlEmQKD0xpc3REZXBsb3ltZW50cxInLmtpbG4ucnVudGltZS52MS5MaXN0RGVwbG95bWVudHNSZXF1ZXN0Gigua2lsbi5ydW50aW1lLnYxLkxpc3REZXBsb3ltZW50c1Jlc3BvbnNlEl4KDUdldERlcGxveW1lbnQSJS5raWxuLnJ1bnRpbWUudjEuR2V0RGVwbG95bWVudFJlcXVlc3QaJi5raWxuLnJ1bnRpbWUudjEuR2V0RGVwbG95bWVudFJlc3BvbnNlElsKDFJlc2V0S1ZDYWNoZRIkLmtpbG4ucnVudGltZS52MS5SZXNldEtWQ2FjaGVSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLlJlc2V0S1ZDYWNoZVJlc3BvbnNlEloKC0xvYWRXZWlnaHRzEiMua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVxdWVzdBokLmtpbG4ucnVudGltZS52MS5Mb2FkV2VpZ2h0c1Jlc3BvbnNlMAESXgoNR2V0U2VydmVySW5mbxIlLmtpbG4ucnVudGltZS52MS5HZXRTZXJ2ZXJJbmZvUmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5HZXRTZXJ2ZXJJbmZvUmVzcG9uc2ViBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Deployment is a loaded bundle.
@@ -321,6 +321,97 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
    * @generated from field: repeated int32 eos_token_ids = 10;
    */
   eosTokenIds: number[];
+
+  /**
+   * Most tokens generated for one request; 0: as many as `max_length` leaves.
+   *
+   * @generated from field: int32 max_new_tokens = 11;
+   */
+  maxNewTokens: number;
+
+  /**
+   * Whether prompts can be text; otherwise they are token ids.
+   *
+   * @generated from field: bool text = 12;
+   */
+  text: boolean;
+
+  /**
+   * Whether all logits can be asked for.
+   *
+   * @generated from field: bool logits = 13;
+   */
+  logits: boolean;
+
+  /**
+   * Most alternatives that logprobs can be asked for.
+   *
+   * @generated from field: int32 max_logprobs = 14;
+   */
+  maxLogprobs: number;
+
+  /**
+   * Whether prompts that are too long are cut in place of being refused.
+   *
+   * @generated from field: bool input_truncation = 15;
+   */
+  inputTruncation: boolean;
+
+  /**
+   * Whether inputs of steps can be captured.
+   *
+   * @generated from field: bool input_capture = 16;
+   */
+  inputCapture: boolean;
+
+  /**
+   * Most stop strings of a request.
+   *
+   * @generated from field: int32 max_stop_strings = 17;
+   */
+  maxStopStrings: number;
+
+  /**
+   * Most stop tokens of a request.
+   *
+   * @generated from field: int32 max_stop_token_ids = 18;
+   */
+  maxStopTokenIds: number;
+
+  /**
+   * Side on which short inputs are padded: "right" or "left".
+   *
+   * @generated from field: string padding_side = 19;
+   */
+  paddingSide: string;
+
+  /**
+   * Whether step N+1 is prepared while step N runs.
+   *
+   * @generated from field: bool async_mode = 20;
+   */
+  asyncMode: boolean;
+
+  /**
+   * Static shapes that steps run in.
+   *
+   * @generated from field: repeated kiln.runtime.v1.SubmodelBuckets submodels = 21;
+   */
+  submodels: SubmodelBuckets[];
+
+  /**
+   * LoRA adapters that requests can name, by id.
+   *
+   * @generated from field: repeated string adapters = 22;
+   */
+  adapters: string[];
+
+  /**
+   * Tokens that are proposed and verified in one step; 0 is no speculation.
+   *
+   * @generated from field: int32 speculation_length = 23;
+   */
+  speculationLength: number;
 };
 
 /**
@@ -329,6 +420,41 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
  */
 export const CapabilitiesSchema: GenMessage<Capabilities> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_runtime, 2);
+
+/**
+ * SubmodelBuckets are the static shapes of one submodel.
+ *
+ * @generated from message kiln.runtime.v1.SubmodelBuckets
+ */
+export type SubmodelBuckets = Message<"kiln.runtime.v1.SubmodelBuckets"> & {
+  /**
+   * Submodel, such as `context_encoding`.
+   *
+   * @generated from field: string submodel = 1;
+   */
+  submodel: string;
+
+  /**
+   * Rows of one step.
+   *
+   * @generated from field: int32 batch_size = 2;
+   */
+  batchSize: number;
+
+  /**
+   * Tokens of its one-dimensional buckets, smallest first.
+   *
+   * @generated from field: repeated int32 tokens = 3;
+   */
+  tokens: number[];
+};
+
+/**
+ * Describes the message kiln.runtime.v1.SubmodelBuckets.
+ * Use `create(SubmodelBucketsSchema)` to create a new message.
+ */
+export const SubmodelBucketsSchema: GenMessage<SubmodelBuckets> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 3);
 
 /**
  * DefaultSampling holds the sampling values of a request that sets none.
@@ -363,7 +489,7 @@ export type DefaultSampling = Message<"kiln.runtime.v1.DefaultSampling"> & {
  * Use `create(DefaultSamplingSchema)` to create a new message.
  */
 export const DefaultSamplingSchema: GenMessage<DefaultSampling> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 3);
+  messageDesc(file_kiln_runtime_v1_runtime, 4);
 
 /**
  * Load is how busy a deployment is.
@@ -412,7 +538,7 @@ export type Load = Message<"kiln.runtime.v1.Load"> & {
  * Use `create(LoadSchema)` to create a new message.
  */
 export const LoadSchema: GenMessage<Load> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 4);
+  messageDesc(file_kiln_runtime_v1_runtime, 5);
 
 /**
  * LoadBundleRequest asks for a deployment.
@@ -461,7 +587,7 @@ export type LoadBundleRequest = Message<"kiln.runtime.v1.LoadBundleRequest"> & {
  * Use `create(LoadBundleRequestSchema)` to create a new message.
  */
 export const LoadBundleRequestSchema: GenMessage<LoadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 5);
+  messageDesc(file_kiln_runtime_v1_runtime, 6);
 
 /**
  * LoadBundleResponse is one event of a load.
@@ -498,7 +624,7 @@ export type LoadBundleResponse = Message<"kiln.runtime.v1.LoadBundleResponse"> &
  * Use `create(LoadBundleResponseSchema)` to create a new message.
  */
 export const LoadBundleResponseSchema: GenMessage<LoadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 6);
+  messageDesc(file_kiln_runtime_v1_runtime, 7);
 
 /**
  * LoadProgress tells where a load stands.
@@ -533,7 +659,7 @@ export type LoadProgress = Message<"kiln.runtime.v1.LoadProgress"> & {
  * Use `create(LoadProgressSchema)` to create a new message.
  */
 export const LoadProgressSchema: GenMessage<LoadProgress> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 7);
+  messageDesc(file_kiln_runtime_v1_runtime, 8);
 
 /**
  * Stage of a load.
@@ -595,7 +721,7 @@ export enum LoadProgress_Stage {
  * Describes the enum kiln.runtime.v1.LoadProgress.Stage.
  */
 export const LoadProgress_StageSchema: GenEnum<LoadProgress_Stage> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_runtime, 7, 0);
+  enumDesc(file_kiln_runtime_v1_runtime, 8, 0);
 
 /**
  * UnloadBundleRequest names a deployment.
@@ -623,7 +749,7 @@ export type UnloadBundleRequest = Message<"kiln.runtime.v1.UnloadBundleRequest">
  * Use `create(UnloadBundleRequestSchema)` to create a new message.
  */
 export const UnloadBundleRequestSchema: GenMessage<UnloadBundleRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 8);
+  messageDesc(file_kiln_runtime_v1_runtime, 9);
 
 /**
  * UnloadBundleResponse tells what ended.
@@ -644,7 +770,7 @@ export type UnloadBundleResponse = Message<"kiln.runtime.v1.UnloadBundleResponse
  * Use `create(UnloadBundleResponseSchema)` to create a new message.
  */
 export const UnloadBundleResponseSchema: GenMessage<UnloadBundleResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 9);
+  messageDesc(file_kiln_runtime_v1_runtime, 10);
 
 /**
  * ListDeploymentsRequest has no options.
@@ -659,7 +785,7 @@ export type ListDeploymentsRequest = Message<"kiln.runtime.v1.ListDeploymentsReq
  * Use `create(ListDeploymentsRequestSchema)` to create a new message.
  */
 export const ListDeploymentsRequestSchema: GenMessage<ListDeploymentsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 10);
+  messageDesc(file_kiln_runtime_v1_runtime, 11);
 
 /**
  * ListDeploymentsResponse holds every deployment.
@@ -680,7 +806,7 @@ export type ListDeploymentsResponse = Message<"kiln.runtime.v1.ListDeploymentsRe
  * Use `create(ListDeploymentsResponseSchema)` to create a new message.
  */
 export const ListDeploymentsResponseSchema: GenMessage<ListDeploymentsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 11);
+  messageDesc(file_kiln_runtime_v1_runtime, 12);
 
 /**
  * GetDeploymentRequest names a deployment.
@@ -701,7 +827,7 @@ export type GetDeploymentRequest = Message<"kiln.runtime.v1.GetDeploymentRequest
  * Use `create(GetDeploymentRequestSchema)` to create a new message.
  */
 export const GetDeploymentRequestSchema: GenMessage<GetDeploymentRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 12);
+  messageDesc(file_kiln_runtime_v1_runtime, 13);
 
 /**
  * GetDeploymentResponse holds the deployment.
@@ -722,7 +848,7 @@ export type GetDeploymentResponse = Message<"kiln.runtime.v1.GetDeploymentRespon
  * Use `create(GetDeploymentResponseSchema)` to create a new message.
  */
 export const GetDeploymentResponseSchema: GenMessage<GetDeploymentResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 13);
+  messageDesc(file_kiln_runtime_v1_runtime, 14);
 
 /**
  * ResetKVCacheRequest says what to forget.
@@ -765,7 +891,7 @@ export type ResetKVCacheRequest = Message<"kiln.runtime.v1.ResetKVCacheRequest">
  * Use `create(ResetKVCacheRequestSchema)` to create a new message.
  */
 export const ResetKVCacheRequestSchema: GenMessage<ResetKVCacheRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 14);
+  messageDesc(file_kiln_runtime_v1_runtime, 15);
 
 /**
  * DeploymentScope is the whole KV cache of a deployment.
@@ -780,7 +906,7 @@ export type DeploymentScope = Message<"kiln.runtime.v1.DeploymentScope"> & {
  * Use `create(DeploymentScopeSchema)` to create a new message.
  */
 export const DeploymentScopeSchema: GenMessage<DeploymentScope> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 15);
+  messageDesc(file_kiln_runtime_v1_runtime, 16);
 
 /**
  * ResetKVCacheResponse is the receipt.
@@ -829,7 +955,7 @@ export type ResetKVCacheResponse = Message<"kiln.runtime.v1.ResetKVCacheResponse
  * Use `create(ResetKVCacheResponseSchema)` to create a new message.
  */
 export const ResetKVCacheResponseSchema: GenMessage<ResetKVCacheResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 16);
+  messageDesc(file_kiln_runtime_v1_runtime, 17);
 
 /**
  * LoadWeightsRequest names the new weights.
@@ -878,7 +1004,7 @@ export type LoadWeightsRequest = Message<"kiln.runtime.v1.LoadWeightsRequest"> &
  * Use `create(LoadWeightsRequestSchema)` to create a new message.
  */
 export const LoadWeightsRequestSchema: GenMessage<LoadWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 17);
+  messageDesc(file_kiln_runtime_v1_runtime, 18);
 
 /**
  * LoadWeightsResponse is one event of a weight load.
@@ -915,7 +1041,7 @@ export type LoadWeightsResponse = Message<"kiln.runtime.v1.LoadWeightsResponse">
  * Use `create(LoadWeightsResponseSchema)` to create a new message.
  */
 export const LoadWeightsResponseSchema: GenMessage<LoadWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 18);
+  messageDesc(file_kiln_runtime_v1_runtime, 19);
 
 /**
  * LoadWeightsResult tells what changed.
@@ -964,7 +1090,7 @@ export type LoadWeightsResult = Message<"kiln.runtime.v1.LoadWeightsResult"> & {
  * Use `create(LoadWeightsResultSchema)` to create a new message.
  */
 export const LoadWeightsResultSchema: GenMessage<LoadWeightsResult> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 19);
+  messageDesc(file_kiln_runtime_v1_runtime, 20);
 
 /**
  * GetServerInfoRequest has no options.
@@ -979,7 +1105,7 @@ export type GetServerInfoRequest = Message<"kiln.runtime.v1.GetServerInfoRequest
  * Use `create(GetServerInfoRequestSchema)` to create a new message.
  */
 export const GetServerInfoRequestSchema: GenMessage<GetServerInfoRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 20);
+  messageDesc(file_kiln_runtime_v1_runtime, 21);
 
 /**
  * GetServerInfoResponse describes the server.
@@ -1056,6 +1182,13 @@ export type GetServerInfoResponse = Message<"kiln.runtime.v1.GetServerInfoRespon
    * @generated from field: int64 free_memory_bytes = 10;
    */
   freeMemoryBytes: bigint;
+
+  /**
+   * What each deployment accepts, by id.
+   *
+   * @generated from field: repeated kiln.runtime.v1.DeploymentInfo deployments = 11;
+   */
+  deployments: DeploymentInfo[];
 };
 
 /**
@@ -1063,7 +1196,42 @@ export type GetServerInfoResponse = Message<"kiln.runtime.v1.GetServerInfoRespon
  * Use `create(GetServerInfoResponseSchema)` to create a new message.
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 21);
+  messageDesc(file_kiln_runtime_v1_runtime, 22);
+
+/**
+ * DeploymentInfo is what a client needs to know of a deployment before it calls Generate.
+ *
+ * @generated from message kiln.runtime.v1.DeploymentInfo
+ */
+export type DeploymentInfo = Message<"kiln.runtime.v1.DeploymentInfo"> & {
+  /**
+   * Id.
+   *
+   * @generated from field: string id = 1;
+   */
+  id: string;
+
+  /**
+   * State now.
+   *
+   * @generated from field: kiln.runtime.v1.Deployment.State state = 2;
+   */
+  state: Deployment_State;
+
+  /**
+   * What a request may ask.
+   *
+   * @generated from field: kiln.runtime.v1.Capabilities capabilities = 3;
+   */
+  capabilities?: Capabilities;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.DeploymentInfo.
+ * Use `create(DeploymentInfoSchema)` to create a new message.
+ */
+export const DeploymentInfoSchema: GenMessage<DeploymentInfo> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 23);
 
 /**
  * Role is the part that a bundle plays in a deployment.
