@@ -7,7 +7,7 @@ import mmap
 import os
 
 from execution.collective_library import load_collective_library
-from execution.errors import CollectivesMissing
+from execution.errors import CollectivesMissing, TooManyRanks
 
 
 class CollectiveMemory:
@@ -18,10 +18,13 @@ class CollectiveMemory:
 
         Raises:
             CollectivesMissing: The native library has not been built.
+            TooManyRanks: It cannot serve so many.
         """
         library = load_collective_library()
         if library is None:
             raise CollectivesMissing(tp_degree)
+        if tp_degree > (most_ranks := library.kiln_most_ranks()):
+            raise TooManyRanks(tp_degree, most_ranks)
         self._library = library
         self.fd = os.memfd_create("kiln-collectives")
         os.ftruncate(self.fd, library.kiln_memory_size(tp_degree))

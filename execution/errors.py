@@ -13,6 +13,7 @@ KilnError
     ├── StepFailed            an executable that raised while it ran
     │   └── StepAborted       one that did not go on because another rank had failed
     ├── CollectivesMissing    several ranks where the native library of their collectives has not been built
+    ├── TooManyRanks          more ranks than the native library of their collectives serves
     ├── RankFailed            a rank process met an error that is not one of these: our bug
     └── RankDied              a rank process ended by itself
 """
@@ -142,6 +143,16 @@ class CollectivesMissing(ExecutionError):
             "reinstall it where there is a C++ compiler",
             tp_degree=tp_degree,
         )
+
+
+class TooManyRanks(ExecutionError):
+    """More ranks than the native library of their collectives serves."""
+
+    reason = "TOO_MANY_RANKS"
+
+    def __init__(self, tp_degree: int, most_ranks: int) -> None:
+        violation = FieldViolation("tp_degree", str(tp_degree), f"1 to {most_ranks}")
+        super().__init__(str(violation), violations=(violation,), tp_degree=tp_degree, most_ranks=most_ranks)
 
 
 class RankFailed(ExecutionError):

@@ -69,6 +69,7 @@ class RankGroup:
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
+            TooManyRanks: The native library does not serve so many.
         """
         self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
         self.weights_bytes = 0
@@ -106,6 +107,7 @@ class RankGroup:
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
+            TooManyRanks: The native library does not serve so many.
             IsaUnsupported: The executables need instructions that this host lacks.
             RankDied: A process ended before it was ready.
         """

@@ -24,6 +24,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         execution.StepFailed: grpc.StatusCode.INTERNAL,
         execution.WeightsAwaited: grpc.StatusCode.INTERNAL,
         execution.CollectivesMissing: grpc.StatusCode.FAILED_PRECONDITION,
+        execution.TooManyRanks: grpc.StatusCode.FAILED_PRECONDITION,
         execution.RankFailed: grpc.StatusCode.INTERNAL,
         execution.RankDied: grpc.StatusCode.UNAVAILABLE,
         errors.RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,

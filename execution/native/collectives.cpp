@@ -28,6 +28,8 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 constexpr size_t kChunkBytes = 256 * 1024;
+// Addresses of all ranks' parts lie on the stack while they are added up.
+constexpr int32_t kMostRanks = 256;
 // From how many bytes on, and among how many ranks, dividing a sum makes up for its second barrier; measured.
 constexpr size_t kDividedBytes = 64 * 1024;
 constexpr int kDividedRanks = 4;
@@ -232,7 +234,6 @@ KILN_EVERY_CPU void add_float16(const char* const* parts, int num_parts, int64_t
 
 // Adds items [first, first + count) of the ranks' buffers of a turn.
 void add_parts(const Communicator& communicator, uint32_t turn, DType dtype, int64_t first, int64_t count, char* out) {
-  constexpr int kMostRanks = 256;
   const char* parts[kMostRanks];
   for (int rank = 0; rank < communicator.tp_degree; ++rank) {
     parts[rank] = buffer_of(communicator, turn, rank) + first * item_size(dtype);
@@ -275,6 +276,8 @@ Outcome reduce_chunk(const Communicator& communicator, DType dtype, const char* 
 }  // namespace
 
 extern "C" {
+
+int32_t kiln_most_ranks() { return kMostRanks; }
 
 size_t kiln_memory_size(int32_t tp_degree) { return sizeof(Shared) + 2 * (tp_degree + 1) * kChunkBytes; }
 

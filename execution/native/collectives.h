@@ -25,6 +25,9 @@ inline size_t item_size(int32_t dtype) { return dtype == kBFloat16 || dtype == k
 
 extern "C" {
 
+// The largest number of ranks that can share memory.
+int32_t kiln_most_ranks();
+
 // Bytes of the memory that the ranks share; zeroed at first.
 size_t kiln_memory_size(int32_t tp_degree);
 

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from execution.collective_memory import CollectiveMemory
 from execution.collectives import CollectiveError, use_communicator
+from execution.errors import TooManyRanks
 from execution.shared_communicator import SharedCommunicator
 
 CHUNK_BYTES = 256 * 1024
+MOST_RANKS = 256
 #: Items: a part of a chunk, a chunk, and chunks with a rest.
 COUNTS = [1, 1000, CHUNK_BYTES // 4, 3 * CHUNK_BYTES // 4 + 77]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int32]
@@ -74,6 +76,22 @@ def test_every_narrow_number_is_widened_and_rounded_as_torch_does(dtype: torch.d
     parts = [everything, everything.flip(0).roll(77)]
     for total in run_ranks(2, lambda communicator, rank: communicator.all_reduce(parts[rank])):
         torch.testing.assert_close(total, add_in_order(parts), rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_most_ranks_that_there_can_be() -> None:
+    """Of a size that every rank adds up by itself, and of one that they share out."""
+    for count in (1, CHUNK_BYTES // 4):
+        parts = make_parts(MOST_RANKS, torch.float32, count)
+        expected = add_in_order(parts)
+        for total in run_ranks(MOST_RANKS, lambda communicator, rank: communicator.all_reduce(parts[rank])):  # noqa: B023
+            assert torch.equal(total, expected)
+
+
+def test_more_ranks_are_refused() -> None:
+    with pytest.raises(TooManyRanks) as caught:
+        CollectiveMemory(MOST_RANKS + 1)
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.value, violation.accepted) == ("tp_degree", "257", "1 to 256")
 
 
 @pytest.mark.parametrize("tp_degree", [2, 4])
