@@ -73,7 +73,8 @@ NEURON_CONFIG: Final = (
     Attribute("skip_sharding", Flag(), False),
     Attribute("logical_nc_config", Integer(1, 2), 1, hint=_NEURON_ONLY),
     Attribute("skip_warmup", Flag(), False, hint="the runtime runs every executable once after a load"),
-    Attribute("tp_degree", Integer(1), 1),
+    # 64 is the largest degree that the documents describe; collectives serve more.
+    Attribute("tp_degree", Integer(1, 64), 1),
     Attribute("fused_qkv", Flag(), False, served=(False,)),
     Attribute("on_device_sampling_config", Table()),
     Attribute("output_logits", Flag(), False),
