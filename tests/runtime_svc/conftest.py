@@ -143,6 +143,21 @@ def text_of(events: list[Any]) -> str:
     return "".join(event.delta.text for event in events)
 
 
+def stages_of(events: list[Any]) -> list[str]:
+    """Stages in order, each once."""
+    names = [runtime.LoadProgress.Stage.Name(event.progress.stage) for event in events if event.HasField("progress")]
+    return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
+
+
+async def hold(served: Runtime, request: generation.GenerateRequest) -> grpc.aio.UnaryStreamCall[Any, Any]:
+    """A request that is in the middle of a step until the caller opens the gate."""
+    served.ranks.gate.clear()
+    call = served.generation.Generate(request)
+    await anext(aiter(call))
+    await served.wait_for_slots(1)
+    return call
+
+
 def details_of(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.BadRequest]:
     """ErrorInfo and BadRequest of a failed call."""
     status = rpc_status.from_call(error)

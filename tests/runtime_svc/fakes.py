@@ -40,6 +40,17 @@ EOS = 2
 BIAS = 1
 DIGEST = "sha256:" + "0" * 64
 STATE_BYTES = 4096
+#: Sampling that is compiled in: requests may not choose another.
+GREEDY = Sampling(
+    mode="on_device",
+    semantics="hf",
+    dynamic=False,
+    deterministic=False,
+    global_topk=50,
+    temperature=1.0,
+    top_k=1,
+    top_p=1.0,
+)
 
 
 def make_executable(

@@ -13,8 +13,7 @@ from runtime_svc.engine.request import Request
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid, RuntimeServiceError
 from runtime_svc.text.prompt import TokenPrompt
 from runtime_svc.wire.generation import call_from_pb
-from tests.runtime_svc.fakes import DIGEST, VOCAB_SIZE, make_manifest
-from tests.runtime_svc.test_generation_service import GREEDY
+from tests.runtime_svc.fakes import DIGEST, GREEDY, VOCAB_SIZE, make_manifest
 
 TOKENIZER = Tokenizer(digest=DIGEST, files=(), chat_template="x")
 CAPABILITIES = [
