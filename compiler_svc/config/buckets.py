@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 #: Shortest bucket that is generated, in tokens.
 SHORTEST_BUCKET: Final = 128
+
+#: Shortest prefill and prefix buckets that are generated with prefix caching, in tokens.
+SHORTEST_PREFIX_BUCKET: Final = 512
+
+#: Shortest token generation bucket that is generated with prefix caching, in tokens.
+SHORTEST_BLOCK_BUCKET: Final = 256
 
 
 def generate_buckets(shortest: int, longest: int) -> tuple[int, ...]:
@@ -21,14 +29,72 @@ def generate_buckets(shortest: int, longest: int) -> tuple[int, ...]:
     return (*(2**power for power in powers), longest)
 
 
-def choose_buckets(*, enabled: bool, listed: tuple[int, ...], longest: int) -> tuple[int, ...]:
+def choose_buckets(
+    *, enabled: bool, listed: tuple[int, ...], longest: int, shortest: int = SHORTEST_BUCKET
+) -> tuple[int, ...]:
     """Buckets of a submodel, in tokens.
 
     Args:
         enabled: Whether bucketing is on; otherwise there is one bucket, the longest.
         listed: The user's list; empty generates.
         longest: Longest length that the submodel has to take.
+        shortest: Shortest bucket to generate.
     """
     if not enabled:
         return (longest,)
-    return listed or generate_buckets(SHORTEST_BUCKET, longest)
+    return listed or generate_buckets(shortest, longest)
+
+
+def resolve_buckets(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The bucket lists of a NeuronConfig, chosen or generated, by attribute; `prefix_buckets` only with prefix caching.
+
+    Args:
+        values: The other attributes, resolved, and the lists as the user gave them; an empty list is none.
+    """
+    enabled, caches_prefixes = values["enable_bucketing"], values["is_prefix_caching"]
+
+    def choose(name: str, longest: int, shortest: int) -> tuple[int, ...]:
+        return choose_buckets(enabled=enabled, listed=values[name], longest=longest, shortest=shortest)
+
+    longest_prompt, longest_sequence = values["max_context_length"], values["max_length"]
+    if not caches_prefixes:
+        return {
+            "context_encoding_buckets": choose("context_encoding_buckets", longest_prompt, SHORTEST_BUCKET),
+            "token_generation_buckets": choose("token_generation_buckets", longest_sequence, SHORTEST_BUCKET),
+            "prefix_buckets": (),
+        }
+    return {
+        "context_encoding_buckets": choose("context_encoding_buckets", longest_prompt, SHORTEST_PREFIX_BUCKET),
+        "token_generation_buckets": choose("token_generation_buckets", longest_sequence, SHORTEST_BLOCK_BUCKET),
+        "prefix_buckets": choose("prefix_buckets", longest_prompt, SHORTEST_PREFIX_BUCKET),
+    }
+
+
+def pair_with_prefixes(prefills: tuple[int, ...], prefixes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Buckets (prefill, prefix) of context encoding with prefix caching, in tokens, shortest prefill first.
+
+    Args:
+        prefills: Lengths that are computed.
+        prefixes: Lengths that are read from the cache; 0, no prefix, comes on top.
+    """
+    return tuple(itertools.product(prefills, (0, *prefixes)))
+
+
+def pair_with_batches(
+    batches: tuple[int, ...], largest_batch: int, lengths: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """Buckets (batch size, length) of token generation, largest batch first, shortest length first within a batch.
+
+    Args:
+        batches: Batch sizes that the user lists; `largest_batch` comes on top where it is not among them.
+        lengths: Lengths of sequences, in tokens.
+    """
+    return tuple(itertools.product(sorted({*batches, largest_batch}, reverse=True), lengths))
+
+
+def halve_buckets(buckets: tuple[int, ...]) -> tuple[int, ...]:
+    """Prompt lengths that Transformers NeuronX compiles by default: half of each token generation bucket, in tokens.
+
+    Half of an odd length is rounded down, as there; lengths that become equal are one bucket, and none is below 1.
+    """
+    return tuple(sorted({max(bucket // 2, 1) for bucket in buckets}))
