@@ -19,7 +19,7 @@ from bench.peers import ENVIRONMENT
 from bench.plan import FULL, QUICK, Plan
 from bench.profile import profile_decoding
 from bench.report import render
-from bench.services import compile_bundles, load_bundles, running_services, swap_weights
+from bench.services import DEPLOYMENT, compile_bundles, deployed, running_services, swap_weights
 from bench.worker import Worker, WorkerFailed, median
 from execution.threads import thread_environment
 
@@ -67,16 +67,18 @@ class _Run:
         self._stack = stack
         self._model = work / "models" / MODEL
         self._first = f"batch{plan.batches[0]}"
-        self._services = stack.enter_context(running_services(work / "home", self._model.parent, len(plan.batches)))
+        self._services = stack.enter_context(running_services(work / "home", self._model.parent))
         _say("compiling")
         compiled = compile_bundles(self._services, plan, MODEL)
         for batch, bundle in compiled.items():
             self.measured.once |= {f"lower.{tag}, batch {batch}": s for tag, s in bundle.lowering_s.items()}
-        _say("loading")
-        self.measured.once |= {f"load.{name}": s for name, s in load_bundles(self._services, plan, compiled).items()}
         self._digests = {f"batch{batch}": bundle.digest for batch, bundle in compiled.items()}
+        _say("loading")
+        for attempt in ("first", "again"):
+            with deployed(self._services, self._digests[self._first], plan.num_threads) as load_s:
+                self.measured.once[f"load.{attempt}"] = load_s
         # As a rank runs: this many threads, waiting as a rank's do.
-        self._bare = self._start("bench.bare", environment=thread_environment(plan.num_threads))
+        self._bare = self._start("bench.bare", environment=thread_environment(plan.num_threads, num_ranks=1))
         store = str(work / "home" / "store")
         self._bare.call("load", store=store, digests=self._digests, num_threads=plan.num_threads)
         self._clients, self._raw = self._start("bench.streams"), self._start("bench.raw_stream")
@@ -109,15 +111,19 @@ class _Run:
             position = plan.context + steps // 2
             durations = self._bare.call("decode", name=f"batch{batch}", position=position, steps=steps)
             add(f"bare.decode.{batch}", median(durations))
-            self._measure_served(batch, 2 * plan.steps)
+            with deployed(self._services, self._digests[f"batch{batch}"], plan.num_threads):
+                self._measure_served(batch, 2 * plan.steps)
+                if batch == plan.batches[0]:
+                    add("pause", swap_weights(self._services, self._digests[self._first]))
             for name, worker in self._others.items():
                 durations = worker.call("decode", rows=batch, context=plan.context, steps=steps)
                 add(f"{name}.decode.{batch}", median(durations))
         add("bare.prefill", median(self._bare.call("prefill", name=self._first, steps=5)))
         for name, worker in self._others.items():
             add(f"{name}.prefill", median(worker.call("prefill", tokens=plan.prompt_tokens, steps=5)))
-        add("pause", swap_weights(self._services, self._first, self._digests[self._first]))
         add("raw", self._raw.call("measure", tokens=RAW_MESSAGES))
+        interval_s = self.measured.samples[f"served.decode.{plan.batches[0]}"][-1]
+        add("raw.paced", self._raw.call("measure", tokens=2 * plan.steps, interval_s=interval_s))
 
     def profile(self, work: Path) -> None:
         """Samples what a decode step does."""
@@ -128,7 +134,7 @@ class _Run:
         answer = self._clients.call(
             "stream",
             address=self._services.runtime,
-            deployment=f"batch{batch}",
+            deployment=DEPLOYMENT,
             streams=batch,
             context=self._plan.context,
             tokens=tokens,

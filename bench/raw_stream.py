@@ -1,4 +1,4 @@
-"""A worker: a bare grpc.aio server that streams the messages that the front streams, as fast as it can."""
+"""A worker: a bare grpc.aio server that streams the messages that the front streams, as fast as it can or at a pace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def message(sequence_number: int) -> generation_pb2.GenerateResponse:
 
 
 class _Servicer(generation_pb2_grpc.GenerationServiceServicer):
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, interval_s: float) -> None:
         self.tokens = tokens
+        self.interval_s = interval_s
         self.cpu_s = 0.0
 
     async def Generate(  # noqa: N802 - the API's name
@@ -32,12 +33,19 @@ class _Servicer(generation_pb2_grpc.GenerationServiceServicer):
         start = time.process_time()
         for number in range(self.tokens):
             yield message(number)
+            if self.interval_s > 0:
+                await asyncio.sleep(self.interval_s)
         self.cpu_s += time.process_time() - start
 
 
-def measure(tokens: int) -> float:
-    """Seconds of this process's time by message, over one stream to a client in another process."""
-    return asyncio.run(_measure(tokens))
+def measure(tokens: int, interval_s: float = 0.0) -> float:
+    """Seconds of this process's time by message, over one stream to a client in another process.
+
+    Args:
+        interval_s: Time between two messages, in which the process sleeps: being woken costs more than a write. 0
+            writes the next message as soon as the last one is written.
+    """
+    return asyncio.run(_measure(tokens, interval_s))
 
 
 def drain(address: str) -> int:
@@ -45,8 +53,8 @@ def drain(address: str) -> int:
     return asyncio.run(_drain(address))
 
 
-async def _measure(tokens: int) -> float:
-    servicer = _Servicer(tokens)
+async def _measure(tokens: int, interval_s: float) -> float:
+    servicer = _Servicer(tokens, interval_s)
     server = grpc.aio.server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

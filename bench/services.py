@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 from kiln_client import Compiler, Runtime, compile_request
 
 from bench.plan import Plan
+
+#: What the served bundle is called.
+DEPLOYMENT: Final = "measured"
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,11 @@ class Services:
 
 
 @contextmanager
-def running_services(home: Path, models: Path, num_cores: int) -> Iterator[Services]:
-    """Starts both services on free ports."""
+def running_services(home: Path, models: Path) -> Iterator[Services]:
+    """Starts both services on free ports, with one logical core: deployments that only wait shall not count."""
     kiln = str(Path(sys.executable).with_name("kiln"))
     addresses = ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0"]
-    command = [kiln, "up", "--json", "--home", str(home), "--model-root", str(models), "--cores", str(num_cores)]
+    command = [kiln, "up", "--json", "--home", str(home), "--model-root", str(models), "--cores", "1"]
     with subprocess.Popen([*command, *addresses], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -61,26 +65,20 @@ def compile_bundles(services: Services, plan: Plan, model: str) -> dict[int, Com
     return compiled
 
 
-def load_bundles(services: Services, plan: Plan, compiled: dict[int, Compiled]) -> dict[str, float]:
-    """Loads each bundle as `batchN`; returns seconds until one served, the `first` time and `again`."""
-    durations = {}
+@contextmanager
+def deployed(services: Services, digest: str, num_threads: int) -> Iterator[float]:
+    """Has a bundle served as DEPLOYMENT, alone; yields the seconds until it was."""
     with Runtime(services.runtime) as runtime:
-        first = plan.batches[0]
-        for attempt in ("first", "again"):
-            start = time.perf_counter()
-            runtime.load_bundle(compiled[first].digest, f"batch{first}", threads_per_core=plan.num_threads)
-            durations[attempt] = time.perf_counter() - start
-            if attempt == "first":
-                runtime.unload_bundle(f"batch{first}")
-        for batch in plan.batches[1:]:
-            runtime.load_bundle(compiled[batch].digest, f"batch{batch}", threads_per_core=plan.num_threads)
-    return durations
+        start = time.perf_counter()
+        runtime.load_bundle(digest, DEPLOYMENT, threads_per_core=num_threads)
+        yield time.perf_counter() - start
+        runtime.unload_bundle(DEPLOYMENT)
 
 
-def swap_weights(services: Services, deployment: str, digest: str) -> float:
-    """Loads a bundle's weights into a deployment; returns the seconds in which it computed nothing."""
+def swap_weights(services: Services, digest: str) -> float:
+    """Loads a bundle's weights into what is served; returns the seconds in which it computed nothing."""
     with Runtime(services.runtime) as runtime:
-        return runtime.load_weights(deployment, digest).pause_duration.ToTimedelta().total_seconds()
+        return runtime.load_weights(DEPLOYMENT, digest).pause_duration.ToTimedelta().total_seconds()
 
 
 def _find_front(launcher: int) -> psutil.Process:

@@ -115,7 +115,7 @@ class RankGroup:
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
         group = cls(manifest)
         if nursery is None:
-            nursery = group._own_nursery = RankNursery()
+            nursery = group._own_nursery = RankNursery(manifest.tp_degree)
         try:
             forking = nursery.open(num_threads, _format_of(manifest))
             for rank in range(manifest.tp_degree):

@@ -24,8 +24,14 @@ class RankNursery:
     second in which no rank's end would be told. They end with the thread that used them first, and their ranks too.
     """
 
-    def __init__(self) -> None:
-        """Starts nothing yet."""
+    def __init__(self, num_ranks: int = 1) -> None:
+        """Starts nothing yet.
+
+        Args:
+            num_ranks: Ranks that may compute at the same time. Their threads spin for each other where each has a
+                processor; see `execution.threads`.
+        """
+        self._num_ranks = num_ranks
         self._processes: dict[tuple[int, str], NurseryProcess] = {}
 
     def open(self, num_threads: int, executable_format: str) -> NurseryProcess:
@@ -35,7 +41,7 @@ class RankNursery:
         if process is None or process.has_ended:
             if process is not None:
                 process.close()
-            process = self._processes[kind] = NurseryProcess(num_threads, executable_format)
+            process = self._processes[kind] = NurseryProcess(num_threads, executable_format, num_ranks=self._num_ranks)
         return process
 
     def close(self) -> None:
@@ -57,7 +63,7 @@ class RankNursery:
 class NurseryProcess:
     """One process; see `RankNursery`."""
 
-    def __init__(self, num_threads: int, executable_format: str) -> None:
+    def __init__(self, num_threads: int, executable_format: str, *, num_ranks: int) -> None:
         """Starts it. It takes requests at once, and answers them when it has loaded torch."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -66,7 +72,7 @@ class NurseryProcess:
                     [sys.executable, "-m", "execution.nursery_process", str(theirs.fileno()), executable_format],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    env=_child_environment(num_threads),
+                    env=_child_environment(num_threads, num_ranks),
                     start_new_session=True,
                 )
         except BaseException:
@@ -105,12 +111,12 @@ class NurseryProcess:
         self.wait_dying()
 
 
-def _child_environment(num_threads: int) -> dict[str, str]:
+def _child_environment(num_threads: int, num_ranks: int) -> dict[str, str]:
     return {
         **os.environ,
         **parent_environment(),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        **thread_environment(num_threads),
+        **thread_environment(num_threads, num_ranks=num_ranks),
         # numpy's algebra makes its threads when it is loaded, and a process with threads cannot be forked.
         "OPENBLAS_NUM_THREADS": "1",
     }

@@ -18,7 +18,7 @@ from runtime_svc.settings import Settings, parse_settings
 
 async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
-    with RankNursery() as nursery:
+    with RankNursery(settings.num_cores) as nursery:
         async with open_server(settings, partial(RankGroup.start, nursery=nursery)) as server:
             port = await server.start()
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")

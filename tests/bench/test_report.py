@@ -15,7 +15,13 @@ def measured() -> Measurements:
     for slowness in (1, 2):
         measured.add("bandwidth", 40e9 / slowness)
         measured.add("gemm", 200e9 / slowness)
-        for name, seconds in {"bare.prefill": 0.1, "eager.prefill": 0.2, "raw": 50e-6, "pause": 1e-3}.items():
+        for name, seconds in {
+            "bare.prefill": 0.1,
+            "eager.prefill": 0.2,
+            "raw": 50e-6,
+            "raw.paced": 80e-6,
+            "pause": 1e-3,
+        }.items():
             measured.add(name, seconds * slowness)
         for batch in QUICK.batches:
             for name, seconds in {"bare.decode": 0.010, "served.decode": 0.0125, "eager.decode": 0.030}.items():
@@ -44,6 +50,8 @@ def test_the_page_shows_every_engine_and_what_was_left_out(measured: Measurement
     assert "| transformers eager | 30.0 (33 tokens/s; 3.00× bare's time) |" in page
     assert "| transformers eager | 200.0 ms | 0.13 | 2.00 |" in page
     assert "- openvino: left out, not installed." in page
+    assert "| the same at the pace of 1 stream's tokens | 80 µs |" in page
+    assert "| front, CPU a token, 4 streams | 100 µs (2.0× raw, 1.2× raw at that pace) |" in page
     assert "| attention | 10.0% |" in page
 
 
