@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 
 from google.longrunning import operations_pb2
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.timestamp_pb2 import Timestamp
 from kiln.compiler.v1 import compiler_pb2 as pb
 
@@ -15,6 +14,7 @@ from bundle.digest import sha256_bytes
 from bundle.errors import FieldViolation
 from compiler_svc.admission import CompileRequest
 from compiler_svc.config import parse_document
+from compiler_svc.config_wire import document_from_pb
 from compiler_svc.database.operations import Operation
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.records import CompileResult, ExecutableResult, Stage
@@ -160,9 +160,7 @@ def timestamp_to_pb(time_ns: int) -> Timestamp:
 def _document_from_pb(request: pb.CompileRequest) -> dict[str, Any]:
     if request.WhichOneof("config_source") == "config_json":
         return parse_document(request.config_json)
-    # An optional field that is set to zero is in the dictionary; an unset one is not.
-    document: dict[str, Any] = MessageToDict(request.config, preserving_proto_field_name=True)
-    return document
+    return document_from_pb(request.config)
 
 
 def _executable_to_pb(executable: ExecutableResult) -> pb.ExecutableResult:

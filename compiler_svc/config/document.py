@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+import math
+from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from compiler_svc.config.domains import show
@@ -13,18 +14,25 @@ from compiler_svc.errors import ConfigInvalid
 Document = dict[str, Any]
 
 
-def parse_document(text: str) -> Document:
-    """Reads JSON text.
+#: Python writes infinities so, and NxD Inference's files have them.
+_INFINITIES: Final = {"Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def parse_document(text: str, *, field: str = "config_json") -> Document:
+    """Reads JSON text; `Infinity` and `-Infinity` are numbers, as in the files that NxD Inference writes.
+
+    Args:
+        field: Where the text comes from, for the error.
 
     Raises:
-        ConfigInvalid: Text that is no JSON object, that gives a name twice, or a number that JSON does not have.
+        ConfigInvalid: Text that is no JSON object, that gives a name twice, or NaN.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_unique_names, parse_constant=_refuse_constant)
+        document = json.loads(text, object_pairs_hook=_unique_names, parse_constant=_parse_constant)
     except (ValueError, RecursionError) as error:
-        raise _invalid(show(text), f"a JSON object ({error})") from error
+        raise _invalid(field, show(text), f"a JSON object ({error})") from error
     if not isinstance(document, dict):
-        raise _invalid(show(document), 'a JSON object such as {"neuron_config": {"seq_len": 256}}')
+        raise _invalid(field, show(document), 'a JSON object such as {"neuron_config": {"seq_len": 256}}')
     return document
 
 
@@ -36,9 +44,11 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> Document:
     return document
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+def _parse_constant(text: str) -> float:
+    if text not in _INFINITIES:
+        raise ValueError(f"{text} is no JSON number")
+    return _INFINITIES[text]
 
 
-def _invalid(value: str, accepted: str) -> ConfigInvalid:
-    return ConfigInvalid([FieldViolation("config_json", value, accepted)])
+def _invalid(field: str, value: str, accepted: str) -> ConfigInvalid:
+    return ConfigInvalid([FieldViolation(field, value, accepted)])

@@ -369,7 +369,6 @@ class TestDocument:
             "null",
             '"neuron_config"',
             '{"neuron_config": {"seq_len": NaN}}',
-            '{"neuron_config": {"seq_len": Infinity}}',
             '{"neuron_config": {"seq_len": 1, "seq_len": 2}}',
             '{"neuron_config": {"seq_len": ' + "9" * 5000 + "}}",
             "[" * 100_000,
