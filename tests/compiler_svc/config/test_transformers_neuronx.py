@@ -1,0 +1,202 @@
+"""Transformers NeuronX's names."""
+
+from typing import Any
+
+import pytest
+
+from compiler_svc.config.transformers_neuronx import judge_head_sharding, translate_transformers_neuronx
+
+
+def test_every_option() -> None:
+    translation = translate_transformers_neuronx(
+        {
+            "batch_size": 5,
+            "tp_degree": 2,
+            "prompt_batch_size": 1,
+            "n_positions": [128, 256, 512, 1024, 2048, 3072],
+            "context_length_estimate": [1024, 1280, 1536, 1792, 2048],
+            "amp": "f16",
+            "group_query_attention": "shard-over-heads",
+            "on_device_generation": {"max_length": 3072, "do_sample": True, "top_k": 10},
+            "quant": {"quant_dtype": "s8", "dequant_dtype": "f16"},
+            "fuse_qkv": True,
+        }
+    )
+    assert translation.violations == translation.unserved == []
+    assert translation.values == {
+        "batch_size": 5,
+        "tp_degree": 2,
+        "ctx_batch_size": 1,
+        "seq_len": 3072,
+        "enable_bucketing": True,
+        "token_generation_buckets": [128, 256, 512, 1024, 2048, 3072],
+        "context_encoding_buckets": [1024, 1280, 1536, 1792, 2048],
+        "torch_dtype": "float16",
+        "on_device_sampling_config": {"do_sample": True, "top_k": 10},
+        "quantized": True,
+        "quantization_dtype": "int8",
+        "fused_qkv": True,
+    }
+    assert translation.paths.keys() >= translation.values.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("neuron_config.ctx_batch_size", "prompt_batch_size"),
+        ("neuron_config.seq_len", "n_positions"),
+        ("neuron_config.on_device_sampling_config", "on_device_generation"),
+        ("neuron_config.on_device_sampling_config.top_p", "on_device_generation.top_p"),
+        ("neuron_config.on_device_sampling_config.global_topk", "on_device_generation.global_top_k"),
+    ],
+)
+def test_a_mistake_is_named_where_it_was_made(path: str, where: str) -> None:
+    section = {"prompt_batch_size": 0, "n_positions": 128, "on_device_generation": {"global_top_k": -1}}
+    translation = translate_transformers_neuronx(section)
+    assert translation.locate(path) == f"transformers_neuronx.{where}"
+    assert translation.locate("neuron_config.batch_size") == "neuron_config.batch_size"
+    assert translation.locate("seq_len") == "seq_len"
+
+
+@pytest.mark.parametrize(
+    ("n_positions", "seq_len", "token_generation", "context_encoding"),
+    [
+        (1024, 1024, [128, 256, 512, 1024], [64, 128, 256, 512]),
+        ([1024], 1024, [128, 256, 512, 1024], [64, 128, 256, 512]),
+        (1500, 1500, [128, 256, 512, 1024, 1500], [64, 128, 256, 512, 750]),
+        (181, 181, [128, 181], [64, 90]),
+        (128, 128, [128], [64]),
+        (100, 100, [100], [50]),
+        (1, 1, [1], [1]),
+        ([300, 301], 301, [300, 301], [150]),
+    ],
+)
+def test_buckets_by_default(
+    n_positions: Any, seq_len: int, token_generation: list[int], context_encoding: list[int]
+) -> None:
+    values = translate_transformers_neuronx({"n_positions": n_positions}).values
+    assert values == {
+        "seq_len": seq_len,
+        "enable_bucketing": True,
+        "token_generation_buckets": token_generation,
+        "context_encoding_buckets": context_encoding,
+    }
+
+
+def test_one_prompt_length_is_one_bucket() -> None:
+    values = translate_transformers_neuronx({"n_positions": 128, "context_length_estimate": 64}).values
+    assert values["context_encoding_buckets"] == [64]
+    assert translate_transformers_neuronx({"context_length_estimate": 64}).values == {
+        "enable_bucketing": True,
+        "context_encoding_buckets": [64],
+    }
+
+
+@pytest.mark.parametrize(("amp", "dtype"), [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16")])
+def test_amp(amp: str, dtype: str) -> None:
+    assert translate_transformers_neuronx({"amp": amp}).values == {"torch_dtype": dtype}
+
+
+@pytest.mark.parametrize(
+    ("generation", "sampling"),
+    [
+        ({}, {}),
+        ({"do_sample": False}, {"do_sample": False}),
+        ({"do_sample": True}, {"do_sample": True, "top_k": 50}),
+        ({"dynamic": True, "global_top_k": 64}, {"dynamic": True, "global_topk": 64, "top_k": 50}),
+        (
+            {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 2.0, "dynamic": None},
+            {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 2.0},
+        ),
+    ],
+)
+def test_generation_on_the_device(generation: dict[str, Any], sampling: dict[str, Any]) -> None:
+    translation = translate_transformers_neuronx({"on_device_generation": generation})
+    assert translation.values == {"on_device_sampling_config": sampling}
+
+
+def test_the_longest_generation_is_the_longest_sequence() -> None:
+    translation = translate_transformers_neuronx({"on_device_generation": {"max_length": 256}})
+    assert translation.values["seq_len"] == 256
+    assert translation.paths["seq_len"] == "transformers_neuronx.on_device_generation.max_length"
+
+
+def test_dtype_of_quantized_weights_where_amp_is_unset() -> None:
+    quant = {"quant_dtype": "s8", "dequant_dtype": "bf16"}
+    assert translate_transformers_neuronx({"quant": quant}).values["torch_dtype"] == "bfloat16"
+
+
+def test_unset_is_unset() -> None:
+    names = ("batch_size", "n_positions", "context_length_estimate", "amp", "on_device_generation", "quant")
+    assert translate_transformers_neuronx(dict.fromkeys(names)).values == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "accepted"),
+    [
+        ({"n_position": 3}, "n_position", "did you mean 'n_positions'?"),
+        ({"zebra": 3}, "zebra", "one of batch_size, "),
+        ({"n_positions": []}, "n_positions", "an integer from 1 to 2147483647, or a list"),
+        ({"n_positions": [256, 128]}, "n_positions", "each larger than the one before"),
+        ({"n_positions": True}, "n_positions", "an integer from 1"),
+        ({"context_length_estimate": 0}, "context_length_estimate", "an integer from 1"),
+        ({"context_length_estimate": ["64"]}, "context_length_estimate", "an integer from 1"),
+        ({"amp": "float32"}, "amp", "'f32', 'f16', 'bf16'"),
+        ({"amp": ["f32"]}, "amp", "'f32', 'f16', 'bf16'"),
+        ({"group_query_attention": "heads"}, "group_query_attention", "'shard-over-heads', 'shard-over-batch'"),
+        ({"on_device_generation": 3}, "on_device_generation", "an object"),
+        ({"on_device_generation": {"topk": 3}}, "on_device_generation.topk", "did you mean 'top_k'?"),
+        (
+            {"n_positions": 128, "on_device_generation": {"max_length": 64}},
+            "on_device_generation.max_length",
+            "the longest of n_positions, which is 128",
+        ),
+        ({"quant": "s8"}, "quant", "an object"),
+        ({"quant": {"quant_dtype": "s4"}}, "quant.quant_dtype", "'s8' (Transformers NeuronX developer guide"),
+        ({"quant": {"quant_dtype": "s8", "dequant_dtype": "s8"}}, "quant.dequant_dtype", "'f32', 'f16', 'bf16'"),
+        (
+            {"amp": "bf16", "quant": {"quant_dtype": "s8", "dequant_dtype": "f16"}},
+            "quant.dequant_dtype",
+            "amp, which is 'bf16'",
+        ),
+    ],
+)
+def test_a_mistake(section: dict[str, Any], path: str, accepted: str) -> None:
+    violations = translate_transformers_neuronx(section).violations
+    assert violations[0].field == f"transformers_neuronx.{path}"
+    assert accepted in violations[0].accepted
+
+
+@pytest.mark.parametrize("strategy", ["shard-over-batch", "all-gather-heads"])
+def test_strategies_that_are_not_served(strategy: str) -> None:
+    translation = translate_transformers_neuronx({"group_query_attention": strategy})
+    assert translation.violations == []
+    assert [violation.field for violation in translation.unserved] == ["transformers_neuronx.group_query_attention"]
+    assert "'shard-over-heads', 'replicated-heads'" in translation.unserved[0].accepted
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_key_value_heads", "tp_degree", "accepted"),
+    [
+        (None, 2, 4, None),
+        ("shard-over-heads", 8, 1, None),
+        ("shard-over-heads", 8, 4, None),
+        ("shard-over-heads", 2, 4, "'replicated-heads': the model's 2 KV heads are no multiple of tp_degree"),
+        ("shard-over-heads", 3, 2, "'replicated-heads'"),
+        ("replicated-heads", 2, 4, None),
+        ("replicated-heads", 2, 1, None),
+        ("replicated-heads", 8, 4, "'shard-over-heads': the model's 8 KV heads are a multiple of tp_degree"),
+    ],
+)
+def test_strategies_that_the_model_decides(
+    strategy: str | None, num_key_value_heads: int, tp_degree: int, accepted: str | None
+) -> None:
+    violation = judge_head_sharding(
+        {"group_query_attention": strategy}, num_key_value_heads=num_key_value_heads, tp_degree=tp_degree
+    )
+    if accepted is None:
+        assert violation is None
+    else:
+        assert violation is not None
+        assert violation.field == "transformers_neuronx.group_query_attention"
+        assert violation.accepted.startswith(accepted)
