@@ -65,6 +65,7 @@ class Bundle(_message.Message):
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
     BLOBS_FIELD_NUMBER: _builtins.int
     CONTENTS_FIELD_NUMBER: _builtins.int
+    REFERRERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that versions share: lower-case letters, digits, '.', '_', '-'."""
     version: _builtins.int
@@ -91,6 +92,12 @@ class Bundle(_message.Message):
     def blobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Blob]:
         """Every blob of the bundle. Only in GetBundle."""
 
+    @_builtins.property
+    def referrers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Blob]:
+        """Files about the bundle that are no part of it, such as the record of its build: OCI referrers, `media_type` theirs.
+        ReadBlob streams them by digest. Only in GetBundle.
+        """
+
     def __init__(
         self,
         *,
@@ -104,10 +111,11 @@ class Bundle(_message.Message):
         manifest_json: _builtins.bytes = ...,
         blobs: _abc.Iterable[Global___Blob] | None = ...,
         contents: Global___BundleContents.ValueType = ...,
+        referrers: _abc.Iterable[Global___Blob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "blobs", b"blobs", "contents", b"contents", "create_time", b"create_time", "digest", b"digest", "graph_abi_digest", b"graph_abi_digest", "manifest_json", b"manifest_json", "name", b"name", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "blobs", b"blobs", "contents", b"contents", "create_time", b"create_time", "digest", b"digest", "graph_abi_digest", b"graph_abi_digest", "manifest_json", b"manifest_json", "name", b"name", "referrers", b"referrers", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -581,6 +581,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     CAPTURED_INPUTS_PATH_FIELD_NUMBER: _builtins.int
+    CAPTURE_STATUS_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why."""
     stop_string: _builtins.str
@@ -588,7 +589,7 @@ class Finished(_message.Message):
     stop_token_id: _builtins.int
     """The stop token."""
     captured_inputs_path: _builtins.str
-    """File of captured inputs on the runtime's host; empty where none were asked for."""
+    """File of captured inputs on the runtime's host; empty where none were asked for, or the file could not be written."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """What it cost, partial when the sequence failed."""
@@ -596,6 +597,10 @@ class Finished(_message.Message):
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """The status that the call ends with, for TIME, ABORTED and ERROR."""
+
+    @_builtins.property
+    def capture_status(self) -> _status_pb2.Status:
+        """Why that file could not be written; unset where it was, or none was asked for. The call itself ends as `reason` says."""
 
     def __init__(
         self,
@@ -606,10 +611,11 @@ class Finished(_message.Message):
         usage: Global___Usage | None = ...,
         status: _status_pb2.Status | None = ...,
         captured_inputs_path: _builtins.str = ...,
+        capture_status: _status_pb2.Status | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capture_status", b"capture_status", "matched_stop", b"matched_stop", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_inputs_path", b"captured_inputs_path", "matched_stop", b"matched_stop", "reason", b"reason", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_status", b"capture_status", "captured_inputs_path", b"captured_inputs_path", "matched_stop", b"matched_stop", "reason", b"reason", "status", b"status", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
