@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
@@ -15,6 +14,7 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.compiler.v1.compiler_pb2_grpc import CompilerServiceStub
 from kiln.config.v1.config_pb2 import InferenceConfig
 
+from kiln_client.documents import write_json
 from kiln_client.enums import enum_number
 from kiln_client.errors import KilnError, StreamIncomplete, Unavailable
 from kiln_client.reconnection import Reconnection
@@ -59,7 +59,7 @@ def compile_request(
         options: See CompileOptions.
 
     Raises:
-        ValueError: The mapping is not JSON, or an option has a value that its enum lacks.
+        ValueError: The mapping is not JSON, but for infinities, or an option has a value that its enum lacks.
     """
     level = options.get("optimization_level")
     request = pb.CompileRequest(
@@ -79,7 +79,7 @@ def compile_request(
     if isinstance(config, InferenceConfig):
         request.config.CopyFrom(config)
     else:
-        request.config_json = json.dumps(config, allow_nan=False)
+        request.config_json = write_json(config, infinities=True)
     return request
 
 

@@ -1,14 +1,15 @@
 """YAML and JSON documents: configurations and conversations.
 
 JSON is read as JSON; anything else as YAML with the scalars of YAML 1.2: `1e-5` is a number, `yes`, `010` and dates are
-text. A repeated key, a key that is no text and a tag are errors. What comes out can be written as JSON.
+text. A repeated key, a key that is no text and a tag are errors. What comes out can be written as JSON; infinities are
+numbers in configurations only, where Python's JSON spells them `Infinity`, as NxD Inference's files do.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import yaml
 
@@ -17,7 +18,7 @@ from kiln_client.errors import DocumentInvalid
 Document: TypeAlias = dict[str, Any] | list[Any]
 
 
-def parse_document(text: str, *, source: str, reason: str, field: str) -> Document:
+def parse_document(text: str, *, source: str, reason: str, field: str, infinities: bool = False) -> Document:
     """Parses a document whose top level is a mapping or a list.
 
     Args:
@@ -25,22 +26,49 @@ def parse_document(text: str, *, source: str, reason: str, field: str) -> Docume
         source: Where it comes from, for messages.
         reason: Reason of the error, such as CONFIG_INVALID.
         field: Field that the error names.
+        infinities: Whether infinities are numbers.
 
     Raises:
         DocumentInvalid: The text is neither YAML nor JSON, or holds what JSON cannot: NaN, infinities, cycles.
     """
+    document = parse_value(text, source=source, reason=reason, field=field, infinities=infinities)
+    if not isinstance(document, dict | list):
+        raise DocumentInvalid(source, f"it holds only {json.dumps(document)}", reason=reason, field=field)
+    return document
+
+
+def parse_value(text: str, *, source: str, reason: str, field: str, infinities: bool = False) -> Any:
+    """Parses a document that may be a scalar, too; see `parse_document`."""
     try:
         document = _parse(text, is_json=source.endswith(".json"))
-        json.dumps(document, allow_nan=False)
+        write_json(document, infinities=infinities)
     except yaml.YAMLError as error:
         raise DocumentInvalid(source, _yaml_detail(error), reason=reason, field=field) from None
     except RecursionError:
         raise DocumentInvalid(source, "it is nested too deeply", reason=reason, field=field) from None
     except ValueError as error:
         raise DocumentInvalid(source, str(error), reason=reason, field=field) from None
-    if not isinstance(document, dict | list):
-        raise DocumentInvalid(source, f"it holds only {json.dumps(document)}", reason=reason, field=field)
     return document
+
+
+def write_json(document: Any, *, infinities: bool = False) -> str:
+    """Writes JSON text.
+
+    Args:
+        document: JSON's types.
+        infinities: Whether infinities are numbers, `Infinity` and `-Infinity`.
+
+    Raises:
+        ValueError: The document holds what JSON cannot.
+    """
+    text = json.dumps(document, allow_nan=infinities)
+    if infinities:
+        json.loads(text, parse_constant=lambda name: _refuse_nan() if name == "NaN" else 0.0)
+    return text
+
+
+def _refuse_nan() -> NoReturn:
+    raise ValueError("Out of range float values are not JSON compliant: nan")
 
 
 def _parse(text: str, *, is_json: bool) -> Any:

@@ -2,7 +2,8 @@
 
 KilnError                     root; also any status code without a class of its own
 ├── InvalidArgument           INVALID_ARGUMENT, with one FieldViolation per mistake
-│   └── DocumentInvalid       a YAML or JSON document that the client cannot read
+│   ├── DocumentInvalid       a YAML or JSON document that the client cannot read
+│   └── OverrideInvalid       an override of a configuration that says nothing, or leads nowhere
 ├── NotFound                  NOT_FOUND
 ├── AlreadyExists             ALREADY_EXISTS
 ├── PermissionDenied          PERMISSION_DENIED
@@ -102,6 +103,15 @@ class DocumentInvalid(InvalidArgument):
         super().__init__(
             f"{source} cannot be read: {detail}", reason=reason, fields=(violation,), metadata={"source": source}
         )
+
+
+class OverrideInvalid(InvalidArgument):
+    """An override of a configuration that says nothing, or leads nowhere."""
+
+    def __init__(self, text: str, detail: str) -> None:
+        violation = FieldViolation("override", detail, "CONFIG_INVALID")
+        message = f"the override {text!r} cannot be applied: {detail}"
+        super().__init__(message, reason="CONFIG_INVALID", fields=(violation,), metadata={"override": text})
 
 
 class NotFound(KilnError):

@@ -7,13 +7,12 @@ from typing import Any, BinaryIO
 import click
 from kiln.compiler.v1.compiler_pb2 import CompileResponse, Target
 
-from kiln_client.cli.parameters import DOCUMENT, enum_choice, read_document, server_path
+from kiln_client.cli.parameters import DOCUMENT, OVERRIDE, enum_choice, read_configuration, server_path
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.cli.views import compile_view
 from kiln_client.compiler import compile_request
-from kiln_client.errors import DocumentInvalid
 
 _MODEL = click.option(
     "--model", required=True, metavar="DIR", help="Hugging Face checkpoint, here or under a model root."
@@ -35,6 +34,7 @@ _SKIP_CACHE_LOOKUP = click.option(
 @click.option("--isa", help="CPU instruction set: x86-64-v3 (default), x86-64-v4 or native.")
 @_SKIP_CACHE_LOOKUP
 @click.option("--salt", help="Text that enters every cache key.")
+@OVERRIDE
 @remote_command
 async def compile_command(
     session: Session,
@@ -43,6 +43,7 @@ async def compile_command(
     model: str,
     name: str,
     optimization_level: str | None,
+    overrides: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Compile a checkpoint into a bundle.
@@ -51,12 +52,12 @@ async def compile_command(
 
         neuron_config: {seq_len: 256, batch_size: 2}
 
+    NxD Inference's own neuron_config.json is such a file. --override replaces values of it, by path, in order.
+
     A restart of the compiler interrupts neither the compile nor the command. Interrupting the command cancels the
     compile.
     """
-    document = read_document(config, reason="CONFIG_INVALID", field="config")
-    if not isinstance(document, dict):
-        raise DocumentInvalid(config.name, "it holds a list", reason="CONFIG_INVALID", field="config")
+    document = read_configuration(config, overrides)
     given = {option: value for option, value in options.items() if value is not None}
     if optimization_level is not None:
         given["optimization_level"] = int(optimization_level)

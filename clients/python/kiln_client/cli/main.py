@@ -9,6 +9,7 @@ import click
 
 from kiln_client.cli.bundles import bundles_group
 from kiln_client.cli.compile import compile_command, shard_weights_command
+from kiln_client.cli.config import config_group
 from kiln_client.cli.deployments import (
     load_command,
     load_weights_command,
@@ -46,6 +47,7 @@ for _command in (
     compile_command,
     shard_weights_command,
     bundles_group,
+    config_group,
     load_command,
     unload_command,
     status_command,

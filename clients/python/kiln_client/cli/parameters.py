@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -11,9 +12,17 @@ from google.protobuf.descriptor import EnumDescriptor
 from kiln_client.documents import Document, parse_document
 from kiln_client.enums import enum_names
 from kiln_client.errors import DocumentInvalid
+from kiln_client.overrides import apply_overrides, parse_override
 
 SECONDS = click.FloatRange(min=0, min_open=True)
 DOCUMENT = click.File("rb")
+OVERRIDE = click.option(
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Value of the configuration to replace, such as neuron_config.seq_len=256. May be given several times.",
+)
 _MOST_DURATION_DIGITS = 6  # a protobuf duration holds ten thousand years, which a million days are not
 
 
@@ -74,7 +83,20 @@ def server_path(path: str) -> str:
     return str(here.absolute()) if here.exists() else path
 
 
-def read_document(file: BinaryIO, *, reason: str, field: str) -> Document:
+def read_configuration(file: BinaryIO, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a configuration that the command line names, with the overrides of `--override` applied.
+
+    Raises:
+        DocumentInvalid: The file is no text, neither YAML nor JSON, or a list.
+        OverrideInvalid: An override is none, or leads nowhere.
+    """
+    document = read_document(file, reason="CONFIG_INVALID", field="config", infinities=True)
+    if not isinstance(document, dict):
+        raise DocumentInvalid(file.name, "it holds a list", reason="CONFIG_INVALID", field="config")
+    return apply_overrides(document, [parse_override(text) for text in overrides])
+
+
+def read_document(file: BinaryIO, *, reason: str, field: str, infinities: bool = False) -> Document:
     """Reads a YAML or JSON file that the command line names, `-` being standard input.
 
     Raises:
@@ -85,4 +107,4 @@ def read_document(file: BinaryIO, *, reason: str, field: str) -> Document:
         text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentInvalid(source, f"it is not UTF-8: {error}", reason=reason, field=field) from None
-    return parse_document(text, source=source, reason=reason, field=field)
+    return parse_document(text, source=source, reason=reason, field=field, infinities=infinities)

@@ -1,0 +1,82 @@
+"""`kiln config`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import click
+import yaml
+from kiln.bundle.v1.bundle_pb2 import Bundle
+
+from kiln_client.bundles import AsyncBundles
+from kiln_client.cli.bundle_views import version_ref
+from kiln_client.cli.records import Record
+from kiln_client.cli.session import Session, remote_command
+from kiln_client.errors import NotFound
+
+# Where a bundle has the file that NxD Inference reads.
+_TITLE = "neuron_config.json"
+
+
+@click.group("config")
+def config_group() -> None:
+    """Show and export the configurations that bundles were compiled with.
+
+    A REF is NAME (its newest version), NAME:vN, NAME@ALIAS or sha256:HEX.
+    """
+
+
+@config_group.command("show")
+@click.argument("ref")
+@remote_command
+async def show_command(session: Session, *, ref: str) -> None:
+    """Show the configuration of a bundle, every default filled in, as YAML."""
+    async with session.bundles() as bundles:
+        bundle = await bundles.get_bundle(ref)
+    config = json.loads(bundle.manifest_json)["config"]
+    session.output.text(yaml.safe_dump(config, allow_unicode=True))
+    session.output.result({**_origin(bundle), "config": config})
+
+
+@config_group.command("export")
+@click.argument("ref")
+@click.option("-o", "--output", "path", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@remote_command
+async def export_command(session: Session, *, ref: str, path: Path | None) -> None:
+    """Write the configuration of a bundle as NxD Inference's neuron_config.json, to standard output or a file.
+
+    What is written is a CONFIG of `kiln compile`, too.
+    """
+    async with session.bundles() as bundles:
+        bundle = await bundles.get_bundle(ref)
+        content = await _read_file(bundles, bundle, _TITLE)
+    if path is None:
+        session.output.text(content.decode())
+    else:
+        await asyncio.to_thread(path.write_bytes, content)
+        session.output.remark(f"wrote {path}")
+    file = None if path is None else str(path)
+    session.output.result({**_origin(bundle), "file": file, "config": json.loads(content)})
+
+
+async def _read_file(bundles: AsyncBundles, bundle: Bundle, title: str) -> bytes:
+    """The bytes of one of a bundle's files.
+
+    Raises:
+        NotFound: The bundle has no such file.
+    """
+    digest = next((blob.digest for blob in bundle.blobs if blob.title == title), None)
+    if digest is None:
+        raise NotFound(
+            f"the bundle {bundle.digest} has no {title}",
+            reason="BLOB_NOT_FOUND",
+            metadata={"bundle": bundle.digest, "title": title},
+        )
+    async with bundles.read_blob(digest) as pieces:
+        return b"".join([piece.data async for piece in pieces])
+
+
+def _origin(bundle: Bundle) -> Record:
+    return {"ref": version_ref(bundle), "bundle": bundle.digest}
