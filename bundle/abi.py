@@ -6,7 +6,8 @@ size.
 context_encoding
     input_ids [C, T], position_ids [C, T]   padding positions hold the pad id and any position
     seq_ids [C]                             KV slot that the row writes; the scratch slot for an idle row
-    num_tokens [C]                          valid tokens; outputs are of token `num_tokens - 1`; padding never writes KV
+    num_tokens [C]                          valid tokens; outputs are of the last one; padding never writes KV. They are
+                                            the first of a row, or with the flag `left_padded` the last
 token_generation
     input_ids [B, 1], position_ids [B, 1]   the newest token and its position; its bucket must exceed the position
     seq_ids [B]                             row r reads slot r; `seq_ids[r]` is r, or the scratch slot for an idle row

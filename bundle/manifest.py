@@ -17,7 +17,7 @@ from bundle.errors import AbiUnsupported, ManifestInvalid
 ABI_VERSION: Final = 1
 
 #: Flags that change how an executable is called. A runtime refuses flags that it does not know.
-KNOWN_FLAGS: Final = frozenset({"sampling_params", "rand", "logits", "tokens"})
+KNOWN_FLAGS: Final = frozenset({"sampling_params", "rand", "logits", "tokens", "left_padded"})
 
 Submodel = Literal["context_encoding", "token_generation"]
 DType = Literal["float32", "bfloat16", "float16", "int32"]
@@ -161,6 +161,19 @@ class Limits(_Record, frozen=True):
     tkg_batch_size: int
 
 
+class Serving(_Record, frozen=True, omit_defaults=True):
+    """What the configuration asks of the runtime and the executables do not show.
+
+    A field at its default is not written, so that a bundle that asks for nothing has the manifest, and the digest, that
+    it had before the field was there.
+    """
+
+    #: Cut prompts that are too long, keeping their end; otherwise they are refused.
+    input_truncation: bool = False
+    #: Do not run every executable once after a load.
+    skip_warmup: bool = False
+
+
 class Tokens(_Record, frozen=True):
     """Token ids with a meaning."""
 
@@ -212,6 +225,7 @@ class Manifest(_Record, frozen=True):
     tokenizer: Tokenizer | None
     #: See `bundle.abi.compute_graph_abi_digest`.
     graph_abi_digest: Digest
+    serving: Serving = Serving()
 
     @property
     def has_executables(self) -> bool:
@@ -239,7 +253,10 @@ class Manifest(_Record, frozen=True):
 
     def to_json(self) -> bytes:
         """Canonical JSON: equal manifests give equal bytes."""
-        return canonical_json(msgspec.to_builtins(self))
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        if not document["serving"]:
+            del document["serving"]
+        return canonical_json(document)
 
 
 def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:

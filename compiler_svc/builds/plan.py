@@ -52,6 +52,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
         sampling=sampling,
         output_logits=config.output_logits,
         reduce_dtype=config.rpl_reduce_dtype,
+        padding_side=config.padding_side,
     )
     weights = plan_weights(
         model_config, checkpoint, dtype=config.torch_dtype, cast_type=config.cast_type, tp_degree=config.tp_degree

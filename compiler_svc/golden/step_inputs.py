@@ -21,8 +21,9 @@ def make_context_inputs(
 ) -> dict[str, Tensor]:
     """Inputs that encode a prompt into a slot, in row 0."""
     inputs = _make_idle_inputs(manifest, executable)
-    inputs["input_ids"][0, : len(prompt)] = torch.tensor(prompt)
-    inputs["position_ids"][0, : len(prompt)] = torch.arange(len(prompt))
+    first = executable.bucket[0] - len(prompt) if "left_padded" in executable.flags else 0
+    inputs["input_ids"][0, first : first + len(prompt)] = torch.tensor(prompt)
+    inputs["position_ids"][0, first : first + len(prompt)] = torch.arange(len(prompt))
     inputs["seq_ids"][0] = slot
     inputs["num_tokens"][0] = len(prompt)
     return inputs

@@ -31,12 +31,14 @@ class CacheStep:
         slots: int32 [rows, tokens]: row of the cache that each token is written to.
         positions: int32 [rows, tokens]: position that each token is written to.
         mask: bool [rows, 1, 1, bucket]: positions that the one token of each row attends to, row r reading slot r.
-            None: each token attends to the step's tokens up to itself, and the cache is not read.
+            None: the step's tokens attend to each other, and the cache is not read.
+        prompt_mask: bool [rows, 1, tokens, tokens]: tokens that each token attends to; None: those up to itself.
     """
 
     slots: Tensor
     positions: Tensor
     mask: Tensor | None
+    prompt_mask: Tensor | None = None
 
     def write(self, cache: Tensor, tokens: Tensor) -> Tensor:
         """A cache with `tokens` [rows, tokens, kv_heads, head_dim] written."""
@@ -78,7 +80,7 @@ class Attention(nn.Module):
         values = self._heads(self.v_proj(hidden), self.num_kv_heads)
         written = KvCache(step.write(cache.keys, keys), step.write(cache.values, values))
         if step.mask is None:
-            attended = attend_prompt(queries, keys, values)
+            attended = attend_prompt(queries, keys, values, step.prompt_mask)
         else:
             attended = attend_cache(queries, written, step.mask)
         return self.o_proj(attended.flatten(2)), written
@@ -87,19 +89,38 @@ class Attention(nn.Module):
         return projected.view(*projected.shape[:-1], num_heads, self.head_dim)
 
 
-def attend_prompt(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention among the tokens of each row.
+def attend_prompt(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention among the tokens of each row.
 
     Args:
         queries: [rows, tokens, heads, head_dim].
         keys: [rows, tokens, kv_heads, head_dim]; `values` as well.
+        mask: bool [rows, 1, tokens, tokens]; None: causal.
 
     Returns:
         [rows, tokens, heads, head_dim].
     """
     queries, keys, values = (heads.transpose(1, 2) for heads in (queries, keys, values))
-    attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+    attended = functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
     return attended.transpose(1, 2)
+
+
+def mask_left_padding(is_valid: Tensor) -> Tensor:
+    """What the tokens of prompts that end their rows attend to: the valid ones up to themselves.
+
+    Padding attends to itself, so that every row of the softmax has something to weigh and nothing becomes NaN.
+
+    Args:
+        is_valid: bool [rows, tokens].
+
+    Returns:
+        bool [rows, 1, tokens, tokens].
+    """
+    columns = torch.arange(is_valid.shape[1], dtype=torch.int32)
+    is_before = columns[None, :] < columns[:, None]
+    return ((is_before & is_valid[:, None]) | (columns[None, :] == columns[:, None]))[:, None]
 
 
 def attend_cache(queries: Tensor, cache: KvCache, mask: Tensor) -> Tensor:

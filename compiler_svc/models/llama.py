@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.attention import Attention, CacheStep, KvCache
+from compiler_svc.models.attention import Attention, CacheStep, KvCache, mask_left_padding
 from compiler_svc.models.collectives import Ranks
 from compiler_svc.models.layers import ColumnParallelLinear, Embedding, GatedMlp, RmsNorm, cast
 from compiler_svc.models.llama_config import LlamaConfig
@@ -39,19 +40,36 @@ class LlamaForCausalLM(nn.Module):
         self.rank_util = _RankUtil() if ranks.tp_degree > 1 else None
 
     def encode_context(
-        self, input_ids: Tensor, position_ids: Tensor, seq_ids: Tensor, num_tokens: Tensor, state: State
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        seq_ids: Tensor,
+        num_tokens: Tensor,
+        state: State,
+        *,
+        padding_side: Literal["right", "left"] = "right",
     ) -> tuple[RankLogits, list[Tensor]]:
         """Runs prompts; see context_encoding in `bundle.abi`.
+
+        Args:
+            padding_side: Where rows are padded. On the right no mask is needed: no token looks ahead.
 
         Returns:
             Logits after each row's last valid token, and the new state.
         """
-        rows, last = torch.arange(input_ids.shape[0]), (num_tokens - 1).clamp(min=0)
-        is_valid = torch.arange(input_ids.shape[1], dtype=torch.int32) < num_tokens[:, None]
+        width, prompt_mask = input_ids.shape[1], None
+        if padding_side == "right":
+            rows, last = torch.arange(input_ids.shape[0]), (num_tokens - 1).clamp(min=0)
+            is_valid = torch.arange(width, dtype=torch.int32) < num_tokens[:, None]
+        else:
+            rows, last = torch.arange(input_ids.shape[0]), torch.full_like(num_tokens, width - 1)
+            is_valid = torch.arange(width, dtype=torch.int32) >= width - num_tokens[:, None]
+            prompt_mask = mask_left_padding(is_valid)
         # Padding goes to position 0 of the scratch row, whatever positions it claims.
         scratch = state[0].shape[0] - 1
         positions = torch.where(is_valid, position_ids, 0)
-        step = CacheStep(slots=torch.where(is_valid, seq_ids[:, None], scratch), positions=positions, mask=None)
+        slots = torch.where(is_valid, seq_ids[:, None], scratch)
+        step = CacheStep(slots=slots, positions=positions, mask=None, prompt_mask=prompt_mask)
         hidden, new_state = self._decode(input_ids, positions[rows, last] + 1, step, state)
         return self._logits(hidden[rows, last]), new_state
 

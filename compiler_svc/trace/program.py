@@ -32,7 +32,9 @@ class SubmodelProgram(nn.Module):
         state = tensors[num_inputs:]
         tokens = (inputs["input_ids"], inputs["position_ids"], inputs["seq_ids"])
         if self.submodel.submodel == "context_encoding":
-            logits, new_state = self.core.encode_context(*tokens, inputs["num_tokens"], state)
+            logits, new_state = self.core.encode_context(
+                *tokens, inputs["num_tokens"], state, padding_side=self.spec.padding_side
+            )
         else:
             logits, new_state = self.core.generate_token(*tokens, state, bucket=self.submodel.bucket[0])
         outputs = {}

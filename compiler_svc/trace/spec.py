@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bundle.manifest import DType, Sampling
 from compiler_svc.models.llama_config import LlamaConfig
@@ -21,6 +22,7 @@ class ModelSpec:
         tkg_batch_size: Rows of a token_generation step; at most `num_slots`.
         sampling: How tokens are picked. Temperature 0 or top_k 1 without `dynamic` is greedy.
         output_logits: Return logits beside sampled tokens. Without on-device sampling logits are returned anyway.
+        padding_side: Where prompts shorter than their bucket are padded.
     """
 
     config: LlamaConfig
@@ -33,6 +35,7 @@ class ModelSpec:
     sampling: Sampling
     output_logits: bool
     reduce_dtype: DType | None = None
+    padding_side: Literal["right", "left"] = "right"
 
     @property
     def samples_on_device(self) -> bool:

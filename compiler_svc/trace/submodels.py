@@ -41,7 +41,7 @@ def describe_submodel(spec: ModelSpec, submodel: Submodel, bucket: int) -> Submo
     inputs = [_int32("input_ids", rows, columns), _int32("position_ids", rows, columns), _int32("seq_ids", rows)]
     if submodel == "context_encoding":
         inputs.append(_int32("num_tokens", rows))
-    flags = []
+    flags = ["left_padded"] if submodel == "context_encoding" and spec.padding_side == "left" else []
     if spec.takes_sampling_params:
         inputs.append(TensorSpec(name="sampling_params", dtype="float32", shape=(rows, 3)))
         flags.append("sampling_params")

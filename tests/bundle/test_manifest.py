@@ -1,10 +1,11 @@
 import json
 from typing import get_args
 
+import msgspec
 import pytest
 
 from bundle.errors import AbiUnsupported, ManifestInvalid
-from bundle.manifest import DTYPE_SIZES_BYTES, DType, parse_manifest
+from bundle.manifest import DTYPE_SIZES_BYTES, DType, Serving, parse_manifest
 from tests.bundle.samples import DIGESTS, sample_manifest
 
 Document = dict[str, object]
@@ -34,6 +35,17 @@ def test_json_is_canonical_and_comes_back() -> None:
     assert b" " not in data.replace(b"\\u0020", b"")
     reordered = json.dumps(dict(reversed(document().items())), indent=1).encode()
     assert parse_manifest(reordered).to_json() == data
+
+
+def test_serving_facts_at_their_defaults_are_not_written() -> None:
+    """So that bundles of before the facts were there read, and keep their digests."""
+    assert "serving" not in document()
+    assert sample_manifest().serving == Serving()
+    skipping = msgspec.structs.replace(sample_manifest(), serving=Serving(skip_warmup=True))
+    assert json.loads(skipping.to_json())["serving"] == {"skip_warmup": True}
+    assert parse_manifest(skipping.to_json()) == skipping
+    with pytest.raises(ManifestInvalid, match="time_travel"):
+        parse_manifest(json.dumps(document() | {"serving": {"time_travel": True}}).encode())
 
 
 def test_every_dtype_has_a_size() -> None:

@@ -87,8 +87,9 @@ class Stepper:
             "num_tokens": torch.zeros(rows, dtype=torch.int32),
         }
         for row, (slot, prompt) in enumerate(prompts.items()):
-            inputs["input_ids"][row, : len(prompt)] = torch.tensor(prompt)
-            inputs["position_ids"][row, : len(prompt)] = torch.arange(len(prompt))
+            first = bucket - len(prompt) if self.spec.padding_side == "left" else 0
+            inputs["input_ids"][row, first : first + len(prompt)] = torch.tensor(prompt)
+            inputs["position_ids"][row, first : first + len(prompt)] = torch.arange(len(prompt))
             inputs["seq_ids"][row] = slot
             inputs["num_tokens"][row] = len(prompt)
         return self._run("context_encoding", bucket, inputs | extra)
