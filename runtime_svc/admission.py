@@ -10,6 +10,7 @@ from typing import Final
 
 from bundle.errors import FieldViolation
 from runtime_svc.capabilities import Capabilities, DefaultSampling
+from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -29,6 +30,14 @@ MAX_VIOLATIONS_PER_LIST: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureCall:
+    """Steps whose inputs the client wants; None is unset."""
+
+    first_step: int
+    num_steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationCall:
     """A Generate call as the client sent it; None is unset."""
 
@@ -43,6 +52,7 @@ class GenerationCall:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    capture: CaptureCall | None = None
 
 
 def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
@@ -133,6 +143,7 @@ def admit(
         ),
         timeline=Timeline(arrived_s=now_s),
         top_logprobs=call.logprobs,
+        capture=_resolve_capture(call.capture),
     )
 
 
@@ -155,6 +166,12 @@ def _resolve_sampling(call: GenerationCall, default: DefaultSampling) -> Default
         top_k=default.top_k if call.top_k is None else call.top_k,
         top_p=default.top_p if call.top_p is None else call.top_p,
     )
+
+
+def _resolve_capture(capture: CaptureCall | None) -> InputCapture | None:
+    if capture is None:
+        return None
+    return InputCapture(capture.first_step, 1 if capture.num_steps is None else capture.num_steps)
 
 
 def _request_id_violations(request_id: str) -> Iterator[FieldViolation]:
@@ -235,11 +252,20 @@ def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterat
 def _output_violations(call: GenerationCall) -> Iterator[FieldViolation]:
     if call.logprobs is not None and not 0 <= call.logprobs <= MAX_LOGPROBS:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"0 to {MAX_LOGPROBS}")
+    if call.capture is not None:
+        first_step, num_steps = call.capture.first_step, call.capture.num_steps
+        if first_step < 0:
+            yield FieldViolation("output.capture_inputs.first_step", str(first_step), "at least 0")
+        if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
+            yield FieldViolation("output.capture_inputs.num_steps", str(num_steps), f"1 to {MAX_STEPS}")
 
 
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     if call.logprobs is not None and not capabilities.logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), "unset: the bundle outputs no logits")
+    if call.capture is not None and not capabilities.input_capture:
+        accepted = "unset: this runtime has no --capture-directory"
+        yield FieldViolation("output.capture_inputs", "set", accepted)
     if call.stop_strings and not capabilities.text:
         yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
     default = capabilities.default_sampling

@@ -49,10 +49,15 @@ class Capabilities:
     chat: bool
     default_sampling: DefaultSampling
     eos_token_ids: tuple[int, ...]
+    input_capture: bool
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest) -> Capabilities:
+    def from_manifest(cls, manifest: Manifest, *, input_capture: bool = False) -> Capabilities:
         """Capabilities of a bundle.
+
+        Args:
+            manifest: Has executables.
+            input_capture: Whether this runtime has a directory for captured inputs.
 
         Raises:
             ManifestInvalid: Its executables do not cover what its limits promise.
@@ -74,4 +79,5 @@ class Capabilities:
             chat=tokenizer is not None and tokenizer.chat_template is not None,
             default_sampling=DefaultSampling(sampling.temperature, sampling.top_k, sampling.top_p),
             eos_token_ids=manifest.tokens.eos,
+            input_capture=input_capture,
         )

@@ -23,6 +23,8 @@ KilnError
 │   ├── TokenizerMismatch
 │   ├── LoadInProgress
 │   ├── BundleSourceUnavailable
+│   ├── TooManyCaptures
+│   ├── CaptureUnwritable           the disk does not take captured inputs
 │   ├── EngineFailed                our own bug stopped the engine
 │   └── StateUnwritable             the disk does not take what must outlive a restart
 └── StartupError                what ends the process before it serves; crosses no wire
@@ -272,6 +274,24 @@ class BundleSourceUnavailable(RuntimeServiceError):
             source=source,
             detail=detail,
         )
+
+
+class TooManyCaptures(RuntimeServiceError):
+    """As many requests capture inputs as may."""
+
+    reason = "TOO_MANY_CAPTURES"
+
+    def __init__(self, limit: int, retry_after_s: float) -> None:
+        super().__init__(f"{limit} requests capture inputs already", retry_after_s=retry_after_s, limit=limit)
+
+
+class CaptureUnwritable(RuntimeServiceError):
+    """The disk does not take captured inputs."""
+
+    reason = "CAPTURE_UNWRITABLE"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"captured inputs cannot be written to {path}: {detail}", path=path, detail=detail)
 
 
 class EngineFailed(RuntimeServiceError):

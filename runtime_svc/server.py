@@ -18,6 +18,7 @@ from edge.server import EdgeServer
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
 from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.bring_up import BringUp
 from runtime_svc.deployments.convergence import Convergence
 from runtime_svc.deployments.cores import CorePool
@@ -117,9 +118,17 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         engine = EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity)
         workers = TextWorkers()
         stack.callback(workers.close)
+        captures = None
+        if settings.capture_directory is not None:
+            captures = CaptureDirectory(settings.capture_directory)
+            stack.push_async_callback(captures.close)
         deployments = Deployments(
-            BringUp(library, start_ranks, engine, workers),
-            Resources(CorePool(settings.num_cores), MemoryPool(settings.memory_bytes)),
+            BringUp(library, start_ranks, engine, workers, captures),
+            Resources(
+                CorePool(settings.num_cores),
+                MemoryPool(settings.memory_bytes),
+                input_capture=captures is not None,
+            ),
             records,
             threads_per_core=settings.threads_per_core,
         )

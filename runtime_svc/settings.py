@@ -33,6 +33,7 @@ class Settings:
         num_cores: Logical cores that deployments are placed on.
         threads_per_core: Threads that a rank computes with where its deployment does not say.
         memory_bytes: Memory that deployments may use.
+        capture_directory: Directory of captured inputs; None refuses requests that ask for them.
         deployments_file: Which deployments there shall be; None leaves that to calls.
         follow_interval_s: How often is asked where followed aliases point.
         queue_capacity: Requests of one deployment that may wait for a slot.
@@ -49,6 +50,7 @@ class Settings:
     num_cores: int
     threads_per_core: int
     memory_bytes: int
+    capture_directory: Path | None
     deployments_file: Path | None
     follow_interval_s: float
     queue_capacity: int
@@ -70,6 +72,7 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
         num_cores=options.cores,
         threads_per_core=options.threads_per_core,
         memory_bytes=options.memory or int(measure_memory() * _MEMORY_SHARE),
+        capture_directory=options.capture_directory.absolute() if options.capture_directory is not None else None,
         deployments_file=options.deployments.absolute() if options.deployments is not None else None,
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
@@ -102,6 +105,12 @@ def _build_parser() -> argparse.ArgumentParser:
         type=byte_size,
         metavar="SIZE",
         help=f"for weights and KV caches, such as 6GiB; default: {_MEMORY_SHARE} of what this process may use",
+    )
+    parser.add_argument(
+        "--capture-directory",
+        type=Path,
+        metavar="DIR",
+        help="where requests may write the inputs of their steps, with those of others in the batch; default: nowhere",
     )
     parser.add_argument("--deployments", type=Path, metavar="FILE", help="YAML or JSON: the deployments to have")
     parser.add_argument(

@@ -48,6 +48,8 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.TokenizerMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.LoadInProgress: grpc.StatusCode.ABORTED,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
+        errors.TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.EngineFailed: grpc.StatusCode.INTERNAL,
         errors.StateUnwritable: grpc.StatusCode.INTERNAL,
     }

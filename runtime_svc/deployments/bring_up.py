@@ -10,6 +10,7 @@ from bundle.errors import ManifestInvalid
 from bundle.reader import Bundle
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.capabilities import Capabilities
+from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.deployment import Deployment, Serving
 from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsSource
 from runtime_svc.deployments.progress import LoadStage
@@ -29,12 +30,14 @@ class BringUp:
         start_ranks: Starts rank groups.
         engine: Bounds of every engine.
         workers: Where text is worked on.
+        captures: Where captured inputs go; None for nowhere.
     """
 
     library: BundleLibrary
     start_ranks: StartRanks
     engine: EngineConfig
     workers: TextWorkers
+    captures: CaptureDirectory | None = None
 
     async def run(self, deployment: Deployment) -> Serving:
         """Fetches and verifies the bundles, starts the ranks and the engine; reports progress on the way.
@@ -62,7 +65,8 @@ class BringUp:
         engine.launcher = dataclasses.replace(launcher, report=None)
         try:
             text = await asyncio.to_thread(_read_text, bundle)
-            return Serving(engine, text, Capabilities.from_manifest(bundle.manifest), self.workers)
+            capabilities = Capabilities.from_manifest(bundle.manifest, input_capture=self.captures is not None)
+            return Serving(engine, text, capabilities, self.workers, self.captures)
         except BaseException:
             await engine.close()
             raise

@@ -13,11 +13,14 @@ from bundle.errors import FieldViolation, KilnError
 from runtime_svc.admission import GenerationCall, admit, check_call, check_prompt, check_token_ids, prompt_field
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
+from runtime_svc.captures.directory import CaptureDirectory, PendingCapture
+from runtime_svc.captures.stream import CapturingStream
 from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
 from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.engine.engine import Engine, EngineState
+from runtime_svc.engine.request import Request
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, RequestInvalid
 from runtime_svc.text.chat_template import ChatTemplateError
@@ -52,6 +55,7 @@ class Serving:
     text: TextCodec
     capabilities: Capabilities
     workers: TextWorkers
+    captures: CaptureDirectory | None = None
 
 
 class Deployment:
@@ -204,7 +208,7 @@ class Deployment:
             raise self._not_ready()
         return self._serving
 
-    async def generate(self, call: GenerationCall, *, deadline_s: float | None) -> OutputStream:
+    async def generate(self, call: GenerationCall, *, deadline_s: float | None) -> OutputStream | CapturingStream:
         """Checks, tokenizes and queues a call.
 
         Args:
@@ -213,17 +217,27 @@ class Deployment:
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, PromptTooLong, RequestIdInUse, QueueFull: As named.
+            CaptureUnwritable, TooManyCaptures: Inputs cannot be captured.
         """
         capabilities = self.require_serving().capabilities
         check_call(call, capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
         token_ids = await self._encode(call.prompt)
-        # Things may have changed while a thread tokenized.
-        serving = self.require_serving()
         request_id = call.request_id or f"req-{uuid.uuid4().hex}"
         request = admit(call, token_ids, capabilities, request_id=request_id, now_s=now_s)
-        return serving.engine.submit(request, serving.text.sequence_text(call.stop_strings), deadline_s=deadline_s)
+        pending = await self._begin_capture(request)
+        try:
+            # Things may have changed while threads worked.
+            serving = self.require_serving()
+            stream = serving.engine.submit(
+                request, serving.text.sequence_text(call.stop_strings), deadline_s=deadline_s
+            )
+        except BaseException:
+            if pending is not None:
+                pending.cancel()
+            raise
+        return stream if pending is None else CapturingStream(stream, pending)
 
     async def tokenize(self, prompt: Prompt | None) -> list[int]:
         """Token ids that a prompt stands for.
@@ -248,6 +262,17 @@ class Deployment:
             raise FeatureNotServed([FieldViolation("token_ids", "set", "nothing: the bundle has no tokenizer")])
         return await serving.workers.run(
             len(token_ids), tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
+        )
+
+    async def _begin_capture(self, request: Request) -> PendingCapture | None:
+        captures = self.require_serving().captures
+        if request.capture is None or captures is None:
+            return None
+        return await captures.begin(
+            request.capture,
+            deployment_id=self.deployment_id,
+            bundle=self.digest or "",
+            request_id=request.request_id,
         )
 
     def _not_ready(self) -> DeploymentNotReady:

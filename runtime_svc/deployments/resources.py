@@ -20,10 +20,11 @@ TARGET_KIND: Final = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Cores and memory that deployments share."""
+    """Cores and memory that deployments share, and whether requests can capture inputs."""
 
     cores: CorePool
     memory: MemoryPool
+    input_capture: bool = False
 
     def prefer_cores(self, deployment: Deployment) -> None:
         """Takes as many cores as a deployment had before, the same ones where they are free.
@@ -48,7 +49,7 @@ class Resources:
         """
         assert deployment.bundle is not None
         manifest = deployment.bundle.manifest
-        deployment.capabilities = Capabilities.from_manifest(manifest)
+        deployment.capabilities = Capabilities.from_manifest(manifest, input_capture=self.input_capture)
         needs = (state_need(manifest), weights_need(weights))
         had_cores = bool(deployment.cores)
         if not had_cores:

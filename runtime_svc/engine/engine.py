@@ -24,6 +24,7 @@ from bundle.errors import KilnError
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankDied
 from runtime_svc.engine.buckets import BucketTable
+from runtime_svc.engine.capture_log import CaptureLog
 from runtime_svc.engine.inputs import StepBuilder
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue
 from runtime_svc.engine.publisher import OutputText, outputs_of
@@ -97,6 +98,7 @@ class Engine:
         self._deployment_id = deployment_id
         self._ranks = ranks
         self._builder = StepBuilder(manifest)
+        self._captures = CaptureLog(manifest)
         self._work = asyncio.Event()
         self.scheduler = Scheduler(
             BucketTable.from_manifest(manifest),
@@ -303,7 +305,10 @@ class Engine:
         for row in plan.rows:
             if row.request.timeline.started_s is None:
                 row.request.timeline.started_s = self._now()
-        result = await self._ranks.run(self._builder.build(plan), self.requests.publish)
+        step = self._builder.build(plan)
+        if self.requests.num_captures:
+            self._captures.record(plan, step, self.weight_epoch)
+        result = await self._ranks.run(step, self.requests.publish)
         self.num_steps += 1
         rows = self.scheduler.update(plan, result.tokens, self._now())
         self.requests.add_outputs(outputs_of(rows, result, self.weight_epoch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bundle.errors import KilnError
 from runtime_svc.engine.request import Finish, SamplingParams
 from runtime_svc.engine.usage import Usage
 
@@ -42,10 +43,12 @@ class TokenDelta(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The end, with what it cost."""
+    """The end, with what it cost, and the file of captured inputs or why there is none."""
 
     finish: Finish
     usage: Usage
+    captured_inputs_path: str = ""
+    capture_error: KilnError | None = None
 
 
 Payload = Accepted | TokenDelta | Finished

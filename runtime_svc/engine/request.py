@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bundle.errors import KilnError
+from runtime_svc.engine.capture import InputCapture
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class Request:
     timeline: Timeline
     #: Alternatives reported with each token; None reports no probabilities.
     top_logprobs: int | None = None
+    #: Takes the inputs of its steps, where the client wants them.
+    capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)
     #: Tokens whose keys and values are in the slot.
     num_computed_tokens: int = 0

@@ -45,6 +45,8 @@ class RequestTable:
         self._became_empty.set()
         self._mean_slot_s = 0.0
         self.queue_capacity = queue_capacity
+        #: Requests that capture inputs.
+        self.num_captures = 0
         #: Stamped on events.
         self.weight_epoch = 1
 
@@ -76,6 +78,7 @@ class RequestTable:
         publisher = SequencePublisher(request, text, stream)
         publisher.accept(self.weight_epoch)
         self._publishers[request.request_id] = publisher
+        self.num_captures += request.capture is not None
         self._became_empty.clear()
         if deadline_s is not None:
             self._deadlines[request.request_id] = self._loop.call_at(deadline_s, self._expire, request)
@@ -129,6 +132,7 @@ class RequestTable:
 
     def _conclude(self, request: Request, finish: Finish) -> None:
         self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
+        self.num_captures -= request.capture is not None
         deadline = self._deadlines.pop(request.request_id, None)
         if deadline is not None:
             deadline.cancel()

@@ -9,7 +9,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 
 from bundle.errors import KilnError
 from edge.status import status_from_error
-from runtime_svc.admission import GenerationCall
+from runtime_svc.admission import CaptureCall, GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import FinishReason, SamplingParams
 from runtime_svc.engine.usage import Usage
@@ -41,6 +41,7 @@ def call_from_pb(request: pb.GenerateRequest) -> GenerationCall:
         stop_token_ids=tuple(stop.stop_token_ids),
         ignore_eos=stop.ignore_eos,
         logprobs=request.output.logprobs if request.output.HasField("logprobs") else None,
+        capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
     )
 
 
@@ -88,6 +89,10 @@ def _chat_from_pb(chat: pb.Chat) -> ChatPrompt:
     )
 
 
+def _capture_from_pb(capture: pb.InputCapture) -> CaptureCall:
+    return CaptureCall(capture.first_step, capture.num_steps if capture.HasField("num_steps") else None)
+
+
 def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:
     return pb.Accepted(
         request_id=accepted.request_id,
@@ -115,7 +120,11 @@ def _fill_token(message: pb.Token, token: GeneratedToken) -> None:
 def _finished_to_pb(finished: Finished) -> pb.Finished:
     finish = finished.finish
     message = pb.Finished(
-        reason=_FINISH_REASONS[finish.reason], usage=_usage_to_pb(finished.usage), status=_status_to_pb(finish.error)
+        reason=_FINISH_REASONS[finish.reason],
+        usage=_usage_to_pb(finished.usage),
+        status=_status_to_pb(finish.error),
+        captured_inputs_path=finished.captured_inputs_path,
+        capture_status=_status_to_pb(finished.capture_error),
     )
     if finish.stop_string is not None:
         message.stop_string = finish.stop_string

@@ -188,6 +188,7 @@ def _capabilities_to_pb(capabilities: Capabilities) -> pb.Capabilities:
         chat=capabilities.chat,
         default_sampling=pb.DefaultSampling(temperature=default.temperature, top_k=default.top_k, top_p=default.top_p),
         eos_token_ids=capabilities.eos_token_ids,
+        input_capture=capabilities.input_capture,
     )
 
 

@@ -1,0 +1,68 @@
+"""The file of one capture, in safetensors format: `STEP.INPUT` tensors, and what they belong to as metadata.
+
+Metadata (every value is text):
+
+format                  kiln.inputs.v1
+deployment_id, bundle, request_id
+first_step, num_steps   what the request asked for
+captured_steps          steps that the file has, from first_step on
+dropped_steps           chosen steps that were left out because the file would have become too large
+STEP.executable, STEP.row, STEP.num_tokens, STEP.weight_epoch
+                        the executable's tag, the request's row, its tokens in the step, and the weights in use
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+from runtime_svc.engine.capture import InputCapture
+
+FORMAT: Final = "kiln.inputs.v1"
+
+_DTYPES: Final = {"int32": "I32", "float32": "F32"}
+_ALIGNMENT_BYTES: Final = 8
+
+
+def render_capture(capture: InputCapture, *, deployment_id: str, bundle: str, request_id: str) -> Iterator[bytes]:
+    """Yields the file, piece by piece. Equal captures give equal bytes.
+
+    Args:
+        capture: Of a request that has ended.
+        deployment_id: Where it ran.
+        bundle: Digest of the bundle that has the executables.
+        request_id: Whose capture it is.
+    """
+    metadata = {
+        "format": FORMAT,
+        "deployment_id": deployment_id,
+        "bundle": bundle,
+        "request_id": request_id,
+        "first_step": str(capture.first_step),
+        "num_steps": str(capture.num_steps),
+        "captured_steps": str(len(capture.steps)),
+        "dropped_steps": str(capture.num_dropped),
+    }
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for step in capture.steps:
+        metadata[f"{step.index}.executable"] = step.tag
+        metadata[f"{step.index}.row"] = str(step.row)
+        metadata[f"{step.index}.num_tokens"] = str(step.num_tokens)
+        metadata[f"{step.index}.weight_epoch"] = str(step.weight_epoch)
+        for one in step.inputs:
+            end = offset + len(one.data)
+            header[f"{step.index}.{one.spec.name}"] = {
+                "dtype": _DTYPES[one.spec.dtype],
+                "shape": one.spec.shape,
+                "data_offsets": (offset, end),
+            }
+            offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
+    yield struct.pack("<Q", len(text)) + text
+    for step in capture.steps:
+        for one in step.inputs:
+            yield one.data

@@ -1,0 +1,190 @@
+"""The directory of captured inputs: names that clients cannot bend, whole files or none, bounded work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import structlog
+
+from bundle.errors import KilnError
+from runtime_svc.captures.capture_file import render_capture
+from runtime_svc.engine.capture import InputCapture
+from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
+
+#: Requests that may capture at once, from their admission until their file is written.
+MAX_CAPTURES: Final = 16
+RETRY_AFTER_S: Final = 1.0
+
+SUFFIX: Final = ".safetensors"
+# File systems take 255 bytes.
+_MAX_NAME_CHARS: Final = 200
+
+_log = structlog.get_logger("captures")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOutcome:
+    """A file that was written, or why it was not."""
+
+    path: Path | None = None
+    error: KilnError | None = None
+
+
+class CaptureDirectory:
+    """Where captures go; files are `DEPLOYMENT/REQUEST.safetensors`, readable by their owner only."""
+
+    def __init__(self, root: Path) -> None:
+        """Takes the directory, absolute; it is made when it is needed."""
+        self._root = root
+        # One at a time, so that a later request of the same id replaces the file of an earlier one.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="captures")
+        self._num_open = 0
+        self._tasks: set[asyncio.Task[CaptureOutcome]] = set()
+
+    async def begin(self, inputs: InputCapture, *, deployment_id: str, bundle: str, request_id: str) -> PendingCapture:
+        """Makes sure that a file can be written, before anything is computed for it.
+
+        Args:
+            inputs: What the request's steps will fill.
+            deployment_id: Where it runs.
+            bundle: Digest of its bundle.
+            request_id: As the client chose it; see `file_name`.
+
+        Raises:
+            TooManyCaptures: As many requests capture as may.
+            CaptureUnwritable: The directory takes no file.
+        """
+        if self._num_open >= MAX_CAPTURES:
+            raise TooManyCaptures(MAX_CAPTURES, RETRY_AFTER_S)
+        path = self._root / file_name(deployment_id) / (file_name(request_id) + SUFFIX)
+        self._num_open += 1
+        try:
+            await self._run(_probe, path.parent)
+        except OSError as error:
+            self._num_open -= 1
+            raise CaptureUnwritable(str(path.parent), _describe(error)) from error
+        except BaseException:
+            self._num_open -= 1
+            raise
+        return PendingCapture(self, inputs, path, deployment_id=deployment_id, bundle=bundle, request_id=request_id)
+
+    def start(self, pending: PendingCapture) -> asyncio.Task[CaptureOutcome]:
+        """Starts to write a capture; see `PendingCapture.write`."""
+        task = asyncio.create_task(self._write(pending), name=f"capture {pending.path.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def release(self) -> None:
+        """Takes back what `begin` gave out."""
+        self._num_open -= 1
+
+    async def close(self) -> None:
+        """Waits for the files that are being written."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._disk.shutdown()
+
+    async def _write(self, pending: PendingCapture) -> CaptureOutcome:
+        try:
+            await self._run(_write_whole, pending.path, pending.render())
+        except OSError as error:
+            failure = CaptureUnwritable(str(pending.path), _describe(error))
+            _log.warning("captured inputs are lost", request_id=pending.request_id, error=str(failure))
+            return CaptureOutcome(error=failure)
+        finally:
+            self.release()
+        return CaptureOutcome(path=pending.path)
+
+    async def _run(self, function: object, *arguments: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._disk, function, *arguments)  # type: ignore[arg-type]
+
+
+class PendingCapture:
+    """One capture from its admission to its file: end it with `write` or `cancel`."""
+
+    def __init__(
+        self,
+        directory: CaptureDirectory,
+        inputs: InputCapture,
+        path: Path,
+        *,
+        deployment_id: str,
+        bundle: str,
+        request_id: str,
+    ) -> None:
+        """See `CaptureDirectory.begin`."""
+        self.inputs = inputs
+        self.path = path
+        self.request_id = request_id
+        self._directory = directory
+        self._deployment_id = deployment_id
+        self._bundle = bundle
+        self._task: asyncio.Task[CaptureOutcome] | None = None
+
+    def render(self) -> Iterable[bytes]:
+        """The file's bytes, in pieces."""
+        return render_capture(
+            self.inputs, deployment_id=self._deployment_id, bundle=self._bundle, request_id=self.request_id
+        )
+
+    def cancel(self) -> None:
+        """Gives up before a step ran: nothing is written."""
+        assert self._task is None, "it is being written"
+        self._directory.release()
+
+    def write(self) -> asyncio.Task[CaptureOutcome]:
+        """Writes the file off the event loop, once, however often it is called. The request has ended.
+
+        The task ends with an outcome, never with an error, and goes on where nobody waits for it.
+        """
+        if self._task is None:
+            self._task = self._directory.start(self)
+        return self._task
+
+
+def file_name(client_text: str) -> str:
+    """A file name for an id: percent-encoded, other names for other ids, inside its directory whatever the id says.
+
+    Names that would become too long end in `+` and the id's SHA-256. None begins with a dot.
+    """
+    encoded = quote(client_text, safe="")
+    if encoded.startswith("."):
+        encoded = "%2E" + encoded[1:]
+    if len(encoded) <= _MAX_NAME_CHARS:
+        return encoded
+    digest = sha256(client_text.encode()).hexdigest()
+    return f"{encoded[: _MAX_NAME_CHARS - len(digest) - 1]}+{digest}"
+
+
+def _probe(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(b"\0")
+
+
+def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
+    partial = Path(name)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.writelines(pieces)
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _describe(error: OSError) -> str:
+    return error.strerror or type(error).__name__
