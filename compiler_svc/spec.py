@@ -125,7 +125,7 @@ def read_spec(data: bytes) -> BuildSpec:
         ValueError: It is none; another version's may have other fields.
     """
     spec: BuildSpec = msgspec.json.decode(data, type=BuildSpec, dec_hook=read_path)
-    return spec
+    return msgspec.structs.replace(spec, config=InferenceConfig.from_fields(msgspec.json.decode(data)["config"]))
 
 
 def read_path(kind: type, text: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,21 +12,24 @@ from bundle.abi import compute_graph_abi_digest
 from bundle.digest import canonical_json
 from bundle.manifest import Manifest
 from compiler_svc.builds.plan import BuildPlan
-from compiler_svc.config import InferenceConfig
-from compiler_svc.errors import GraphAbiMismatch
+from compiler_svc.config import InferenceConfig, resolve_config
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed, GraphAbiMismatch
 from compiler_svc.trace.submodels import describe_state
+
+#: What a manifest's configuration holds beside the model's attributes.
+_CONFIG_NAMES: Final[tuple[str, ...]] = ("neuron_config", "fused_spec_config", "attribute_map")
 
 
 def read_config(manifest: Manifest) -> InferenceConfig:
-    """The configuration that a bundle was compiled with.
+    """The configuration that a bundle was compiled with; attributes that are newer than the bundle have their defaults.
 
     Raises:
-        GraphAbiMismatch: Another version of the compiler wrote it, whose attributes are others.
+        GraphAbiMismatch: Another version of the compiler wrote it, whose attributes or rules are others.
     """
-    document = {"neuron_config": manifest.config.get("neuron_config")}
+    document: dict[str, Any] = {name: manifest.config[name] for name in _CONFIG_NAMES if name in manifest.config}
     try:
-        return msgspec.convert(document, InferenceConfig)
-    except msgspec.ValidationError as error:
+        return resolve_config(document, checkpoint_dtype=None, target=manifest.target.kind).config
+    except (ConfigInvalid, FeatureNotServed) as error:
         raise GraphAbiMismatch("neuron_config", "of this version", f"of another one ({error})") from error
 
 

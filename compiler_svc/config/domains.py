@@ -71,6 +71,8 @@ class Number:
     @property
     def accepted(self) -> str:
         """The domain in words."""
+        if self.smallest == -math.inf:
+            return "a finite number"
         lower = f"greater than {self.smallest:g}" if self.positive else f"at least {self.smallest:g}"
         return f"a finite number {lower}" + (f" and at most {self.largest:g}" if self.largest < math.inf else "")
 
@@ -88,6 +90,28 @@ class Number:
     def normalize(self, value: float) -> float:
         """The value as a float."""
         return float(value)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Limits that values are clamped to: numbers; an infinite one limits nothing and is None.
+
+    JSON has no infinity: protobuf writes it as text.
+    """
+
+    accepted: str = "a number, infinite for no limit"
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is in the domain."""
+        return _is_infinite(value) or Number(-math.inf).accepts(value)
+
+    def normalize(self, value: float | str) -> float | None:
+        """The value as a float, None where it is infinite."""
+        return None if _is_infinite(value) else float(value)
+
+
+def _is_infinite(value: object) -> bool:
+    return value in ("Infinity", "-Infinity") or (isinstance(value, float) and math.isinf(value))
 
 
 @dataclass(frozen=True)
@@ -146,9 +170,89 @@ class AscendingLengths:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Objects, whose attributes have a table of their own."""
+class Text:
+    """Text that is not empty, such as a path."""
 
+    accepted: str = "text that is not empty"
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is in the domain."""
+        return isinstance(value, str) and value != ""
+
+    def normalize(self, value: str) -> str:
+        """The value itself."""
+        return value
+
+
+@dataclass(frozen=True)
+class ClassPath:
+    """Python classes, as "module.Class" or as NxD Inference's files name them, by `__module__` and `__name__`."""
+
+    accepted: str = 'a class such as "module.Class"'
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is in the domain."""
+        if isinstance(value, Mapping):
+            return set(value) == {"__module__", "__name__"} and all(map(Text().accepts, value.values()))
+        return Text().accepts(value)
+
+    def normalize(self, value: str | Mapping[str, str]) -> str:
+        """The class as "module.Class"."""
+        return value if isinstance(value, str) else f"{value['__module__']}.{value['__name__']}"
+
+
+@dataclass(frozen=True)
+class TextList:
+    """Lists of names."""
+
+    accepted: str = "a list of texts that are not empty"
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is in the domain."""
+        return isinstance(value, list | tuple) and all(map(Text().accepts, value))
+
+    def normalize(self, value: list[str]) -> tuple[str, ...]:
+        """The list as a tuple."""
+        return tuple(value)
+
+
+@dataclass(frozen=True)
+class TextMap:
+    """Objects whose values are text, such as paths by name."""
+
+    accepted: str = "an object whose values are texts that are not empty"
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is in the domain."""
+        return isinstance(value, Mapping) and all(map(Text().accepts, (*value, *value.values())))
+
+    def normalize(self, value: Mapping[str, str]) -> dict[str, str]:
+        """The value as a dictionary of its own."""
+        return dict(value)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Paths of a tree: lists of choices, each an index from 0."""
+
+    accepted: str = "a list of paths, each a list of integers from 0"
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is in the domain."""
+        return isinstance(value, list | tuple) and all(
+            isinstance(path, list | tuple) and path and all(map(Integer(0).accepts, path)) for path in value
+        )
+
+    def normalize(self, value: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+        """The lists as tuples."""
+        return tuple(map(tuple, value))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Objects, whose attributes have a table of their own: that of the configuration class `of`."""
+
+    of: str = ""
     accepted: str = "an object"
 
     def accepts(self, value: object) -> bool:

@@ -1,0 +1,193 @@
+"""Judging a document against the tables: names, domains, what the target makes of each value, and the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bundle.errors import FieldViolation
+from compiler_svc.config.attribute import Attribute, ConfigTable, TargetKind, Values, is_same
+from compiler_svc.config.domains import Table, show
+from compiler_svc.config.findings import Findings, Hint
+from compiler_svc.config.rules import RULES, broken_rules, find_value, notes_on
+from compiler_svc.config.suggestions import suggest_name
+from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
+from compiler_svc.errors import ConfigInvalid
+
+# Each suggestion costs a search through the table, which an attacker's thousands of names must not multiply.
+_MOST_NAMES: Final = 256
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The values of one table.
+
+    Attributes:
+        values: Of every attribute, by name, those of tables inside as mappings; `given`: the names that were set.
+        mistaken: Attributes whose values are mistakes in themselves; of tables inside, with a path.
+    """
+
+    values: dict[str, Any]
+    mistaken: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges tables for one target, and notes what it finds.
+
+    Attributes:
+        context: What values are derived from beside other attributes: `target`, `checkpoint_dtype`.
+    """
+
+    target: TargetKind
+    context: Mapping[str, Any]
+    findings: Findings
+
+    def judge(
+        self,
+        path: str,
+        document: Mapping[str, Any],
+        table: ConfigTable,
+        *,
+        outer: Values,
+        mistaken_outside: Collection[str] = (),
+        serves: bool = True,
+    ) -> Judgement:
+        """Judges the attributes of one table and of those inside; a mistaken one has its default.
+
+        Args:
+            outer: Values of the table around it, as far as they are known.
+            mistaken_outside: Attributes of that table that are mistakes.
+            serves: Whether to judge what the target makes of the values, too.
+        """
+        if len(document) > _MOST_NAMES:
+            raise ConfigInvalid([FieldViolation(path or "config", f"{len(document)} names", f"at most {_MOST_NAMES}")])
+        accepted, mistaken = self._read(path, document, table)
+        if table is INFERENCE_CONFIG:
+            self._refuse_second_draft(path, accepted, outer)
+        values: dict[str, Any] = {**self.context, "outer": outer, "given": frozenset(accepted)}
+        for attribute in table.rows:
+            default = attribute.default_from(values)
+            value = accepted.get(attribute.name, default)
+            is_judged = serves and attribute.name in accepted
+            if isinstance(attribute.domain, Table):
+                # A table that is unset by default is a feature that setting it asks for.
+                is_judged = is_judged and default is None
+                is_later = is_judged and attribute.support_on(self.target).level == "later"
+                inside = self._judge_inside(path, attribute, value, values, mistaken, serves=serves and not is_later)
+                mistaken |= {f"{attribute.name}.{name}" for name in inside.mistaken}
+                value = inside.values or None
+            values[attribute.name] = value
+            if is_judged and not self._judge_support(join_path(path, attribute.name), attribute, value, default):
+                mistaken.add(attribute.name)
+        if table is INFERENCE_CONFIG:
+            values["model_attributes"] = {name: value for name, value in document.items() if name in MODEL_ATTRIBUTES}
+        self._judge_rules(path, table, values, mistaken | {f"outer.{name}" for name in mistaken_outside})
+        self._note_undocumented(path, table, accepted)
+        return Judgement(values, frozenset(mistaken))
+
+    def _judge_rules(self, path: str, table: ConfigTable, values: Values, mistaken: Collection[str]) -> None:
+        rules, notes = RULES.get(table.class_name, ((), ()))
+        for name, wanted in broken_rules(rules, values, mistaken):
+            place = f"{path}.{name}" if path else name
+            self.findings.add_mistake(place, find_value(values, name), wanted)
+        if not mistaken:
+            self.findings.warnings += notes_on(notes, values)
+
+    def _judge_inside(
+        self,
+        path: str,
+        attribute: Attribute,
+        document: Mapping[str, Any] | None,
+        outer: Values,
+        mistaken: Collection[str],
+        *,
+        serves: bool,
+    ) -> Judgement:
+        """Judges the table that is an attribute's value; one that is unset has no values."""
+        assert isinstance(attribute.domain, Table)
+        if document is None:
+            return Judgement({}, frozenset())
+        place, table = join_path(path, attribute.name), TABLES[attribute.domain.of]
+        return self.judge(place, document, table, outer=outer, mistaken_outside=mistaken, serves=serves)
+
+    def _refuse_second_draft(self, path: str, accepted: dict[str, Any], outer: Values) -> None:
+        if outer and (value := accepted.pop("fused_spec_config", None)) is not None:
+            place = join_path(path, "fused_spec_config")
+            self.findings.add_mistake(place, value, "unset: a draft model has no draft model of its own")
+
+    def _read(self, path: str, document: Mapping[str, Any], table: ConfigTable) -> tuple[dict[str, Any], set[str]]:
+        """The values in their domains, by attribute, and the attributes with a mistake. null is unset."""
+        known = {name: attribute for attribute in table.rows for name in attribute.names}
+        accepted: dict[str, Any] = {}
+        spellings: dict[str, str] = {}
+        mistaken: set[str] = set()
+        for name, value in document.items():
+            attribute = known.get(name)
+            if table is INFERENCE_CONFIG and name in MODEL_ATTRIBUTES:
+                continue
+            if attribute is None:
+                self.findings.add_mistake(join_path(path, name), value, suggest_name(name, table))
+            elif value is None:
+                continue
+            elif not attribute.domain.accepts(value):
+                mistaken.add(attribute.name)
+                self.findings.add_mistake(join_path(path, name), value, attribute.domain.accepted)
+            else:
+                read = self._read_value(path, name, attribute, value)
+                first = spellings.setdefault(attribute.name, name)
+                if first != name and not is_same(accepted[attribute.name], read):
+                    mistaken.add(attribute.name)
+                    self.findings.add_mistake(
+                        join_path(path, name), value, f"what {first} says, which is the same attribute"
+                    )
+                accepted[attribute.name] = read
+        return accepted, mistaken
+
+    def _read_value(self, path: str, name: str, attribute: Attribute, value: Any) -> Any:
+        """The one spelling of a value, whatever name it was given under."""
+        read = attribute.domain.normalize(value)
+        for alias in attribute.aliases:
+            if alias.name == name:
+                if alias.note:
+                    self.findings.warnings.append(f"{join_path(path, name)}: {alias.note}")
+                return not read if alias.negated else read
+        return read
+
+    def _judge_support(self, path: str, attribute: Attribute, value: Any, default: Any) -> bool:
+        """Notes what the target makes of a value; whether it can take it at all."""
+        support = attribute.support_on(self.target)
+        if attribute.deprecated:
+            told = f"{show(value)} is ignored, {show(default)} holds: {attribute.deprecated}"
+            self.findings.warnings.append(f"{path}: {told}")
+        elif support.level == "hint":
+            if not is_same(value, default if support.acts_as is None else support.acts_as):
+                self.findings.add_hint(Hint(path, value, support.reason))
+        elif support.level == "refused":
+            if not is_same(value, default):
+                only = "unset" if default is None else show(default)
+                self.findings.add_mistake(path, value, f"{only}: {support.reason}")
+                return False
+        elif not support.serves(value, default):
+            asked = "set" if isinstance(value, Mapping) else show(value)
+            self.findings.add_unserved(path, asked, support.values or (default,))
+        return True
+
+    def _note_undocumented(self, path: str, table: ConfigTable, accepted: Mapping[str, Any]) -> None:
+        names = [
+            attribute.name
+            for attribute in table.undocumented
+            if attribute.name in accepted and attribute.support_on(self.target).level == "later"
+        ]
+        if names:
+            self.findings.warnings.append(
+                f"{path or 'config'}: no document names {', '.join(names)}, which NxD Inference's code has; served at "
+                f"the default only"
+            )
+
+
+def join_path(path: str, name: str) -> str:
+    """Path of an attribute, readable whatever its name is."""
+    readable = name if name.isidentifier() and name.isascii() and len(name) <= 64 else show(name)
+    return f"{path}.{readable}" if path else readable

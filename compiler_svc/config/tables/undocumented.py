@@ -1,0 +1,118 @@
+"""Attributes that NxD Inference's code has and no document names: accepted at their defaults, which a note says."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from compiler_svc.config.attribute import LATER, Attribute, hint, same_as
+from compiler_svc.config.domains import Anything, Flag, Limit
+from compiler_svc.config.tables.documents import UNDOCUMENTED
+
+_DTYPE_COUNTS: Final = hint("torch_dtype counts where it is set")
+
+
+def only_default(**defaults: Any) -> tuple[Attribute, ...]:
+    """Rows of attributes that are accepted at their defaults only. A default may be a derivation."""
+    return tuple(
+        Attribute(name=name, domain=Anything(), default=default, section=UNDOCUMENTED, cpu=LATER, neuron=LATER)
+        for name, default in defaults.items()
+    )
+
+
+#: Those of NxD Inference 0.10's NeuronConfig and MoENeuronConfig.
+UNDOCUMENTED_ATTRIBUTES: Final = (
+    *only_default(
+        # Lengths and batches
+        on_cpu=False,
+        buckets=lambda values: [values["seq_len"]],
+        bucket_n_active_tokens=False,
+        apply_seq_ids_mask=False,
+        chunked_prefill_config=None,
+        is_chunked_prefill=False,
+        windowed_context_encoding_size=None,
+        # Attention and KV cache
+        attn_cls="NeuronLlamaAttention",
+        kv_cache_batch_size=same_as("batch_size"),
+        kv_cache_padding_size=0,
+        kv_quant_config=None,
+        kv_cache_tiling=False,
+        disable_kv_cache_tiling=False,
+        k_cache_transposed=False,
+        kv_cache_update_with_kernel=False,
+        pre_rope_rmsnorm=False,
+        # Kernels
+        strided_context_parallel_kernel_enabled=False,
+        qkv_nki_kernel_enabled=False,
+        qkv_cte_nki_kernel_fuse_rope=False,
+        qkv_kernel_nbsd_layout=False,
+        qkv_kernel_fuse_residual_add=False,
+        mlp_tkg_nki_kernel_enabled=False,
+        mlp_kernel_fuse_residual_add=False,
+        fused_rmsnorm_skip_gamma=False,
+        out_proj_kernel_enabled=False,
+        attn_tkg_nki_kernel_enabled=False,
+        attn_tkg_builtin_kernel_enabled=False,
+        attn_block_tkg_nki_kernel_enabled=False,
+        attn_block_cte_nki_kernel_enabled=False,
+        attn_block_tkg_nki_kernel_cache_update=False,
+        attn_block_tkg_nki_kernel_cascaded_attention=False,
+        attn_block_tkg_nki_kernel_use_online_softmax=True,
+        moe_fused_nki_kernel_enabled=None,
+        router_topk_nki_kernel_enabled=None,
+        expert_mlp_nki_kernel_enabled=None,
+        shared_mlp_nki_kernel_enabled=None,
+        # Quantization
+        activation_quantization_type=None,
+        quantization_block_size=None,
+        quantization_block_axis=None,
+        quantization_scale_dtype="f32",
+        is_mxfp4_compute=False,
+        is_hidden_dim_shuffled=False,
+        is_intermediate_dim_shuffled=False,
+        is_full_model_shuffled=False,
+        # Speculation
+        is_eagle3=False,
+        token_tree_config=None,
+        enable_token_tree=False,
+        # Distribution
+        cp_degree=1,
+        mlp_cp_degree=1,
+        attention_dp_degree=1,
+        pp_degree=1,
+        ep_degree=1,
+        world_size=same_as("tp_degree"),
+        local_ranks_size=same_as("tp_degree"),
+        start_rank_id=0,
+        vocab_parallel=False,
+        weight_gather_seq_len_threshold=32768,
+        # Experts
+        moe_mask_padded_tokens=False,
+        # Compilation and debugging
+        enable_cte_modular_flow=False,
+        layer_boundary_markers=False,
+        lm_head_pad=lambda values: values["logical_nc_config"] > 1,
+        lm_head_pad_alignment_size=1,
+        seq_len_threshold_for_cc_tiling=16384,
+        tile_cc=False,
+        target=None,
+        enable_spill_reload_dge=False,
+        enable_long_context_mode=lambda values: values["max_context_length"] >= 32 * 1024,
+        enable_output_completion_notifications=False,
+        padded_hidden_size=None,
+        padded_intermediate_size=None,
+        disable_numeric_cc_token=False,
+        switch_cc=False,
+        tensor_capture_config=None,
+        tensor_replacement_config=None,
+    ),
+    Attribute(
+        name="overrides_torch_dtype",
+        domain=Flag(),
+        default=False,
+        section=UNDOCUMENTED,
+        cpu=_DTYPE_COUNTS,
+        neuron=_DTYPE_COUNTS,
+    ),
+    # NxD Inference writes its default, infinity, as a number that JSON does not have.
+    Attribute(name="quantize_clamp_bound", domain=Limit(), section=UNDOCUMENTED, cpu=LATER, neuron=LATER),
+)
