@@ -1,0 +1,9 @@
+"""NxD Inference's `neuron_config.json`: what its `InferenceConfig.save` writes, in and out.
+
+Knows the file's form where it differs from a document's. Must not know attributes one by one: those have their tables.
+"""
+
+from compiler_svc.config.interchange.reading import adapt_document
+from compiler_svc.config.interchange.writing import to_neuron_config_json
+
+__all__ = ["adapt_document", "to_neuron_config_json"]

@@ -1,0 +1,135 @@
+"""NxD Inference's files, brought to the form of a document; documents of one's own pass as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from compiler_svc.config.domains import show
+from compiler_svc.config.findings import Findings
+from compiler_svc.config.interchange.saved_form import (
+    DERIVED,
+    DERIVED_OUTSIDE,
+    FUSED_TKG,
+    FUSED_TKG_NAMES,
+    is_saved,
+    read_plain,
+)
+from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES
+from compiler_svc.config.transformers_neuronx import SECTION as TRANSFORMERS_NEURONX
+
+_SECTIONS: Final = frozenset({TRANSFORMERS_NEURONX}).union(*(row.names for row in INFERENCE_CONFIG.rows))
+_LORA_PATHS: Final = ("lora_ckpt_paths", "lora_ckpt_paths_cpu")
+
+
+def adapt_document(document: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """Brings a document, and the draft model's inside of it, to the names and types that the tables have.
+
+    Aliases of model attributes become their names; lists of adapters become objects, classes text. What NxD Inference
+    saves but derives again is dropped, and so are attributes of models that no model here has, which a note says.
+    """
+    return _adapt(document, "", findings, saved=is_saved(document))
+
+
+def _adapt(document: Mapping[str, Any], path: str, findings: Findings, *, saved: bool) -> dict[str, Any]:
+    adapted = _resolve_aliases(document, path, findings)
+    if adapted.pop("metadata", None) is not None:
+        findings.warnings.append(f"{path}metadata: it is for NxD Inference only, and kept nowhere")
+    if saved:
+        _drop_foreign_names(adapted, path, findings)
+    for name, value in adapted.items():
+        if name in MODEL_ATTRIBUTES and _has_infinity(value):
+            findings.add_mistake(f"{path}{name}", value, "finite numbers, which JSON has")
+    neuron_config = adapted.get("neuron_config")
+    if isinstance(neuron_config, Mapping):
+        adapted["neuron_config"] = _adapt_neuron_config(neuron_config, f"{path}neuron_config.", findings, saved=saved)
+    fused = adapted.get("fused_spec_config")
+    if isinstance(fused, Mapping):
+        fused = {name: read_plain(name, value) for name, value in fused.items()}
+        if isinstance(fused.get("draft_config"), Mapping) and not path:
+            draft_path = f"{path}fused_spec_config.draft_config."
+            fused["draft_config"] = _adapt(fused["draft_config"], draft_path, findings, saved=saved)
+        adapted["fused_spec_config"] = fused
+    return adapted
+
+
+def _resolve_aliases(document: Mapping[str, Any], path: str, findings: Findings) -> dict[str, Any]:
+    """Sets the original attribute of every alias that the document's `attribute_map` has."""
+    aliases = document.get("attribute_map")
+    if not isinstance(aliases, Mapping):
+        return dict(document)
+    for alias, original in aliases.items():
+        if alias in _SECTIONS or original in _SECTIONS:
+            findings.add_mistake(f"{path}attribute_map", {alias: original}, "names of model attributes")
+    resolved = {name: value for name, value in document.items() if name not in aliases or name in _SECTIONS}
+    for alias in sorted(document.keys() & aliases.keys() - _SECTIONS):
+        original, value = aliases[alias], document[alias]
+        if original in resolved and resolved[original] != value:
+            accepted = f"{show(resolved[original])}, which {original} says: attribute_map makes them one"
+            findings.add_mistake(f"{path}{alias}", value, accepted)
+        resolved[original] = value
+    return resolved
+
+
+def _drop_foreign_names(adapted: dict[str, Any], path: str, findings: Findings) -> None:
+    for name in DERIVED_OUTSIDE & adapted.keys():
+        del adapted[name]
+    foreign = sorted(adapted.keys() - MODEL_ATTRIBUTES - _SECTIONS)
+    for name in foreign:
+        del adapted[name]
+    if foreign:
+        names = ", ".join(map(show, foreign))
+        findings.warnings.append(
+            f"{path or 'config'}: {names} are ignored: no model here has attributes of these names"
+        )
+
+
+def _adapt_neuron_config(
+    neuron_config: Mapping[str, Any], path: str, findings: Findings, *, saved: bool
+) -> dict[str, Any]:
+    dropped = DERIVED if saved else frozenset()
+    adapted = {name: value for name, value in neuron_config.items() if name not in dropped}
+    if isinstance(blockwise := adapted.get("blockwise_matmul_config"), Mapping):
+        adapted["blockwise_matmul_config"] = {name: read_plain(name, value) for name, value in blockwise.items()}
+    if isinstance(lora := adapted.get("lora_config"), Mapping):
+        adapted["lora_config"] = {
+            name: _read_adapters(value) if name in _LORA_PATHS else value for name, value in lora.items()
+        }
+    _join_fused_tkg(adapted, path, findings)
+    return adapted
+
+
+def _read_adapters(value: Any) -> Any:
+    """Adapters as an object where they are a list of `id: path`; what is neither is for the table to judge."""
+    if not isinstance(value, list) or not all(isinstance(one, str) and ":" in one for one in value):
+        return value
+    pairs = [one.split(":", 1) for one in value]
+    adapters = {name.strip(): checkpoint.strip() for name, checkpoint in pairs}
+    # A name that is given twice has to stay visible.
+    return adapters if len(adapters) == len(value) else value
+
+
+def _join_fused_tkg(adapted: dict[str, Any], path: str, findings: Findings) -> None:
+    """Moves what NeuronConfig says of fused token generation into the configuration that documents have for it."""
+    given = {name: adapted.pop(name) for name in FUSED_TKG_NAMES if adapted.get(name) is not None}
+    if not given:
+        return
+    nested = adapted.get(FUSED_TKG)
+    joined = dict(nested) if isinstance(nested, Mapping) else {}
+    for name, value in given.items():
+        inside = joined.get(FUSED_TKG_NAMES[name])
+        if inside is not None and inside is not value:
+            accepted = f"{show(inside)}, which {FUSED_TKG}.{FUSED_TKG_NAMES[name]} says"
+            findings.add_mistake(f"{path}{name}", value, accepted)
+        joined[FUSED_TKG_NAMES[name]] = value
+    if nested is None or isinstance(nested, Mapping):
+        adapted[FUSED_TKG] = joined
+
+
+def _has_infinity(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_infinity, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_infinity, value))
+    return isinstance(value, float) and math.isinf(value)

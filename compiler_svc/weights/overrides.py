@@ -1,0 +1,86 @@
+"""Model attributes of a configuration in place of those that a checkpoint's JSON has.
+
+transformers 5 keeps a rotary embedding under `rope_parameters`, transformers 4 under `rope_theta` and `rope_scaling`:
+whichever is given replaces its counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from compiler_svc.weights.checkpoint import Checkpoint
+
+#: Names that `generation_config.json` may have, too, where they count.
+_TOKEN_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+_THETA: Final = "rope_theta"
+_ROPE_NAMES: Final = (_THETA, "rope_scaling", "rope_parameters")
+
+
+def override_checkpoint(
+    checkpoint: Checkpoint, attributes: Mapping[str, Any], attribute_map: Mapping[str, str]
+) -> Checkpoint:
+    """The checkpoint as if its JSON had the given attributes, and the names that `attribute_map` gives its own.
+
+    Args:
+        attributes: By name, no alias. null says that the checkpoint has none.
+        attribute_map: Alias to name.
+    """
+    config = _replace(_name_originals(checkpoint.config, attribute_map), attributes)
+    ids = {name: attributes[name] for name in _TOKEN_IDS if name in attributes}
+    return replace(checkpoint, config=config, generation_config={**checkpoint.generation_config, **ids})
+
+
+def find_changes(
+    checkpoint: Checkpoint, attributes: Mapping[str, Any], attribute_map: Mapping[str, str]
+) -> dict[str, Any]:
+    """Those of the given attributes that say something else than the checkpoint; null says the same as nothing."""
+    config = _name_originals(checkpoint.config, attribute_map)
+    rope, changed_rope = _read_rope(config), _read_rope(_replace(config, attributes))
+    return {
+        name: value
+        for name, value in attributes.items()
+        if (rope != changed_rope if name in _ROPE_NAMES else config.get(name) != value)
+    }
+
+
+def _name_originals(config: Mapping[str, Any], attribute_map: Mapping[str, str]) -> dict[str, Any]:
+    renamed = {attribute_map[name]: value for name, value in config.items() if name in attribute_map}
+    return renamed | {name: value for name, value in config.items() if name not in attribute_map}
+
+
+def _replace(config: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    replaced = {**config, **attributes}
+    given = {name: attributes[name] for name in _ROPE_NAMES if name in attributes}
+    # What is no object stays under its own name, for the model's reader to complain of.
+    if not given or not all(
+        _is_rope(name, value) for name, value in {**config, **given}.items() if name in _ROPE_NAMES
+    ):
+        return replaced
+    rope = _read_rope(config)
+    theta = {_THETA: rope[_THETA]} if _THETA in rope else {}
+    for name in ("rope_scaling", "rope_parameters"):
+        if name in given:
+            rope = theta | _read_kind(given[name])
+    if _THETA in given:
+        rope[_THETA] = given[_THETA]
+    return {name: value for name, value in replaced.items() if name not in _ROPE_NAMES} | {"rope_parameters": rope}
+
+
+def _read_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A rotary embedding in the form of transformers 5, whatever form it is given in; without what is unset."""
+    nested = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    theta = {} if config.get(_THETA) is None else {_THETA: config[_THETA]}
+    return theta | _read_kind(nested) if isinstance(nested, Mapping) else theta
+
+
+def _read_kind(nested: Mapping[str, Any] | None) -> dict[str, Any]:
+    values = {name: value for name, value in (nested or {}).items() if value is not None}
+    kind = values.pop("type", "default")
+    return {"rope_type": kind} | values
+
+
+def _is_rope(name: str, value: object) -> bool:
+    return name == _THETA or value is None or isinstance(value, Mapping)

@@ -1,0 +1,100 @@
+"""Model attributes in place of a checkpoint's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.overrides import find_changes, override_checkpoint
+
+TRANSFORMERS_4 = {
+    "hidden_size": 64,
+    "rope_theta": 500000.0,
+    "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0},
+    "eos_token_id": 2,
+}
+TRANSFORMERS_5 = {
+    "hidden_size": 64,
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0},
+    "eos_token_id": 2,
+}
+
+
+def checkpoint(config: dict[str, Any]) -> Checkpoint:
+    return Checkpoint(
+        path=Path("/models/tiny"),
+        files=(),
+        index=None,
+        tensors={},
+        config=config,
+        generation_config={"eos_token_id": [2, 3], "do_sample": True},
+        tokenizer_files=(),
+        chat_template=None,
+    )
+
+
+def override(config: dict[str, Any], attribute_map: dict[str, str] | None = None, **attributes: Any) -> Checkpoint:
+    return override_checkpoint(checkpoint(config), attributes, attribute_map or {})
+
+
+def test_an_attribute_is_replaced_and_others_stay() -> None:
+    overridden = override(TRANSFORMERS_5, hidden_size=128, rms_norm_eps=1e-5)
+    assert overridden.config == TRANSFORMERS_5 | {"hidden_size": 128, "rms_norm_eps": 1e-5}
+    assert overridden.generation_config == {"eos_token_id": [2, 3], "do_sample": True}
+
+
+def test_token_ids_count_in_both_files() -> None:
+    overridden = override(TRANSFORMERS_5, eos_token_id=7)
+    assert overridden.config["eos_token_id"] == 7
+    assert overridden.generation_config == {"eos_token_id": 7, "do_sample": True}
+
+
+def test_an_alias_in_the_checkpoint() -> None:
+    config = {"n_embd": 64, "vocab_size": 10}
+    assert override(config, {"n_embd": "hidden_size"}).config == {"hidden_size": 64, "vocab_size": 10}
+    assert override(config, {"n_embd": "hidden_size"}, hidden_size=32).config["hidden_size"] == 32
+    assert find_changes(checkpoint(config), {"hidden_size": 64}, {"n_embd": "hidden_size"}) == {}
+
+
+@pytest.mark.parametrize("config", [TRANSFORMERS_4, TRANSFORMERS_5])
+@pytest.mark.parametrize(
+    ("attributes", "rope"),
+    [
+        ({"rope_theta": 1e4}, {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
+        ({"rope_scaling": None}, {"rope_type": "default", "rope_theta": 500000.0}),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 3.0}},
+            {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 5e5},
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"rope_type": "default", "rope_theta": 1e4}),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+        ),
+    ],
+)
+def test_either_form_of_a_rotary_embedding_replaces_the_other(
+    config: dict[str, Any], attributes: dict[str, Any], rope: dict[str, Any]
+) -> None:
+    overridden = override(config, **attributes).config
+    assert overridden["rope_parameters"] == rope
+    assert overridden.keys().isdisjoint({"rope_theta", "rope_scaling"})
+    assert find_changes(checkpoint(config), attributes, {}) == attributes
+
+
+@pytest.mark.parametrize("config", [TRANSFORMERS_4, TRANSFORMERS_5])
+@pytest.mark.parametrize("attributes", [TRANSFORMERS_4, TRANSFORMERS_5, {"pad_token_id": None}, {}])
+def test_what_a_checkpoint_says_already_changes_nothing(config: dict[str, Any], attributes: dict[str, Any]) -> None:
+    assert find_changes(checkpoint(config), attributes, {}) == {}
+    assert override(config).config == config
+
+
+@pytest.mark.parametrize("attributes", [{"rope_scaling": 3}, {"rope_parameters": "linear"}])
+def test_what_is_no_rotary_embedding_stays_visible(attributes: dict[str, Any]) -> None:
+    assert override(TRANSFORMERS_5, **attributes).config == TRANSFORMERS_5 | attributes
+
+
+def test_changes() -> None:
+    attributes = {"hidden_size": 64, "vocab_size": 10, "eos_token_id": [2], "rope_theta": 500000.0}
+    assert find_changes(checkpoint(TRANSFORMERS_5), attributes, {}) == {"vocab_size": 10, "eos_token_id": [2]}
