@@ -11,12 +11,13 @@ from google.protobuf.message import Message
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2
 from kiln.runtime.v1 import generation_pb2, runtime_pb2
-from kiln_client import chat, compile_request
+from kiln_client import chat, compile_request, plan_request
 
 from tests.clients import samples
 
 CHAT = chat([{"role": "user", "content": "hi"}])
 COMPILE = compile_request("tiny", "models/tiny", {"neuron_config": {"seq_len": 8}}, optimization_level=0)
+PLAN = plan_request("models/tiny", {"neuron_config": {"seq_len": 8}}, target="trn1", core_memory_bytes=1 << 34)
 SHARD = compiler_pb2.ShardWeightsRequest(
     name="pirate", model="models/pirate", executables_ref="tiny:v1", request_id="r", skip_cache_lookup=True
 )
@@ -54,6 +55,7 @@ class Case:
 
 COMPILER_CASES = [
     Case("Compile", samples.OPERATION, "start_compile", (COMPILE,), COMPILE, samples.OPERATION),
+    Case("PlanCompile", samples.plan(), "plan_compile", (PLAN,), PLAN, samples.plan()),
     Case("WatchCompile", WATCHING, "watch_compile", ("operations/7",), WATCH, WATCHING),
     Case("WatchCompile", WATCHING, "compile", (COMPILE,), WATCH, samples.watch_result().result),
     Case("WatchCompile", WATCHING, "wait_compile", ("operations/7",), WATCH, samples.watch_result().result),

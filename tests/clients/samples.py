@@ -56,6 +56,54 @@ def watch_result(cache: str = "MISS") -> compiler_pb2.WatchCompileResponse:
     return compiler_pb2.WatchCompileResponse(result=response)
 
 
+def plan(**fields: object) -> compiler_pb2.PlanCompileResponse:
+    """Two ranks that take 13 of 16 GiB each."""
+    gib = 1 << 30
+    ranks = [
+        compiler_pb2.RankPlan(
+            rank=rank,
+            weights_bytes=8 * gib,
+            kv_bytes=4 * gib,
+            activation_bytes=gib // 2,
+            code_bytes=gib // 4,
+            lora_bytes=gib // 4,
+            limit_bytes=16 * gib,
+            weight_groups=[
+                compiler_pb2.WeightGroup(name="embedding", size_bytes=gib),
+                compiler_pb2.WeightGroup(name="mlp", size_bytes=7 * gib),
+                compiler_pb2.WeightGroup(name="draft"),
+            ],
+        )
+        for rank in range(2)
+    ]
+    tokens = [compiler_pb2.Bucket(tokens=[128]), compiler_pb2.Bucket(tokens=[256])]
+    defaults = {
+        "submodels": [
+            compiler_pb2.SubmodelPlan(
+                name="context_encoding", batch=1, buckets=[compiler_pb2.Bucket(tokens=[256, 512])]
+            ),
+            compiler_pb2.SubmodelPlan(name="token_generation", batch=4, buckets=tokens),
+        ],
+        "ranks": ranks,
+        "fits": True,
+        "largest": compiler_pb2.LargestSizes(batch_size=6, seq_len=4096),
+        "executables": [
+            compiler_pb2.ExecutablePlan(
+                tag="token_generation_128",
+                submodel="token_generation",
+                bucket=tokens[0],
+                cache=compiler_pb2.CACHE_RESULT_HIT,
+            )
+        ],
+        "hints": [compiler_pb2.Hint(field="neuron_config.n_positions", value="32", reason="it is set elsewhere")],
+        "warnings": ["neuron_config.seq_len: long"],
+        "cores_needed": 2,
+        "cost": compiler_pb2.CostEstimate(duration=seconds(90.5), peak_memory_bytes=gib, num_records=3),
+        "resolved_config_json": '{"neuron_config": {"seq_len": 256}}',
+    }
+    return compiler_pb2.PlanCompileResponse(**(defaults | fields))  # type: ignore[arg-type]
+
+
 def bundle(version: int = 3, **fields: object) -> bundle_pb2.Bundle:
     return bundle_pb2.Bundle(
         name="tiny",

@@ -10,7 +10,7 @@ Knows the generated stubs. Must not know the bundle format, the services' code, 
 import kiln_client.grpc_logging  # noqa: F401 - before grpc
 from kiln_client.blocking import Stream
 from kiln_client.bundles import AsyncBundles
-from kiln_client.compiler import AsyncCompiler, CompileOptions, compile_request
+from kiln_client.compiler import AsyncCompiler, CompileOptions, PlanOptions, compile_request, plan_request
 from kiln_client.completion import Completion, CompletionBuilder, collect
 from kiln_client.endpoint import Timeouts, TlsOptions
 from kiln_client.errors import FieldViolation, KilnError
@@ -33,6 +33,7 @@ __all__ = [
     "FieldViolation",
     "GenerateOptions",
     "KilnError",
+    "PlanOptions",
     "Prompt",
     "Runtime",
     "Stream",
@@ -42,4 +43,5 @@ __all__ = [
     "chat",
     "collect",
     "compile_request",
+    "plan_request",
 ]

@@ -61,26 +61,75 @@ def compile_request(
     Raises:
         ValueError: The mapping is not JSON, but for infinities, or an option has a value that its enum lacks.
     """
-    level = options.get("optimization_level")
     request = pb.CompileRequest(
         name=name,
         model=model,
-        target=pb.Target(
-            kind=pb.Target.Kind.ValueType(enum_number(pb.Target.Kind.DESCRIPTOR, options.get("target"))),
-            isa=options.get("isa", ""),
-        ),
-        optimization_level=pb.OptimizationLevel.ValueType(
-            enum_number(pb.OptimizationLevel.DESCRIPTOR, None if level is None else f"o{level}")
-        ),
+        target=_target(options.get("target"), options.get("isa")),
+        optimization_level=_level(options.get("optimization_level")),
         request_id=options.get("request_id", ""),
         skip_cache_lookup=options.get("skip_cache_lookup", False),
         salt=options.get("salt", ""),
     )
+    _set_config(request, config)
+    return request
+
+
+class PlanOptions(TypedDict, total=False):
+    """Options of a plan; what is left out takes the server's default."""
+
+    target: str
+    """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
+    isa: str
+    """CPU instruction set, as of a compile."""
+    optimization_level: int
+    """As of a compile."""
+    salt: str
+    """As of a compile."""
+    core_memory_bytes: int
+    """Memory of one core. Default: the target's."""
+
+
+def plan_request(
+    model: str, config: Mapping[str, object] | InferenceConfig, **options: Unpack[PlanOptions]
+) -> pb.PlanCompileRequest:
+    """Makes the request of one plan.
+
+    Args:
+        model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
+        config: NxD Inference's names, as of `compile_request`.
+        options: See PlanOptions.
+
+    Raises:
+        ValueError: The mapping is not JSON, or an option has a value that its enum lacks.
+    """
+    request = pb.PlanCompileRequest(
+        model=model,
+        target=_target(options.get("target"), options.get("isa")),
+        optimization_level=_level(options.get("optimization_level")),
+        salt=options.get("salt", ""),
+        core_memory_bytes=options.get("core_memory_bytes", 0),
+    )
+    _set_config(request, config)
+    return request
+
+
+def _target(kind: str | None, isa: str | None) -> pb.Target:
+    number = enum_number(pb.Target.Kind.DESCRIPTOR, kind)
+    return pb.Target(kind=pb.Target.Kind.ValueType(number), isa=isa or "")
+
+
+def _level(level: int | None) -> pb.OptimizationLevel.ValueType:
+    number = enum_number(pb.OptimizationLevel.DESCRIPTOR, None if level is None else f"o{level}")
+    return pb.OptimizationLevel.ValueType(number)
+
+
+def _set_config(
+    request: pb.CompileRequest | pb.PlanCompileRequest, config: Mapping[str, object] | InferenceConfig
+) -> None:
     if isinstance(config, InferenceConfig):
         request.config.CopyFrom(config)
     else:
         request.config_json = write_json(config, infinities=True)
-    return request
 
 
 class AsyncCompiler(ServiceClient):
@@ -99,6 +148,10 @@ class AsyncCompiler(ServiceClient):
     async def start_compile(self, request: pb.CompileRequest) -> operations.Operation:
         """Starts a compile and returns at once; the operation goes on without its caller."""
         return await self._ask(self._stub.Compile, request, self.timeouts.read_s)
+
+    async def plan_compile(self, request: pb.PlanCompileRequest) -> pb.PlanCompileResponse:
+        """Tells what a compile would make and take, see `plan_request`; nothing is compiled."""
+        return await self._ask(self._stub.PlanCompile, request, self.timeouts.read_s)
 
     async def start_shard_weights(
         self, name: str, model: str, executables_ref: str, *, request_id: str = "", skip_cache_lookup: bool = False

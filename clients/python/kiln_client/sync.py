@@ -17,6 +17,7 @@ class Compiler(BlockingClient[AsyncCompiler]):
     asynchronous = AsyncCompiler
 
     start_compile = blocking(AsyncCompiler.start_compile)
+    plan_compile = blocking(AsyncCompiler.plan_compile)
     start_shard_weights = blocking(AsyncCompiler.start_shard_weights)
     watch_compile = streaming(AsyncCompiler.watch_compile)
     wait_compile = blocking(AsyncCompiler.wait_compile)

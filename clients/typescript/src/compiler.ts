@@ -1,7 +1,7 @@
 /** The client of kiln.compiler.v1.CompilerService and its operations. */
 
 import type { CallOptions } from "./calls.js";
-import { type CompileOptions, compileRequest } from "./configs.js";
+import { type CompileOptions, compileRequest, type PlanOptions, planRequest } from "./configs.js";
 import type { ClientOptions } from "./endpoint.js";
 import { KilnError, streamIncomplete } from "./errors.js";
 import { type Operation, Operations } from "./gen/google/longrunning/operations_pb.js";
@@ -9,6 +9,7 @@ import {
   type CompileMetadata,
   type CompileResponse,
   CompilerService,
+  type PlanCompileResponse,
   type WatchCompileResponse,
 } from "./gen/kiln/compiler/v1/compiler_pb.js";
 import { ServiceClient } from "./serviceClient.js";
@@ -61,6 +62,11 @@ export class Compiler extends ServiceClient {
   /** Writes the weights of another checkpoint of the same model for executables that exist, and waits, as `compile` does. */
   async shardWeights(bundle: ShardOptions, options: RunOptions = {}): Promise<CompileResponse> {
     return this.#run(await this.startShardWeights(bundle, callOptions(options)), options);
+  }
+
+  /** Tells what a compile would make and take; nothing is compiled. */
+  async planCompile(plan: PlanOptions, options: CallOptions = {}): Promise<PlanCompileResponse> {
+    return this.ask(CompilerService.method.planCompile, planRequest(plan), this.timeouts.readMs, options);
   }
 
   /** Starts a compile and returns at once; the operation goes on without its caller. */

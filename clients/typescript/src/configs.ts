@@ -7,6 +7,8 @@ import {
   type CompileRequest,
   CompileRequestSchema,
   OptimizationLevelSchema,
+  type PlanCompileRequest,
+  PlanCompileRequestSchema,
   Target_KindSchema,
 } from "./gen/kiln/compiler/v1/compiler_pb.js";
 import { type InferenceConfig, InferenceConfigSchema } from "./gen/kiln/config/v1/config_pb.js";
@@ -18,10 +20,8 @@ import { type InferenceConfig, InferenceConfigSchema } from "./gen/kiln/config/v
  */
 export type Config = InferenceConfig | string | { readonly neuron_config?: Readonly<Record<string, unknown>> };
 
-/** Describes one bundle. What is left out takes the server's default. */
-export interface CompileOptions {
-  /** Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. */
-  readonly name: string;
+/** Describes what executables are made of, and how. What is left out takes the server's default. */
+interface BuildOptions {
   /** Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root. */
   readonly model: string;
   /** What to compile. */
@@ -32,12 +32,24 @@ export interface CompileOptions {
   readonly isa?: string;
   /** 0 ships the exported graph, 1 (default) and 2 compile ahead of time. */
   readonly optimizationLevel?: 0 | 1 | 2;
+  /** Enters every cache key. */
+  readonly salt?: string;
+}
+
+/** Describes one bundle. */
+export interface CompileOptions extends BuildOptions {
+  /** Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. */
+  readonly name: string;
   /** Makes the call idempotent. */
   readonly requestId?: string;
   /** Build even where the cache has the result. */
   readonly skipCacheLookup?: boolean;
-  /** Enters every cache key. */
-  readonly salt?: string;
+}
+
+/** Describes the compile to plan. */
+export interface PlanOptions extends BuildOptions {
+  /** Memory of one core, in bytes. Default: the target's. */
+  readonly coreMemoryBytes?: bigint;
 }
 
 /** Makes a configuration whose names and types the compiler checks: `{ neuronConfig: { seqLen: 256 } }`. */
@@ -52,17 +64,32 @@ export function inferenceConfig(config: MessageInitShape<typeof InferenceConfigS
  * @throws TypeError - An option has a value that its enum lacks.
  */
 export function compileRequest(options: CompileOptions): CompileRequest {
-  const level = options.optimizationLevel;
   return create(CompileRequestSchema, {
+    ...buildFields(options),
     name: options.name,
-    model: options.model,
-    configSource: configSourceOf(options.config),
-    target: { kind: enumNumber(Target_KindSchema, options.target), isa: options.isa },
-    optimizationLevel: enumNumber(OptimizationLevelSchema, level === undefined ? undefined : `o${level}`),
     requestId: options.requestId,
     skipCacheLookup: options.skipCacheLookup,
-    salt: options.salt,
   });
+}
+
+/**
+ * Makes the request of one plan.
+ *
+ * @throws KilnError - Reason CONFIG_INVALID, the object is not JSON.
+ * @throws TypeError - An option has a value that its enum lacks.
+ */
+export function planRequest(options: PlanOptions): PlanCompileRequest {
+  return create(PlanCompileRequestSchema, { ...buildFields(options), coreMemoryBytes: options.coreMemoryBytes });
+}
+
+function buildFields({ model, config, target, isa, optimizationLevel: level, salt }: BuildOptions) {
+  return {
+    model,
+    configSource: configSourceOf(config),
+    target: { kind: enumNumber(Target_KindSchema, target), isa },
+    optimizationLevel: enumNumber(OptimizationLevelSchema, level === undefined ? undefined : `o${level}`),
+    salt,
+  };
 }
 
 function configSourceOf(config: Config): CompileRequest["configSource"] {

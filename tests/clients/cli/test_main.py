@@ -42,6 +42,7 @@ def test_the_commands_of_the_contract_are_there() -> None:
     assert {" ".join(words) for words in COMMANDS} == {
         "up",
         "compile",
+        "plan",
         "shard-weights",
         "bundles list",
         "bundles show",
@@ -94,6 +95,7 @@ def test_every_command_reports_usage_errors_as_json(kiln: Kiln, words: tuple[str
 # Arguments that make a command call its service.
 CALLS = {
     ("compile",): ("-", "--model", "m", "--name", "n"),
+    ("plan",): ("-", "--model", "m"),
     ("shard-weights",): ("tiny", "--model", "m", "--name", "n"),
     ("bundles", "list"): (),
     ("bundles", "show"): ("tiny",),

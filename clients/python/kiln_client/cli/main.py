@@ -20,6 +20,7 @@ from kiln_client.cli.deployments import (
 from kiln_client.cli.generate import generate_command, tokenize_command
 from kiln_client.cli.operations import operations_group
 from kiln_client.cli.output import Output
+from kiln_client.cli.plan import plan_command
 from kiln_client.cli.session import shared_options
 from kiln_client.cli.up import up_command
 from kiln_client.cli.version import version_command
@@ -45,6 +46,7 @@ def kiln() -> None:
 for _command in (
     up_command,
     compile_command,
+    plan_command,
     shard_weights_command,
     bundles_group,
     config_group,

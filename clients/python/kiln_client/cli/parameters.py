@@ -68,7 +68,23 @@ class IntegerList(click.ParamType[tuple[int, ...]]):
         return tuple(INT32.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
+class ByteSize(click.ParamType[int]):
+    """A size such as `16GiB`, `512MiB` or `1000000`; a number alone is of bytes."""
+
+    name = "size"
+    _units: ClassVar[dict[str, int]] = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Gives the bytes; which ones are accepted is for the server to judge."""
+        unit = self._units.get(value[-3:])
+        number = value if unit is None else value[:-3]
+        if not number.isascii() or not number.isdecimal() or int(number[:20]) * (unit or 1) >= 2**63:
+            self.fail(f"got {value!r}; accepted: a whole number with KiB, MiB, GiB or TiB behind it", param, ctx)
+        return int(number) * (unit or 1)
+
+
 DURATION = DurationSeconds()
+BYTE_SIZE = ByteSize()
 
 
 def enum_choice(enum: Any) -> click.Choice[str]:

@@ -56,6 +56,17 @@ describe("compiler and bundles", () => {
     assert.ok((await compiler.listOperations()).some(({ name }) => name === operation));
   });
 
+  it("plans what was compiled as what the cache has", async () => {
+    const { name: _, ...plan } = STORY;
+    const planned = await compiler.planCompile(plan);
+    assert.equal(planned.fits, true);
+    assert.deepEqual(
+      planned.executables.map(({ tag, cache }) => [tag, cache]),
+      story.executables.map(({ tag }) => [tag, CacheResult.HIT]),
+    );
+    assert.equal((await compiler.planCompile({ ...plan, coreMemoryBytes: 1n << 20n })).fits, false);
+  });
+
   it("reads a configuration alike as object, text and message", async () => {
     const { neuron_config: given } = CONFIG;
     const message = inferenceConfig({

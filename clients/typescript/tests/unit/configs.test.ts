@@ -1,8 +1,14 @@
 import assert from "node:assert/strict";
 import { it } from "node:test";
 import { fromBinary, toBinary } from "@bufbuild/protobuf";
-import { compileRequest, inferenceConfig, KilnError } from "kiln-client";
-import { CompileRequestSchema, InferenceConfigSchema, OptimizationLevel, Target_Kind } from "kiln-client/messages";
+import { compileRequest, inferenceConfig, KilnError, planRequest } from "kiln-client";
+import {
+  CompileRequestSchema,
+  InferenceConfigSchema,
+  OptimizationLevel,
+  PlanCompileRequestSchema,
+  Target_Kind,
+} from "kiln-client/messages";
 
 const BUNDLE = { name: "tiny", model: "kiln-tiny" };
 
@@ -73,4 +79,13 @@ it("leaves what is left out to the server", () => {
   const request = compileRequest({ ...BUNDLE, config: {} });
   assert.equal(request.optimizationLevel, OptimizationLevel.UNSPECIFIED);
   assert.equal(request.target?.kind, Target_Kind.UNSPECIFIED);
+});
+
+it("plans for a core of any size", () => {
+  const request = planRequest({ model: "m", config: {}, target: "trn1", salt: "s", coreMemoryBytes: 1n << 34n });
+  const received = fromBinary(PlanCompileRequestSchema, toBinary(PlanCompileRequestSchema, request));
+  assert.equal(received.target?.kind, Target_Kind.TRN1);
+  assert.deepEqual([received.model, received.salt, received.coreMemoryBytes], ["m", "s", 1n << 34n]);
+  assert.deepEqual(received.configSource, { case: "configJson", value: "{}" });
+  assert.equal(planRequest({ model: "m", config: {} }).coreMemoryBytes, 0n);
 });
