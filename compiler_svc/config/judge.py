@@ -89,6 +89,8 @@ class Judge:
 
     def _judge_rules(self, path: str, table: ConfigTable, values: Values, mistaken: Collection[str]) -> None:
         rules, notes = RULES.get(table.class_name, ((), ()))
+        # NxD Inference has an attribute `target`, too, which is not what rules mean.
+        values = {**values, **self.context}
         for name, wanted in broken_rules(rules, values, mistaken):
             place = f"{path}.{name}" if path else name
             self.findings.add_mistake(place, find_value(values, name), wanted)

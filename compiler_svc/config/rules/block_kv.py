@@ -1,0 +1,74 @@
+"""Rules on blocks of KV and on prefix caching."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from compiler_svc.config.attribute import Values
+from compiler_svc.config.buckets import resolve_buckets
+from compiler_svc.config.rules.rule import Note, Rule
+from compiler_svc.config.tables.documents import PREFIX_CACHING
+
+
+def _has_enough_blocks(values: Values) -> bool:
+    positions = values["max_batch_size"] * values["max_length"]
+    return bool(values["pa_num_blocks"] * values["pa_block_size"] >= positions)
+
+
+def _have_whole_blocks(values: Values) -> bool:
+    """Whether all lengths that are read from blocks are lengths of whole blocks."""
+    lists = resolve_buckets(values)
+    lengths = (*lists["prefix_buckets"], *lists["token_generation_buckets"])
+    return all(length % values["pa_block_size"] == 0 for length in lengths)
+
+
+BLOCK_KV_RULES: Final = (
+    Rule(
+        ("is_prefix_caching", "is_block_kv_layout"),
+        lambda v: not v["is_prefix_caching"] or v["is_block_kv_layout"],
+        "false, unless is_block_kv_layout is true",
+        PREFIX_CACHING,
+    ),
+    Rule(
+        (
+            "pa_num_blocks",
+            "pa_block_size",
+            "is_block_kv_layout",
+            "batch_size",
+            "max_batch_size",
+            "max_length",
+            "seq_len",
+        ),
+        lambda v: not v["is_block_kv_layout"] or _has_enough_blocks(v),
+        "at least max_batch_size * max_length / pa_block_size = {max_batch_size} * {max_length} / {pa_block_size}: "
+        "every row can hold a whole sequence",
+        PREFIX_CACHING,
+    ),
+    Rule(
+        (
+            "pa_block_size",
+            "is_block_kv_layout",
+            "is_prefix_caching",
+            "enable_bucketing",
+            "prefix_buckets",
+            "token_generation_buckets",
+            "context_encoding_buckets",
+            "max_context_length",
+            "max_length",
+            "seq_len",
+        ),
+        lambda v: not v["is_block_kv_layout"] or _have_whole_blocks(v),
+        "a divisor of every token generation and prefix bucket, the last of which are max_length, {max_length}, and "
+        "max_context_length, {max_context_length}, unless listed otherwise",
+        PREFIX_CACHING,
+    ),
+)
+
+BLOCK_KV_NOTES: Final = (
+    Note(
+        lambda v: (
+            not v["is_block_kv_layout"] and (v["pa_num_blocks"], v["pa_block_size"]) != (v["batch_size"], v["seq_len"])
+        ),
+        "neuron_config: pa_num_blocks and pa_block_size are ignored because is_block_kv_layout is false",
+    ),
+)
