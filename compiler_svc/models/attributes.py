@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bundle.errors import FieldViolation
-from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
+from compiler_svc.models.errors import NOTHING, ModelConfigInvalid, ModelNotServed
 
 
 @dataclass
@@ -16,16 +16,20 @@ class AttributeReader:
     """Reads attributes of one JSON object. A mistake is noted and the fallback returned; `finish` raises.
 
     JSON null counts as absent.
+
+    Attributes:
+        family: Models that the object describes, for the error.
     """
 
     values: Mapping[str, Any]
     prefix: str = ""
+    family: str = ""
     invalid: list[FieldViolation] = field(default_factory=list)
     not_served: list[FieldViolation] = field(default_factory=list)
 
     def nested(self, name: str, values: Mapping[str, Any]) -> AttributeReader:
         """A reader of an object inside, noting into the same lists."""
-        return AttributeReader(values, f"{self.prefix}{name}.", self.invalid, self.not_served)
+        return AttributeReader(values, f"{self.prefix}{name}.", self.family, self.invalid, self.not_served)
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
         """An integer of at least `minimum`; required where there is no default."""
@@ -74,15 +78,14 @@ class AttributeReader:
         self.note_invalid(name, value, "true or false")
         return default
 
-    def choice(self, name: str, default: str, served: Collection[str]) -> str:
-        """One of the served words."""
+    def choice(self, name: str, served: Collection[str]) -> str:
+        """One of the served words, required."""
         value = self.values.get(name)
-        if value is None:
-            return default
-        if value in served and isinstance(value, str):
+        if isinstance(value, str) and value in served:
             return value
-        self.note_not_served(name, value, ", ".join(sorted(served)))
-        return default
+        note = self.note_invalid if value is None else self.note_not_served
+        note(name, value, ", ".join(sorted(served)))
+        return min(served)
 
     def note_invalid(self, name: str, value: object, accepted: str) -> None:
         """Notes an impossible value."""
@@ -100,7 +103,7 @@ class AttributeReader:
             ModelNotServed: All are possible, but some are not served.
         """
         if self.invalid:
-            raise ModelConfigInvalid(self.invalid)
+            raise ModelConfigInvalid(self.invalid, family=self.family)
         if self.not_served:
             raise ModelNotServed(self.not_served)
 
@@ -110,5 +113,5 @@ def _is_number(value: object) -> bool:
 
 
 def _show(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
+    text = NOTHING if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

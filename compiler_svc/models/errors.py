@@ -9,8 +9,12 @@ KilnError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from bundle.errors import FieldViolation, KilnError
+
+#: The value of an attribute that is not there.
+NOTHING: Final = "nothing"
 
 
 class ModelError(KilnError):
@@ -24,9 +28,17 @@ class ModelConfigInvalid(ModelError):
 
     reason = "MODEL_CONFIG_INVALID"
 
-    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+    def __init__(self, violations: Sequence[FieldViolation], *, family: str = "") -> None:
+        """Takes all mistakes, and the family of models whose attributes are missing among them."""
         text = "; ".join(map(str, violations))
-        super().__init__(f"config.json is invalid: {text}", violations=tuple(violations))
+        missing = ", ".join(one.field for one in violations if one.value == NOTHING and "." not in one.field)
+        if family and missing:
+            text = f"the configuration of a {family} model must define {missing}: {text}"
+            super().__init__(
+                f"config.json is invalid: {text}", violations=tuple(violations), family=family, missing=missing
+            )
+        else:
+            super().__init__(f"config.json is invalid: {text}", violations=tuple(violations))
 
 
 class ModelNotServed(ModelError):

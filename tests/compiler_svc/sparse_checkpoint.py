@@ -20,6 +20,10 @@ def write_sparse_checkpoint(path: Path) -> None:
         "num_hidden_layers": 1,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
         "tie_word_embeddings": True,
     }
     (path / "config.json").write_text(json.dumps(config))

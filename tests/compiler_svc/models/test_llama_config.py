@@ -15,6 +15,11 @@ REQUIRED: dict[str, Any] = {
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10_000.0,
 }
 
 # config.json of Llama 3.1 8B as transformers 4 wrote it.
@@ -107,6 +112,24 @@ def test_required_attributes(name: str) -> None:
         parse_model_config({key: value for key, value in REQUIRED.items() if key != name})
     assert caught.value.violations[0].field == name
     assert caught.value.violations[0].value == "nothing"
+    assert f"the configuration of a Llama model must define {name}" in str(caught.value)
+
+
+def test_all_missing_attributes_at_once() -> None:
+    with pytest.raises(ModelConfigInvalid) as caught:
+        parse_model_config(
+            {"architectures": ["LlamaForCausalLM"], "hidden_act": None, "rope_scaling": {"type": "linear"}}
+        )
+    missing = {*REQUIRED} - {"architectures"}
+    assert {violation.field for violation in caught.value.violations} == missing | {"rope_scaling.factor"}
+    assert set(caught.value.metadata["missing"].split(", ")) == missing
+    assert caught.value.metadata["family"] == "Llama"
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_a_rotary_embedding_may_have_the_theta(name: str) -> None:
+    config = {key: value for key, value in REQUIRED.items() if key != "rope_theta"}
+    assert parse_model_config(config | {name: {"rope_type": "default", "rope_theta": 7.0}}).rope == DefaultRope(7.0)
 
 
 @pytest.mark.parametrize(

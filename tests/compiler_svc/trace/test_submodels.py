@@ -17,6 +17,10 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
 }
 ON_DEVICE = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.7)
 
