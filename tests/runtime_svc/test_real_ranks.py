@@ -17,10 +17,12 @@ import pytest_asyncio
 import torch
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
+from safetensors import safe_open
 
 from bundle.oci import EXPORTED_PROGRAM_TYPE, WEIGHTS_TYPE
 from bundle.writer import BundleWriter
 from compiler_svc.lower.pool import LoweringPool
+from execution.executor import load_executor
 from execution.rank_group import RankGroup
 from execution.rank_nursery import RankNursery
 from tests.execution.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
@@ -45,7 +47,8 @@ async def real(tmp_path_factory: pytest.TempPathFactory, toy: ToyBundle) -> Asyn
     """A runtime that serves the toy as `d`, other weights published as `other`; tests leave it as they found it."""
     with RankNursery() as nursery:
         start_ranks = partial(RankGroup.start, nursery=nursery)
-        async with serve_runtime(tmp_path_factory.mktemp("runtime"), start_ranks=start_ranks) as served:
+        captures = f"--capture-directory={tmp_path_factory.mktemp('captures')}"
+        async with serve_runtime(tmp_path_factory.mktemp("runtime"), captures, start_ranks=start_ranks) as served:
             for name, seed in (("story", 0), ("other", 1)):
                 served.bundles.names[name] = publish_toy(served, toy, seed)
             await served.load("story")
@@ -114,6 +117,33 @@ async def test_logprobs_are_those_of_the_model(real: Runtime) -> None:
     assert [token.logprob for token in generated] == pytest.approx(logprobs, abs=1e-5)
     assert all(token.top_logprobs[0].id == token.id for token in generated)
     assert all(len(token.top_logprobs) == 3 for token in generated)
+
+
+async def test_captured_inputs_give_the_same_tokens_when_they_are_run_again(real: Runtime, toy: ToyBundle) -> None:
+    request = token_request([3, 9, 4], 5, temperature=0.0)
+    request.output.capture_inputs.num_steps = 5
+    company = asyncio.create_task(generate(real, [11] * 8, 8))
+    events = [event async for event in real.generation.Generate(request)]
+    await company
+    tokens, logprobs = run_again(toy, events[-1].finished.captured_inputs_path)
+    expected = greedy([3, 9, 4], 5)
+    assert tokens == tokens_of(events) == expected[0]
+    assert logprobs == pytest.approx(expected[1], abs=1e-5)
+
+
+def run_again(toy: ToyBundle, path: str) -> tuple[list[int], list[float]]:
+    """Tokens and their log probabilities of every step of a capture, from a fresh executor."""
+    executor, tokens, logprobs = load_executor(toy.manifest, 0, toy.blob_path), [], []
+    inputs_of = {one.tag: [spec.name for spec in one.inputs] for one in toy.manifest.executables}
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        for step in range(int(metadata["captured_steps"])):
+            tag, row = metadata[f"{step}.executable"], int(metadata[f"{step}.row"])
+            outputs = executor.run(tag, {name: file.get_tensor(f"{step}.{name}") for name in inputs_of[tag]})
+            tokens.append(int(outputs["logits"][row].argmax()))
+            logprobs.append(float(outputs["logits"][row].log_softmax(-1).max()))
+    executor.close()
+    return tokens, logprobs
 
 
 async def test_seeds_reproduce_their_tokens(real: Runtime) -> None:
