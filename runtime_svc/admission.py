@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bundle.errors import FieldViolation
+from execution.step import MAX_TOP_LOGPROBS
 from runtime_svc.capabilities import Capabilities, DefaultSampling
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
@@ -16,10 +17,7 @@ from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from runtime_svc.text.tools import ACCEPTED_TOOL, parse_tool
 
-MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARS: Final = 256
-MAX_STOP_TOKEN_IDS: Final = 1024
-MAX_LOGPROBS: Final = 20
 MAX_REQUEST_ID_CHARS: Final = 128
 MAX_TOOLS: Final = 128
 MAX_TOOL_CHARS: Final = 64 << 10
@@ -52,6 +50,7 @@ class GenerationCall:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logits: bool = False
     capture: CaptureCall | None = None
 
 
@@ -68,7 +67,7 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
         *_prompt_violations(call.prompt, capabilities),
         *_sampling_violations(call, capabilities),
         *_stop_violations(call, capabilities),
-        *_output_violations(call),
+        *_output_violations(call, capabilities),
     ]
     if invalid:
         fields = {violation.field for violation in invalid}
@@ -105,7 +104,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], capabilities: Capabili
 def admit(
     call: GenerationCall, token_ids: Sequence[int], capabilities: Capabilities, *, request_id: str, now_s: float
 ) -> Request:
-    """Fills in the defaults of a checked call.
+    """Fills in the defaults of a checked call, and cuts its prompt where the bundle says so.
 
     Args:
         call: What `check_call` let pass.
@@ -116,20 +115,23 @@ def admit(
 
     Raises:
         RequestInvalid: The prompt has no token.
-        PromptTooLong: It has more than an executable takes.
+        PromptTooLong: It has more than an executable takes, and the bundle does not let it be cut.
     """
     field = prompt_field(call.prompt)
     if not token_ids:
         raise RequestInvalid([FieldViolation(field, "no tokens", "a prompt of at least one token")])
-    if len(token_ids) > capabilities.max_context_length:
+    num_surplus = max(0, len(token_ids) - capabilities.max_context_length)
+    if num_surplus and not capabilities.input_truncation:
         raise PromptTooLong(field, len(token_ids), capabilities.max_context_length)
+    # The end is what the next tokens follow.
+    prompt_token_ids = tuple(token_ids[num_surplus:])
     sampling = _resolve_sampling(call, capabilities.default_sampling)
-    room = capabilities.max_length - len(token_ids)
+    room = capabilities.max_length - len(prompt_token_ids)
     limits = (room, call.max_new_tokens, capabilities.max_new_tokens)
     stop_token_ids = set(call.stop_token_ids) | (set() if call.ignore_eos else set(capabilities.eos_token_ids))
     return Request(
         request_id=request_id,
-        prompt_token_ids=tuple(token_ids),
+        prompt_token_ids=prompt_token_ids,
         sampling=SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -142,7 +144,9 @@ def admit(
             stop_token_ids=frozenset(stop_token_ids),
         ),
         timeline=Timeline(arrived_s=now_s),
+        num_truncated_tokens=num_surplus,
         top_logprobs=call.logprobs,
+        wants_logits=call.logits,
         capture=_resolve_capture(call.capture),
     )
 
@@ -236,22 +240,23 @@ def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> It
 def _stop_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     if call.max_new_tokens is not None and call.max_new_tokens < 1:
         yield FieldViolation("stop.max_new_tokens", str(call.max_new_tokens), "at least 1")
-    if len(call.stop_strings) > MAX_STOP_STRINGS:
-        yield FieldViolation("stop.stop_strings", f"{len(call.stop_strings)} strings", f"at most {MAX_STOP_STRINGS}")
-    for index, text in enumerate(call.stop_strings[:MAX_STOP_STRINGS]):
+    max_strings, max_ids = capabilities.max_stop_strings, capabilities.max_stop_token_ids
+    if len(call.stop_strings) > max_strings:
+        yield FieldViolation("stop.stop_strings", f"{len(call.stop_strings)} strings", f"at most {max_strings}")
+    for index, text in enumerate(call.stop_strings[:max_strings]):
         if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
             value, accepted = f"{len(text)} characters", f"1 to {MAX_STOP_STRING_CHARS} characters"
             yield FieldViolation(f"stop.stop_strings[{index}]", value, accepted)
-    if len(call.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        value = f"{len(call.stop_token_ids)} ids"
-        yield FieldViolation("stop.stop_token_ids", value, f"at most {MAX_STOP_TOKEN_IDS}")
+    if len(call.stop_token_ids) > max_ids:
+        yield FieldViolation("stop.stop_token_ids", f"{len(call.stop_token_ids)} ids", f"at most {max_ids}")
     else:
         yield from _token_id_violations("stop.stop_token_ids", call.stop_token_ids, capabilities)
 
 
-def _output_violations(call: GenerationCall) -> Iterator[FieldViolation]:
-    if call.logprobs is not None and not 0 <= call.logprobs <= MAX_LOGPROBS:
-        yield FieldViolation("output.logprobs", str(call.logprobs), f"0 to {MAX_LOGPROBS}")
+def _output_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    max_logprobs = capabilities.max_logprobs or MAX_TOP_LOGPROBS
+    if call.logprobs is not None and not 0 <= call.logprobs <= max_logprobs:
+        yield FieldViolation("output.logprobs", str(call.logprobs), f"0 to {max_logprobs}")
     if call.capture is not None:
         first_step, num_steps = call.capture.first_step, call.capture.num_steps
         if first_step < 0:
@@ -263,6 +268,9 @@ def _output_violations(call: GenerationCall) -> Iterator[FieldViolation]:
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     if call.logprobs is not None and not capabilities.logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), "unset: the bundle outputs no logits")
+    if call.logits and not capabilities.logits:
+        cause = "the logits of a token exceed a message" if capabilities.logprobs else "the bundle outputs no logits"
+        yield FieldViolation("output.logits", "true", f"false: {cause}")
     if call.capture is not None and not capabilities.input_capture:
         accepted = "unset: this runtime has no --capture-directory"
         yield FieldViolation("output.capture_inputs", "set", accepted)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
-from bundle.manifest import Manifest
+from bundle.manifest import DTYPE_SIZES_BYTES, Executable, Manifest
+from execution.step_memory import max_top_logprobs
 from runtime_svc.engine.buckets import BucketTable
+
+#: What every deployment of this runtime accepts.
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_TOKEN_IDS: Final = 1024
+#: Largest logits of one token: gRPC clients take messages of 4 MiB unless told otherwise, with some room for the rest.
+MAX_LOGITS_BYTES: Final = (4 << 20) - (64 << 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +43,21 @@ class DefaultSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmodelShapes:
+    """Static shapes of one submodel: rows of a step, and buckets in tokens, smallest first."""
+
+    submodel: str
+    batch_size: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a request may ask; the API explains each."""
+    """What a request may ask; the API explains each.
+
+    `async_mode` is true whatever the configuration says: the engine always writes the output of a step while the next
+    one runs. `adapters` and `speculation_length` say that there are none.
+    """
 
     max_context_length: int
     max_length: int
@@ -45,11 +67,21 @@ class Capabilities:
     dynamic_sampling: bool
     max_top_k: int
     logprobs: bool
+    max_logprobs: int
+    logits: bool
     text: bool
     chat: bool
     default_sampling: DefaultSampling
     eos_token_ids: tuple[int, ...]
     input_capture: bool
+    input_truncation: bool
+    padding_side: Literal["right", "left"]
+    submodels: tuple[SubmodelShapes, ...]
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_stop_token_ids: int = MAX_STOP_TOKEN_IDS
+    async_mode: bool = True
+    adapters: tuple[str, ...] = ()
+    speculation_length: int = 0
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, *, input_capture: bool = False) -> Capabilities:
@@ -63,21 +95,33 @@ class Capabilities:
             ManifestInvalid: Its executables do not cover what its limits promise.
         """
         limits, sampling, tokenizer = manifest.limits, manifest.sampling, manifest.tokenizer
-        largest_prompt = BucketTable.from_manifest(manifest).max_prompt_tokens
+        buckets = BucketTable.from_manifest(manifest)
         has_logits = all("logits" in executable.flags for executable in manifest.executables)
+        is_left_padded = any("left_padded" in executable.flags for executable in buckets.context_encoding)
+        vocab_size = manifest.tokens.vocab_size
         return cls(
             # A sequence has at least one generated token.
-            max_context_length=min(limits.max_context_length, largest_prompt, limits.max_length - 1),
+            max_context_length=min(limits.max_context_length, buckets.max_prompt_tokens, limits.max_length - 1),
             max_length=limits.max_length,
             max_new_tokens=limits.max_new_tokens,
             max_batch_size=min(manifest.state.num_slots, limits.tkg_batch_size),
-            vocab_size=manifest.tokens.vocab_size,
+            vocab_size=vocab_size,
             dynamic_sampling=sampling.dynamic,
             max_top_k=sampling.global_topk,
-            logprobs=has_logits or sampling.mode == "host",
+            logprobs=has_logits,
+            max_logprobs=max_top_logprobs(manifest) if has_logits else 0,
+            logits=has_logits and vocab_size * DTYPE_SIZES_BYTES["float32"] <= MAX_LOGITS_BYTES,
             text=tokenizer is not None,
             chat=tokenizer is not None and tokenizer.chat_template is not None,
             default_sampling=DefaultSampling(sampling.temperature, sampling.top_k, sampling.top_p),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,
+            input_truncation=manifest.serving.input_truncation,
+            padding_side="left" if is_left_padded else "right",
+            submodels=tuple(map(_shapes_of, (buckets.context_encoding, buckets.token_generation))),
         )
+
+
+def _shapes_of(executables: Sequence[Executable]) -> SubmodelShapes:
+    first = executables[0]
+    return SubmodelShapes(first.submodel, first.batch_size, tuple(one.bucket[0] for one in executables))

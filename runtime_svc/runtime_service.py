@@ -22,6 +22,7 @@ from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import AliasFollowed
 from runtime_svc.wire.runtime import (
     check_scope,
+    deployment_info_to_pb,
     deployment_to_pb,
     policy_from_pb,
     progress_to_pb,
@@ -109,4 +110,5 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             start_time=timestamp_to_pb(self._started_at_s),
             total_memory_bytes=memory.total_bytes,
             free_memory_bytes=memory.free_bytes,
+            deployments=map(deployment_info_to_pb, self._deployments.list()),
         )

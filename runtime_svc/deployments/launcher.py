@@ -109,7 +109,7 @@ class GroupLauncher:
 
     async def warm_up(self, ranks: Ranks) -> None:
         """See `RankLauncher.warm_up`; a bundle may ask to skip it."""
-        if not _skips_warmup(self.executables.manifest):
+        if not self.executables.manifest.serving.skip_warmup:
             self._enter(LoadStage.WARMUP)
             await ranks.warm_up()
 
@@ -133,7 +133,3 @@ class GroupLauncher:
 
     def _log_line(self, rank: int, line: str) -> None:
         _log.info("rank output", deployment_id=self.deployment_id, rank=rank, line=line)
-
-
-def _skips_warmup(manifest: Manifest) -> bool:
-    return bool(manifest.config.get("neuron_config", {}).get("skip_warmup"))

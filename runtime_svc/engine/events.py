@@ -16,6 +16,7 @@ class Accepted(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     sampling: SamplingParams
     max_new_tokens: int
+    num_truncated_tokens: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -27,12 +28,13 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class GeneratedToken(msgspec.Struct, frozen=True):
-    """One token; without text where it stopped the sequence."""
+    """One token; without text where it stopped the sequence. `logits` are f32 [vocab_size], None unless asked for."""
 
     token_id: int
     text: str
     logprob: float | None
     top_logprobs: tuple[TokenLogprob, ...]
+    logits: memoryview[float] | None = None
 
 
 class TokenDelta(msgspec.Struct, frozen=True):

@@ -47,18 +47,27 @@ class StepBuilder:
         if "rand" in names:
             inputs["rand"] = [self._rand(row) for row in by_row]
         top_logprobs = [row.request.top_logprobs for row in plan.rows if row.request.top_logprobs is not None]
-        return Step(executable.tag, inputs, max(top_logprobs, default=None))
+        wants_logits = any(row.request.wants_logits for row in plan.rows)
+        return Step(executable.tag, inputs, max(top_logprobs, default=None), return_logits=wants_logits)
 
     def _prompt_inputs(
         self, executable: Executable, by_row: list[ScheduledRow | None]
     ) -> dict[str, list[int] | list[float]]:
         bucket = executable.bucket[0]
+        is_left_padded = "left_padded" in executable.flags
         input_ids: list[int] = []
         position_ids: list[int] = []
         for row in by_row:
             token_ids = [self._pad_id] if row is None else _next_tokens(row.request, row.num_tokens)
-            input_ids += token_ids + [self._pad_id] * (bucket - len(token_ids))
-            position_ids += range(bucket)
+            num_padding = bucket - len(token_ids)
+            padding = [self._pad_id] * num_padding
+            if is_left_padded:
+                input_ids += padding + token_ids
+                position_ids += [0] * num_padding
+                position_ids += range(len(token_ids))
+            else:
+                input_ids += token_ids + padding
+                position_ids += range(bucket)
         return {
             "input_ids": input_ids,
             "position_ids": position_ids,

@@ -33,7 +33,7 @@ class OutputText(Protocol):
 
 
 class TokenOutput(msgspec.Struct, frozen=True):
-    """One token of one request that is not published yet."""
+    """One token of one request that is not published yet. `logits` are f32 [vocab_size]."""
 
     request: Request
     token_id: int
@@ -41,6 +41,7 @@ class TokenOutput(msgspec.Struct, frozen=True):
     top_ids: Sequence[int]
     top_logprobs: Sequence[float]
     weight_epoch: int
+    logits: memoryview[float] | None = None
 
 
 def outputs_of(rows: Sequence[ScheduledRow], result: StepResult, weight_epoch: int) -> list[TokenOutput]:
@@ -57,9 +58,19 @@ def outputs_of(rows: Sequence[ScheduledRow], result: StepResult, weight_epoch: i
                 top_ids=result.top_ids[row.row][:wanted] if wanted and result.top_ids else (),
                 top_logprobs=result.top_logprobs[row.row][:wanted] if wanted and result.top_logprobs else (),
                 weight_epoch=weight_epoch,
+                logits=_logits_of(result, row.row) if row.request.wants_logits else None,
             )
         )
     return outputs
+
+
+def _logits_of(result: StepResult, row: int) -> memoryview[float] | None:
+    """One row of a step's logits; views of several dimensions cannot be cut."""
+    if result.logits is None:
+        return None
+    flat = result.logits.cast("B").cast("f")
+    width = len(flat) // len(result.tokens)
+    return flat[row * width : (row + 1) * width]
 
 
 class SequencePublisher:
@@ -74,10 +85,14 @@ class SequencePublisher:
     def accept(self, weight_epoch: int) -> None:
         """The first event."""
         request = self.request
-        self.stream.put(
-            Accepted(request.request_id, len(request.prompt_token_ids), request.sampling, request.stop.max_new_tokens),
-            weight_epoch,
+        accepted = Accepted(
+            request_id=request.request_id,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            sampling=request.sampling,
+            max_new_tokens=request.stop.max_new_tokens,
+            num_truncated_tokens=request.num_truncated_tokens,
         )
+        self.stream.put(accepted, weight_epoch)
 
     def publish(self, output: TokenOutput, *, is_last: bool) -> str | None:
         """Writes a token; returns the stop string that its text completed, None for no such end."""
@@ -94,6 +109,7 @@ class SequencePublisher:
             token_text,
             output.logprob,
             tuple(TokenLogprob(one, self._text.token_text(one), logprob) for one, logprob in alternatives),
+            output.logits,
         )
         self.stream.put(TokenDelta(text, (token,)), output.weight_epoch)
         return stop_string

@@ -100,8 +100,12 @@ class Request:
     sampling: SamplingParams
     stop: StopConditions
     timeline: Timeline
+    #: Tokens that were cut from the prompt's beginning.
+    num_truncated_tokens: int = 0
     #: Alternatives reported with each token; None reports no probabilities.
     top_logprobs: int | None = None
+    #: Report all logits with each token.
+    wants_logits: bool = False
     #: Takes the inputs of its steps, where the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)

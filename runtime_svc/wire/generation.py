@@ -41,6 +41,7 @@ def call_from_pb(request: pb.GenerateRequest) -> GenerationCall:
         stop_token_ids=tuple(stop.stop_token_ids),
         ignore_eos=stop.ignore_eos,
         logprobs=request.output.logprobs if request.output.HasField("logprobs") else None,
+        logits=request.output.logits,
         capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
     )
 
@@ -99,6 +100,7 @@ def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:
         prompt_token_count=accepted.num_prompt_tokens,
         sampling=_sampling_to_pb(accepted.sampling),
         max_new_tokens=accepted.max_new_tokens,
+        truncated_tokens=accepted.num_truncated_tokens,
     )
 
 
@@ -115,6 +117,8 @@ def _fill_token(message: pb.Token, token: GeneratedToken) -> None:
         message.logprob = token.logprob
     for other in token.top_logprobs:
         message.top_logprobs.add(id=other.token_id, text=other.text, logprob=other.logprob)
+    if token.logits is not None:
+        message.logits.extend(token.logits)
 
 
 def _finished_to_pb(finished: Finished) -> pb.Finished:

@@ -112,7 +112,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         state=_STATES[deployment.state],
         roles=[_target_role_to_pb(deployment)],
         cores=deployment.cores,
-        capabilities=None if deployment.capabilities is None else _capabilities_to_pb(deployment.capabilities),
+        capabilities=_capabilities_to_pb(deployment.capabilities),
         load=None if engine is None else _load_to_pb(engine),
         message=str(deployment.failure or deployment.obstacle or ""),
         create_time=timestamp_to_pb(deployment.created_at_s),
@@ -121,6 +121,15 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         threads_per_core=deployment.threads_per_core,
         followed_alias=deployment.followed_alias,
         follow_message=deployment.follow_message,
+    )
+
+
+def deployment_info_to_pb(deployment: Deployment) -> pb.DeploymentInfo:
+    """What a client needs to know of a deployment before it generates."""
+    return pb.DeploymentInfo(
+        id=deployment.deployment_id,
+        state=_STATES[deployment.state],
+        capabilities=_capabilities_to_pb(deployment.capabilities),
     )
 
 
@@ -175,7 +184,9 @@ def _target_role_to_pb(deployment: Deployment) -> pb.RoleStatus:
     )
 
 
-def _capabilities_to_pb(capabilities: Capabilities) -> pb.Capabilities:
+def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | None:
+    if capabilities is None:
+        return None
     default = capabilities.default_sampling
     return pb.Capabilities(
         max_context_length=capabilities.max_context_length,
@@ -188,7 +199,22 @@ def _capabilities_to_pb(capabilities: Capabilities) -> pb.Capabilities:
         chat=capabilities.chat,
         default_sampling=pb.DefaultSampling(temperature=default.temperature, top_k=default.top_k, top_p=default.top_p),
         eos_token_ids=capabilities.eos_token_ids,
+        max_new_tokens=capabilities.max_new_tokens or 0,
+        text=capabilities.text,
+        logits=capabilities.logits,
+        max_logprobs=capabilities.max_logprobs,
+        input_truncation=capabilities.input_truncation,
         input_capture=capabilities.input_capture,
+        max_stop_strings=capabilities.max_stop_strings,
+        max_stop_token_ids=capabilities.max_stop_token_ids,
+        padding_side=capabilities.padding_side,
+        async_mode=capabilities.async_mode,
+        submodels=[
+            pb.SubmodelBuckets(submodel=one.submodel, batch_size=one.batch_size, tokens=one.tokens)
+            for one in capabilities.submodels
+        ],
+        adapters=capabilities.adapters,
+        speculation_length=capabilities.speculation_length,
     )
 
 

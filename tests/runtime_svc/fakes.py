@@ -8,6 +8,7 @@ by the ABI's rules, so that a slot or position that is mixed up gives other toke
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from bundle.manifest import (
     Limits,
     Manifest,
     Sampling,
+    Serving,
     StateLayout,
     StateTensor,
     Target,
@@ -104,11 +106,16 @@ def make_manifest(
     format_: str = "exported_program",
     tp_degree: int = 1,
     config: Mapping[str, Any] | None = None,
+    serving: Serving | None = None,
+    vocab_size: int = VOCAB_SIZE,
 ) -> Manifest:
     executables = [
         make_executable("context_encoding", bucket, ctx_batch_size, flags=flags) for bucket in prompt_buckets
     ]
-    executables += [make_executable("token_generation", bucket, num_slots, flags=flags) for bucket in token_buckets]
+    token_flags = set(flags) - {"left_padded"}
+    executables += [
+        make_executable("token_generation", bucket, num_slots, flags=sorted(token_flags)) for bucket in token_buckets
+    ]
     return Manifest(
         abi_version=ABI_VERSION,
         architecture="Fake",
@@ -160,9 +167,10 @@ def make_manifest(
             ctx_batch_size=ctx_batch_size,
             tkg_batch_size=num_slots,
         ),
-        tokens=Tokens(vocab_size=VOCAB_SIZE, bos=1, eos=(EOS,), pad=0),
+        tokens=Tokens(vocab_size=vocab_size, bos=1, eos=(EOS,), pad=0),
         tokenizer=tokenizer,
         graph_abi_digest=graph_abi_digest,
+        serving=serving or Serving(),
     )
 
 
@@ -232,6 +240,7 @@ class FakeRanks:
             top_ids=None if count is None else [[(token + i) % VOCAB_SIZE for i in range(count)] for token in tokens],
             top_logprobs=None if count is None else [[-token / 10 - i for i in range(count)] for token in tokens],
             duration_s=self.step_s,
+            logits=_logits(tokens) if step.return_logits else None,
         )
 
     async def load(self) -> None:
@@ -287,8 +296,10 @@ class FakeRanks:
     def _prompt(self, step: Step, row: int) -> int:
         inputs, count = step.inputs, int(step.inputs["num_tokens"][row])
         width = len(inputs["input_ids"]) // len(inputs["num_tokens"])
-        tokens = [int(token) for token in inputs["input_ids"][row * width : row * width + count]]
-        assert list(inputs["position_ids"][row * width : row * width + count]) == list(range(count))
+        is_left_padded = "left_padded" in self._executables[step.tag].flags
+        first = (row + 1) * width - count if is_left_padded else row * width
+        tokens = [int(token) for token in inputs["input_ids"][first : first + count]]
+        assert list(inputs["position_ids"][first : first + count]) == list(range(count))
         self._kv[int(inputs["seq_ids"][row])][:count] = tokens
         return self._next(step, row, tokens)
 
@@ -306,6 +317,12 @@ class FakeRanks:
             noise = int(step.inputs["rand"][row] * 1000)
         assert self.bias is not None, "a step without weights"
         return (sum(tokens) + self.bias + noise) % VOCAB_SIZE
+
+
+def _logits(tokens: Sequence[int]) -> memoryview[float]:
+    """1 for the token of each row, minus half of its id for every other: f32 [rows, VOCAB_SIZE]."""
+    flat = array("f", [1.0 if one == token else -one / 2 for token in tokens for one in range(VOCAB_SIZE)])
+    return memoryview(flat).cast("B").cast("f", [len(tokens), VOCAB_SIZE])
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as pb
 
+from bundle.manifest import Serving
 from bundle.reader import open_bundle
 from execution.errors import RankDied, RankFailed
 from execution.isa import supported_isas
@@ -53,8 +54,10 @@ async def test_load_reports_every_stage_and_the_deployment(served: Runtime) -> N
 
 
 async def test_bundle_may_ask_for_no_warm_up(served: Runtime) -> None:
-    await served.deploy(config={"neuron_config": {"skip_warmup": True}})
+    served.publish(serving=Serving(skip_warmup=True))
+    events = await served.load("story")
     assert not served.ranks.is_warm
+    assert "STAGE_WARMUP" not in stages_of(events)
 
 
 async def test_equal_load_answers_at_once_and_joins_one_under_way(served: Runtime) -> None:
