@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from bundle.manifest import Limits, Sampling, Tokens
+from bundle.manifest import Limits, Sampling, Submodel, Tokens
 from compiler_svc.config import NeuronConfig
+from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.models.registry import parse_model_config
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
@@ -60,10 +62,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
     return BuildPlan(
         model=model,
         weights=weights,
-        submodels=(
-            *(describe_submodel(model, "context_encoding", bucket) for bucket in config.context_encoding_buckets),
-            *(describe_submodel(model, "token_generation", bucket) for bucket in config.token_generation_buckets),
-        ),
+        submodels=tuple(_describe_executables(model, config)),
         sampling=sampling,
         limits=Limits(
             max_context_length=config.longest_prompt,
@@ -74,6 +73,14 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
         ),
         tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, model_config.vocab_size),
     )
+
+
+def _describe_executables(model: ModelSpec, config: NeuronConfig) -> Iterator[SubmodelSpec]:
+    for shape in describe_submodels(config):
+        for bucket in shape.buckets:
+            # Configurations of other submodels, or with buckets of two numbers, are refused before.
+            (length,) = bucket
+            yield describe_submodel(model, cast("Submodel", shape.name), length)
 
 
 def choose_sampling(config: NeuronConfig) -> Sampling:
