@@ -70,6 +70,7 @@ endef
 # Pages that are made from the code.
 docs: setup
 	$(BIN)/python -m tests.architecture.error_table
+	$(BIN)/python -m tests.architecture.config_table
 
 bench: setup
 	$(BIN)/python -m bench

@@ -123,17 +123,17 @@ class ConfigTable:
     Attributes:
         class_name: The documents' name.
         attributes: In an order that lets defaults be derived.
-        undocumented: Attributes that only NxD Inference's code has: judged, never recorded.
+        unrecorded: Judged and dropped: attributes that only NxD Inference's code has, and those of Python alone.
     """
 
     class_name: str
     attributes: tuple[Attribute, ...]
-    undocumented: tuple[Attribute, ...] = ()
+    unrecorded: tuple[Attribute, ...] = ()
 
     @property
     def rows(self) -> tuple[Attribute, ...]:
         """All attributes."""
-        return (*self.attributes, *self.undocumented)
+        return (*self.attributes, *self.unrecorded)
 
     def find(self, name: str) -> Attribute:
         """The attribute of a name that the table has."""

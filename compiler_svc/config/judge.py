@@ -161,8 +161,8 @@ class Judge:
         """Notes what the target makes of a value; whether it can take it at all."""
         support = attribute.support_on(self.target)
         if attribute.deprecated:
-            told = f"{show(value)} is ignored, {show(default)} holds: {attribute.deprecated}"
-            self.findings.warnings.append(f"{path}: {told}")
+            held = "" if is_same(value, default) else f"; {show(value)} is ignored, and {show(default)} holds"
+            self.findings.warnings.append(f"{path}: deprecated, {attribute.deprecated}{held}")
         elif support.level == "hint":
             if not is_same(value, default if support.acts_as is None else support.acts_as):
                 self.findings.add_hint(Hint(path, value, support.reason))
@@ -179,7 +179,7 @@ class Judge:
     def _note_undocumented(self, path: str, table: ConfigTable, accepted: Mapping[str, Any]) -> None:
         names = [
             attribute.name
-            for attribute in table.undocumented
+            for attribute in table.unrecorded
             if attribute.name in accepted and attribute.support_on(self.target).level == "later"
         ]
         if names:

@@ -83,7 +83,7 @@ GENERAL_ATTRIBUTES: Final = (
         section=GENERAL,
         cpu=NEURON_ONLY,
         exceptions={"inf2": _ONE_CORE, "trn1": _ONE_CORE},
-        aliases=(Alias("logical_neuron_cores", note="a former name of logical_nc_config"),),
+        aliases=(Alias("logical_neuron_cores", note="deprecated, the former name of logical_nc_config"),),
     ),
     Attribute(name="skip_warmup", domain=Flag(), default=False, section=GENERAL),
     Attribute(

@@ -54,7 +54,7 @@ SPECULATION_ATTRIBUTES: Final = (
         default=_without_speculation,
         derivation="true without speculation",
         section=FEATURE_SPECULATION,
-        deprecated="the speculation options say which submodels are compiled",
+        deprecated="because the speculation options say which submodels are compiled",
     ),
 )
 

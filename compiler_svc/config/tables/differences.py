@@ -1,0 +1,245 @@
+"""Where the documents differ among themselves or from NxD Inference's code, and what Kiln does.
+
+The newest document wins: the API guide, then the feature guide. Slips of the code are not copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from compiler_svc.config.tables.documents import (
+    API_GUIDE,
+    API_REFERENCE,
+    FEATURE_GUIDE,
+    TRANSFORMERS_NEURONX_GUIDE,
+)
+
+NXDI_CODE: Final = "NxD Inference's code"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One attribute, or matter, on which sources differ.
+
+    Attributes:
+        attribute: With its class where it is not NeuronConfig's.
+        sayings: Source and what it says.
+        kiln: What Kiln does.
+    """
+
+    attribute: str
+    sayings: tuple[tuple[str, str], ...]
+    kiln: str
+
+
+DIFFERENCES: Final = (
+    Difference(
+        "max_context_length",
+        ((NXDI_CODE, "checked against `max_length` only, so that it may exceed `seq_len`"),),
+        "At most `seq_len`: a sequence begins with its prompt.",
+    ),
+    Difference(
+        "max_new_tokens",
+        (
+            (API_GUIDE, "`seq_len - max_context_length`, or none where that is 0"),
+            (NXDI_CODE, "becomes negative where `max_context_length` exceeds `seq_len`"),
+        ),
+        "As the guide says; negative values are refused.",
+    ),
+    Difference(
+        "torch_dtype",
+        (
+            (API_GUIDE, "bfloat16 by default"),
+            (NXDI_CODE, "the checkpoint's dtype where it is unset, bfloat16 without one"),
+        ),
+        "Unset, the checkpoint's dtype: bfloat16 weights of a float32 checkpoint would lose digits unasked.",
+    ),
+    Difference(
+        "rpl_reduce_dtype",
+        ((API_GUIDE, "the dtype of the input"), (API_REFERENCE, "`torch_dtype`")),
+        "The dtype of the input.",
+    ),
+    Difference(
+        "save_sharded_checkpoint",
+        ((API_GUIDE, "true"), (FEATURE_GUIDE, "not by default"), (NXDI_CODE, "false")),
+        "True.",
+    ),
+    Difference(
+        "logical_nc_config",
+        (
+            (API_GUIDE, "1 on trn1 and inf2, 2 on trn2; `NEURON_LOGICAL_NC_CONFIG` overrides it"),
+            (API_REFERENCE, "named `logical_neuron_cores`, 1 by default, to be set to 2 on trn2"),
+            (NXDI_CODE, "2 on trn3, too; the environment variable wins over the attribute"),
+        ),
+        "The guide's defaults, and 2 on trn3 (unverified). A service reads no variable of its environment here: the "
+        "same request has to compile to the same bundle everywhere.",
+    ),
+    Difference(
+        "weights_to_skip_layout_optimization",
+        ((API_GUIDE, "a list of names"), (NXDI_CODE, "ignores what it is given")),
+        "Kept for Neuron targets; a hint on cpu.",
+    ),
+    Difference(
+        "scratchpad_page_size",
+        ((API_GUIDE, "no default stated"), (NXDI_CODE, "1024 from a `max_context_length` of 32768 on")),
+        "Unset: the compiler's own.",
+    ),
+    Difference(
+        "tp_degree",
+        (
+            (API_GUIDE, "trn1: 1, 2, 8, 16 and 32; attention heads must be divisible by it"),
+            (TRANSFORMERS_NEURONX_GUIDE, "trn1 has no 16"),
+            (NXDI_CODE, "pads query heads and replicates KV heads where they are not divisible"),
+        ),
+        "The API guide's degrees; heads are padded and replicated. trn3 has trn2's degrees (unverified).",
+    ),
+    Difference(
+        "context_encoding_buckets, token_generation_buckets",
+        (
+            (API_GUIDE, "powers of two between 128 and the longest length"),
+            (NXDI_CODE, "leaves out the last power of two where the longest length is nearer to it; sorts user lists"),
+        ),
+        "Generated as the code does; a user's list must ascend.",
+    ),
+    Difference(
+        "prefix_buckets",
+        (
+            (FEATURE_GUIDE, "a list beside `context_encoding_buckets`; 0 is added"),
+            (NXDI_CODE, "neither sorted nor checked; with prefill buckets and without prefix buckets it fails"),
+        ),
+        "Must ascend; where one of the two lists is unset, it is generated.",
+    ),
+    Difference(
+        "choice of a bucket",
+        (
+            (API_GUIDE, "the smallest bucket that fits"),
+            (NXDI_CODE, "a prompt as long as a bucket takes the next larger one"),
+        ),
+        "The smallest that fits, equal length included, for prompts; a decode step needs room for its own token.",
+    ),
+    Difference(
+        "is_continuous_batching",
+        ((API_GUIDE, "false by default"), (NXDI_CODE, "a full batch must come in at once without it")),
+        "Requests always join and leave the running batch; false is a hint.",
+    ),
+    Difference(
+        "pa_num_blocks, pa_block_size",
+        (
+            (FEATURE_GUIDE, "at least `batch_size * max_model_len / pa_block_size` blocks; blocks of 32 recommended"),
+            (NXDI_CODE, "`batch_size` blocks of `seq_len` tokens by default; no minimum is checked"),
+        ),
+        "The code's defaults, which are just enough; fewer blocks than the guide's minimum are refused.",
+    ),
+    Difference(
+        "attn_kernel_enabled",
+        (
+            (API_GUIDE, "false by default, and yet on by itself where it pays"),
+            (NXDI_CODE, "unset by default, which lets the code choose; only false turns it off"),
+        ),
+        "Unset by default: where it pays.",
+    ),
+    Difference(
+        "attn_block_cte_nki_kernel_enabled",
+        ((NXDI_CODE, "true alone always fails, because it needs flags that are false by default"),),
+        "No document names it: accepted at false only.",
+    ),
+    Difference(
+        "activation_quantization_type",
+        ((NXDI_CODE, "setting it turns `fused_qkv` off unasked, and its own check is never reached"),),
+        "No document names it: accepted unset only.",
+    ),
+    Difference(
+        "quantize_clamp_bound and clamp limits",
+        ((NXDI_CODE, "infinite by default, which is written as a number that JSON does not have"),),
+        "Infinite limits are accepted, also as text, and mean no limit: null in what is written.",
+    ),
+    Difference(
+        "kv_cache_quant",
+        (
+            (API_GUIDE, "quantizes the KV cache to float8_e4m3fn"),
+            (NXDI_CODE, "only adds compiler flags; `kv_quant_config` is the switch"),
+        ),
+        "The guide's meaning, for later on cpu.",
+    ),
+    Difference(
+        "enable_fused_speculation",
+        (
+            (API_GUIDE, "true by default with `enable_eagle_speculation`"),
+            (NXDI_CODE, "forced to true with it"),
+            (FEATURE_GUIDE, "set to false in the configuration of an EAGLE draft, which has the flag, too"),
+        ),
+        "The guide's default, and false where `is_eagle_draft`.",
+    ),
+    Difference(
+        "trace_tokengen_model",
+        (
+            (API_REFERENCE, "true by default"),
+            (FEATURE_GUIDE, "to be set to false for speculation"),
+            (API_GUIDE, "no longer there"),
+            (NXDI_CODE, "derived, with a warning; its condition is true in nearly every case"),
+        ),
+        "Derived: true without speculation. A value is ignored with a warning.",
+    ),
+    Difference(
+        "OnDeviceSamplingConfig.do_sample",
+        ((API_GUIDE, "false"), (API_REFERENCE, "true"), (NXDI_CODE, "false")),
+        "False.",
+    ),
+    Difference(
+        "OnDeviceSamplingConfig.top_k",
+        (
+            (FEATURE_GUIDE, "`OnDeviceSamplingConfig(top_k=5)` is the example of multinomial sampling"),
+            (NXDI_CODE, "greedy unless `do_sample` or `dynamic`"),
+        ),
+        "Greedy unless `do_sample` or `dynamic`, and a warning says so.",
+    ),
+    Difference(
+        "OnDeviceSamplingConfig.top_p, temperature",
+        ((FEATURE_GUIDE, "in an example"), (API_GUIDE, "not listed"), (NXDI_CODE, "1.0 each")),
+        "Accepted, 1.0 each by default.",
+    ),
+    Difference(
+        "LoraServingConfig.enable_dynamic_multi_lora",
+        ((API_GUIDE, "`enable-dynamic-multi-lora`"), (NXDI_CODE, "`dynamic_multi_lora`")),
+        "All three spellings.",
+    ),
+    Difference(
+        "LoraServingConfig.max_cpu_loras, max_lora_rank",
+        ((API_GUIDE, "no default stated, and no rank"), (NXDI_CODE, "100 and 16; raised to fit the adapters")),
+        "100 and 16.",
+    ),
+    Difference(
+        "MoENeuronConfig.glu_mlp",
+        ((API_GUIDE, "false"), (API_REFERENCE, "false"), (NXDI_CODE, "true, which its model families insist on")),
+        "True, against the documents: every family of models in question has gated units, and none builds without.",
+    ),
+    Difference(
+        "MoENeuronConfig.normalize_top_k_affinities",
+        (
+            (API_GUIDE, "true by default"),
+            (NXDI_CODE, "takes `disable_normalize_top_k_affinities` only and loses the value that it wrote itself"),
+        ),
+        "Both names; the value survives.",
+    ),
+    Difference(
+        "MoENeuronConfig.router_config",
+        ((API_GUIDE, "a dictionary or keyword arguments"), (NXDI_CODE, "an object is replaced by the defaults")),
+        "What is given counts.",
+    ),
+    Difference(
+        "RoutedExpertsMLPOpsConfig.normalize_top_k_affinities",
+        ((f"{API_GUIDE}, RoutedExpertsMLPOpsConfig", "false"), (f"{API_GUIDE}, MoENeuronConfig", "true")),
+        "False in the class that says false.",
+    ),
+    Difference(
+        "BlockwiseMatmulConfig",
+        ((API_GUIDE, "most defaults are not stated"), (NXDI_CODE, "blocks of 512 tokens, flags off")),
+        "The code's defaults.",
+    ),
+    Difference(
+        "unknown names",
+        ((NXDI_CODE, "a warning in a log"),),
+        "A mistake, with a suggestion. Names of the code that no document has are accepted at their defaults.",
+    ),
+)

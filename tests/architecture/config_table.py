@@ -1,0 +1,173 @@
+"""Writes docs/config.md from the code: `python -m tests.architecture.config_table`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support
+from compiler_svc.config.rules import RULES, Rule
+from compiler_svc.config.tables import MODEL_ATTRIBUTES, MOE_NAMES, TABLES
+from compiler_svc.config.tables.differences import DIFFERENCES
+from compiler_svc.config.tables.transformers_neuronx import TRANSFORMERS_NEURONX
+
+PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+HEAD = """\
+# Configuration
+
+Made from the code by `make docs`; a test compares the two.
+
+A configuration is JSON or YAML, or the message `kiln.config.v1.InferenceConfig`; names are those of NxD Inference. It
+is judged as a whole: every mistake is told at once, with field, value, what would be accepted and the document that
+says so. Unknown names are mistakes; null is unset.
+
+What a target makes of an attribute:
+
+- **honoured**: the value counts.
+- **hint**: the value is ignored, and the result of the compile says so.
+- **later**: accepted at its default; other values are refused with reason FEATURE_NOT_SERVED until later work.
+- **planned**: PlanCompile reckons with it; nothing is compiled for Neuron targets yet.
+- **refused**: other values than the default are mistakes there.
+
+What no document says of trn3 is taken from trn2 and unverified: logical cores of two, the tensor-parallel degrees.
+"""
+
+
+def render_page() -> str:
+    """The whole page."""
+    parts = [HEAD, *map(_render_class, _classes()), _render_aliases(), _render_transformers_neuronx()]
+    parts += [_render_differences(), _render_unrecorded(), _render_model_attributes()]
+    return "\n".join(parts)
+
+
+def _classes() -> Iterator[ConfigTable]:
+    """The documents' classes: NeuronConfig's table without, and MoENeuronConfig's with the attributes of experts."""
+    for table in TABLES.values():
+        if table.class_name == "NeuronConfig":
+            dense = tuple(attribute for attribute in table.attributes if attribute.name not in MOE_NAMES)
+            yield ConfigTable("NeuronConfig", dense)
+            yield ConfigTable("MoENeuronConfig", table.attributes[len(dense) :])
+        else:
+            yield table
+
+
+def _render_class(table: ConfigTable) -> str:
+    rules = RULES.get("NeuronConfig" if table.class_name == "MoENeuronConfig" else table.class_name, ((), ()))[0]
+    rows = (
+        [
+            f"`{attribute.name}`",
+            attribute.domain.accepted,
+            _default(attribute),
+            attribute.derivation or "—",
+            "; ".join(_rules_of(attribute.name, rules)) or "—",
+            *(_support(attribute.support_on(target), attribute) for target in TARGET_KINDS),
+            attribute.section or "—",
+        ]
+        for attribute in table.attributes
+    )
+    heads = ("attribute", "accepted", "default", "derivation", "rules", *TARGET_KINDS, "document")
+    return f"## {table.class_name}\n\n{_table(heads, rows)}"
+
+
+def _default(attribute: Attribute) -> str:
+    if callable(attribute.default) or attribute.derivation:
+        return "derived"
+    return "unset" if attribute.default is None else f"`{_json(attribute.default)}`"
+
+
+def _rules_of(name: str, rules: Iterable[Rule]) -> Iterator[str]:
+    """What is accepted beside other attributes, without values."""
+    for rule in rules:
+        if rule.reads[0] == name:
+            text = re.sub(r",? which is \{[^{}]*\}( / \{[^{}]*\})?", "", rule.accepted)
+            yield re.sub(r"'?\{([^{}]*)\}'?", lambda match: f"`{_path(match[1])}`", text)
+
+
+def _path(placeholder: str) -> str:
+    return placeholder.replace("[", ".").replace("]", "")
+
+
+def _support(support: Support, attribute: Attribute) -> str:
+    if attribute.deprecated:
+        return f"deprecated, {attribute.deprecated}"
+    if support.values:
+        return f"{support.level}: {', '.join(map(str, support.values))}; others later"
+    return f"{support.level}: {support.reason}" if support.reason else support.level
+
+
+def _render_aliases() -> str:
+    rows = (
+        [
+            f"`{alias.name}`",
+            f"`{table.class_name}.{attribute.name}`" + (", negated" if alias.negated else ""),
+            "with a warning" if alias.note else "a spelling",
+        ]
+        for table in TABLES.values()
+        for attribute in table.attributes
+        for alias in attribute.aliases
+    )
+    return f"## Other names\n\n{_table(('name', 'attribute', 'accepted'), rows)}"
+
+
+def _render_transformers_neuronx() -> str:
+    head = (
+        "## Transformers NeuronX\n\nThe section `transformers_neuronx` takes options under its names. An option may not "
+        "be given under both.\n"
+    )
+    rows = (
+        [f"`{table.class_name}.{option.name}`", option.domain.accepted, option.derivation, option.section]
+        for table in TRANSFORMERS_NEURONX
+        for option in table.attributes
+    )
+    return f"{head}\n{_table(('option', 'accepted', 'becomes', 'document'), rows)}"
+
+
+def _render_differences() -> str:
+    rows = (
+        [f"`{one.attribute}`", "; ".join(f"{source}: {said}" for source, said in one.sayings), one.kiln]
+        for one in DIFFERENCES
+    )
+    return f"## Where the sources differ\n\n{_table(('attribute', 'what they say', 'Kiln'), rows)}"
+
+
+def _render_unrecorded() -> str:
+    head = (
+        "## Names that no document has\n\nNxD Inference's code has these. They are accepted at their defaults with a "
+        "note, refused otherwise (hints aside), and not recorded.\n"
+    )
+    rows = (
+        [
+            f"`{table.class_name}.{attribute.name}`",
+            _default(attribute),
+            _support(attribute.support_on("cpu"), attribute),
+        ]
+        for table in TABLES.values()
+        for attribute in table.unrecorded
+    )
+    return f"{head}\n{_table(('attribute', 'default', 'support'), rows)}"
+
+
+def _render_model_attributes() -> str:
+    names = ", ".join(f"`{name}`" for name in sorted(MODEL_ATTRIBUTES))
+    return (
+        "## Model attributes\n\nAt the top level of a document these replace what the checkpoint's `config.json` says: "
+        f"{names}.\n"
+    )
+
+
+def _table(heads: Iterable[str], rows: Iterable[list[str]]) -> str:
+    lines = [list(heads), ["---"] * len(list(heads)), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _json(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[]" if not value else str(list(value))
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render_page())
