@@ -10,7 +10,8 @@ from bundle.errors import FieldViolation
 from bundle.manifest import Target
 from bundle.reference import is_name
 from compiler_svc.builds.plan import plan_build
-from compiler_svc.config import NeuronConfig, resolve_config
+from compiler_svc.config import NeuronConfig, Resolution, resolve_config
+from compiler_svc.config.attribute import TargetKind
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa
 from compiler_svc.lower.toolchain import toolchain
@@ -27,8 +28,8 @@ MOST_BUCKETS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileRequest:
-    """What a client asks for.
+class BuildRequest:
+    """What decides about executables and weights.
 
     Attributes:
         model: Checkpoint directory, absolute or relative to a model root.
@@ -36,16 +37,23 @@ class CompileRequest:
         target_kind: cpu, inf2, trn1, trn2 or trn3.
         isa: CPU instruction set; empty takes the default.
         optimization_level: 0, 1 or 2.
+        salt: Enters every cache key.
     """
 
-    name: str
     model: str
     document: dict[str, Any]
-    target_kind: str
+    target_kind: TargetKind
     isa: str
     optimization_level: Literal[0, 1, 2]
-    skip_cache_lookup: bool
     salt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest(BuildRequest):
+    """What a client asks for."""
+
+    name: str
+    skip_cache_lookup: bool
 
 
 def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileSpec:
@@ -64,32 +72,39 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         raise NameInvalid(request.name)
     target = choose_target(request)
     toolchain(request.optimization_level)
-    # The configuration's mistakes come before the checkpoint's.
-    resolve_config(request.document, checkpoint_dtype=None)
-    path = find_checkpoint(request.model, model_roots)
-    checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
-    resolution = resolve_config(request.document, checkpoint_dtype=read_declared_dtype(checkpoint))
-    check_num_executables(resolution.config.neuron_config)
+    checkpoint, resolution = resolve_request(request, model_roots)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config)
     return CompileSpec(
         name=request.name,
-        model=path,
+        model=checkpoint.path,
         model_roots=model_roots,
         config=resolution.config,
         target=target,
         optimization_level=request.optimization_level,
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
-        warnings=(
-            *resolution.warnings,
-            *note_untrained_positions(checkpoint, resolution.config.neuron_config),
-            *note_unchecked_executables(resolution.config.neuron_config),
-        ),
+        warnings=(*resolution.warnings, *note_doubts(checkpoint, resolution.config.neuron_config)),
     )
 
 
-def choose_target(request: CompileRequest) -> Target:
+def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tuple[Checkpoint, Resolution]:
+    """Resolves a configuration and opens its checkpoint, pickles apart. The configuration's mistakes come first.
+
+    Raises:
+        ConfigInvalid, FeatureNotServed: Mistakes of the configuration.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
+    """
+    resolve_config(request.document, checkpoint_dtype=None, target=request.target_kind)
+    path = find_checkpoint(request.model, model_roots)
+    checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
+    dtype = read_declared_dtype(checkpoint)
+    resolution = resolve_config(request.document, checkpoint_dtype=dtype, target=request.target_kind)
+    check_num_executables(resolution.config.neuron_config)
+    return checkpoint, resolution
+
+
+def choose_target(request: BuildRequest) -> Target:
     """The target, with the default instruction set filled in and `native` replaced by the host's own level.
 
     Raises:
@@ -136,6 +151,11 @@ def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
     """The dtype that a checkpoint's `config.json` declares, without `torch.`; None where it declares none."""
     declared = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return declared.removeprefix("torch.") if isinstance(declared, str) else None
+
+
+def note_doubts(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+    """What the caller should know about a compile that can be carried out."""
+    return (*note_untrained_positions(checkpoint, config), *note_unchecked_executables(config))
 
 
 def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:

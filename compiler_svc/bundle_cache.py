@@ -16,7 +16,7 @@ from bundle.reader import Bundle
 from compiler_svc.builds.code_digest import BUNDLE_CODE, digest_code
 from compiler_svc.builds.job import BuildResult
 from compiler_svc.bundle_store import BundleStore
-from compiler_svc.database import cache
+from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.lower.toolchain import toolchain
@@ -82,6 +82,8 @@ class BundleCache:
         def work(session: Session) -> None:
             cache.remember_executables(session, built.new_executables)
             cache.remember_bundle(session, action_digest, built.bundle_digest)
+            if built.facts is not None:
+                actuals.remember_facts(session, built.bundle_digest, built.facts)
 
         await self._database.run(work)
 

@@ -18,6 +18,7 @@ from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.reader import open_bundle
 from bundle.writer import BundleWriter
 from compiler_svc.builds.build import Build
+from compiler_svc.builds.build_facts import describe_facts
 from compiler_svc.builds.build_record import BuildRecorder
 from compiler_svc.builds.executable_stage import build_executables
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
@@ -122,6 +123,7 @@ def build_bundle(
         bundle_digest=digest,
         executables=results,
         new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
+        facts=describe_facts(build, executables),
     )
 
 

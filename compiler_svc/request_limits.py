@@ -14,7 +14,7 @@ MOST_REQUEST_ID_CHARACTERS: Final = 128
 MOST_SALT_CHARACTERS: Final = 256
 
 
-def check_limits(request: pb.CompileRequest | pb.ShardWeightsRequest) -> None:
+def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWeightsRequest) -> None:
     """Checks lengths before anything else is done with a request.
 
     Raises:
@@ -25,9 +25,10 @@ def check_limits(request: pb.CompileRequest | pb.ShardWeightsRequest) -> None:
         violations.append(
             FieldViolation("request", f"{request.ByteSize()} bytes", f"at most {MOST_REQUEST_BYTES} bytes")
         )
-    salt = request.salt if isinstance(request, pb.CompileRequest) else ""
+    salt = "" if isinstance(request, pb.ShardWeightsRequest) else request.salt
+    request_id = "" if isinstance(request, pb.PlanCompileRequest) else request.request_id
     for field, text, most in (
-        ("request_id", request.request_id, MOST_REQUEST_ID_CHARACTERS),
+        ("request_id", request_id, MOST_REQUEST_ID_CHARACTERS),
         ("salt", salt, MOST_SALT_CHARACTERS),
     ):
         if len(text) > most:

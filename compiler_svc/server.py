@@ -28,6 +28,7 @@ from compiler_svc.compile_run import Workshop
 from compiler_svc.database.engine import Database
 from compiler_svc.operation_journal import OperationJournal
 from compiler_svc.operations_service import OperationsService
+from compiler_svc.planning.planner import Planner
 from compiler_svc.service import CompilerService
 from compiler_svc.settings import Settings
 from compiler_svc.status import STATUS_TABLE
@@ -78,11 +79,17 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
                 lowering_memory_bytes=settings.lowering_memory_bytes,
             ),
         )
+        planner = Planner(database, layout, model_roots=settings.model_roots, num_lowerings=settings.num_lowerings)
         queue = CompileQueue(workshop, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
 
         def register(server: grpc.aio.Server) -> None:
             compiler = CompilerService(
-                database=database, journal=journal, queue=queue, store=store, model_roots=settings.model_roots
+                database=database,
+                journal=journal,
+                queue=queue,
+                store=store,
+                planner=planner,
+                model_roots=settings.model_roots,
             )
             compiler_pb2_grpc.add_CompilerServiceServicer_to_server(compiler, server)
             long_running = OperationsService(database=database, journal=journal, queue=queue)

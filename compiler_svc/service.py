@@ -21,6 +21,8 @@ from compiler_svc.database import operations
 from compiler_svc.database.engine import Database
 from compiler_svc.database.operations import Operation, parse_resource_name
 from compiler_svc.operation_journal import OperationJournal
+from compiler_svc.plan_wire import plan_request_from_pb, plan_to_pb
+from compiler_svc.planning.planner import Planner
 from compiler_svc.request_limits import check_limits
 from compiler_svc.shard_admission import admit_shard_request
 from compiler_svc.wire import (
@@ -42,6 +44,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         journal: OperationJournal,
         queue: CompileQueue,
         store: BundleStore,
+        planner: Planner,
         model_roots: tuple[Path, ...],
     ) -> None:
         """Takes the queue that compiles go to, and the roots that checkpoints lie in."""
@@ -49,6 +52,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         self._journal = journal
         self._queue = queue
         self._store = store
+        self._planner = planner
         self._model_roots = model_roots
 
     async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
@@ -61,6 +65,12 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             spec = await asyncio.to_thread(admit_request, request_from_pb(request), self._model_roots)
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
+
+    async def PlanCompile(self, request: pb.PlanCompileRequest, context: Any) -> pb.PlanCompileResponse:
+        """Tells what a compile would make and take."""
+        check_limits(request)
+        plan = await asyncio.to_thread(self._planner.plan, plan_request_from_pb(request))
+        return plan_to_pb(plan)
 
     async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
         """Judges a request, then starts to write weights."""

@@ -60,6 +60,17 @@ def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
     Raises:
         ConfigInvalid: The configuration text is no JSON object, or an enum value is unknown.
     """
+    return CompileRequest(
+        name=request.name, skip_cache_lookup=request.skip_cache_lookup, **build_fields_from_pb(request)
+    )
+
+
+def build_fields_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> dict[str, Any]:
+    """Reads the fields of a `BuildRequest`.
+
+    Raises:
+        ConfigInvalid: The configuration text is no JSON object, or an enum value is unknown.
+    """
     unknown = [
         FieldViolation(field, str(value), ", ".join(map(str, sorted(table))))
         for field, value, table in (
@@ -70,16 +81,14 @@ def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
     ]
     if unknown:
         raise ConfigInvalid(unknown)
-    return CompileRequest(
-        name=request.name,
-        model=request.model,
-        document=_document_from_pb(request),
-        target_kind=_TARGET_KINDS[request.target.kind],
-        isa=request.target.isa,
-        optimization_level=_LEVELS[request.optimization_level],
-        skip_cache_lookup=request.skip_cache_lookup,
-        salt=request.salt,
-    )
+    return {
+        "model": request.model,
+        "document": _document_from_pb(request),
+        "target_kind": _TARGET_KINDS[request.target.kind],
+        "isa": request.target.isa,
+        "optimization_level": _LEVELS[request.optimization_level],
+        "salt": request.salt,
+    }
 
 
 def shard_request_from_pb(request: pb.ShardWeightsRequest) -> ShardRequest:
@@ -157,7 +166,7 @@ def timestamp_to_pb(time_ns: int) -> Timestamp:
     return timestamp
 
 
-def _document_from_pb(request: pb.CompileRequest) -> dict[str, Any]:
+def _document_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> dict[str, Any]:
     if request.WhichOneof("config_source") == "config_json":
         return parse_document(request.config_json)
     return document_from_pb(request.config)

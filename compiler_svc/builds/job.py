@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from compiler_svc.database.actuals import BuildFacts
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.records import ExecutableResult
 from compiler_svc.spec import BuildSpec, read_path
@@ -63,12 +64,14 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         new_executables: What was lowered, by action digest: entries for the cache.
+        facts: What later plans are told; None for weights alone, and for a bundle that was there already.
         warnings: Notes that only building brings to light.
     """
 
     bundle_digest: str
     executables: tuple[ExecutableResult, ...]
     new_executables: dict[str, CachedExecutable]
+    facts: BuildFacts | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow
+from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow, PlannedExecutableRow
 
 
 class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +63,16 @@ def list_executable_blobs(session: Session, *, used_since_ns: int) -> frozenset[
 
 
 def forget_lost(session: Session, *, has_blob: Callable[[str], bool], has_bundle: Callable[[str], bool]) -> None:
-    """Forgets executables and bundles that the store does not hold any more."""
+    """Forgets executables and bundles that the store does not hold any more, and plans that led to them."""
     for executable in session.scalars(select(CachedExecutableRow)):
         if not has_blob(executable.blob):
             session.delete(executable)
     for bundle in session.scalars(select(CachedBundleRow)):
         if not has_bundle(bundle.bundle_digest):
             session.delete(bundle)
+    session.flush()
+    listed = select(CachedExecutableRow.action_digest)
+    session.execute(delete(PlannedExecutableRow).where(PlannedExecutableRow.action_digest.not_in(listed)))
 
 
 def find_bundle(session: Session, action_digest: str) -> str | None:

@@ -1,4 +1,5 @@
-"""The database's tables. Times are nanoseconds since 1970 in UTC; JSON columns hold the records of `records`."""
+"""The database's tables. Times are nanoseconds since 1970 in UTC; JSON columns hold the records of
+`records`, `cache` and `actuals`."""
 
 from __future__ import annotations
 
@@ -71,6 +72,39 @@ class CachedBundleRow(Base):
     action_digest: Mapped[str] = mapped_column(String(80), primary_key=True)
     bundle_digest: Mapped[str]
     create_time_ns: Mapped[int]
+
+
+class PlannedExecutableRow(Base):
+    """Plan digest of one executable → the action digest that tracing it led to."""
+
+    __tablename__ = "planned_executables"
+
+    plan_digest: Mapped[str] = mapped_column(String(80), primary_key=True)
+    action_digest: Mapped[str] = mapped_column(String(80), index=True)
+
+
+class LoweringActualRow(Base):
+    """What one lowering cost."""
+
+    __tablename__ = "lowering_actuals"
+
+    action_digest: Mapped[str] = mapped_column(String(80), primary_key=True)
+    target_kind: Mapped[str]
+    optimization_level: Mapped[int]
+    record: Mapped[bytes]
+    create_time_ns: Mapped[int] = mapped_column(index=True)
+
+
+class BuildActualRow(Base):
+    """What one build cost beside its lowerings."""
+
+    __tablename__ = "build_actuals"
+
+    bundle_digest: Mapped[str] = mapped_column(String(80), primary_key=True)
+    target_kind: Mapped[str]
+    optimization_level: Mapped[int]
+    record: Mapped[bytes]
+    create_time_ns: Mapped[int] = mapped_column(index=True)
 
 
 class FileDigestRow(Base):

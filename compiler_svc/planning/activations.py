@@ -1,0 +1,81 @@
+"""Bytes that one step of an executable needs in one rank beside weights and KV cache.
+
+Of R rows with T active tokens, N = R * T; H hidden size, I the rank's intermediate size, V the vocabulary and V' the
+rank's part of it, q and kv the rank's query and KV heads of D dimensions; b the bytes of an item:
+
+    stream     2 N H b                      the residual, and the sum that replaces it
+    attention  N H b + N D (2q + 2kv) b     normalized input; queries, keys, values, result
+               + R q T L (4 + b)            scores over L positions, only without a fused kernel: f32, and cast
+    mlp        2 N H b + 2 N I b            normalized input, output; gate and up
+    logits     M (H b + V' b + 8 V)         for the M tokens that are asked for: whole logits in f32, twice
+    state      the KV cache once more       cpu at -O0 alone, whose graphs return a new cache
+
+A layer's attention and MLP take turns with each other and with the head, so that a step needs
+
+    stream + max(attention, mlp, logits) + state
+
+With sequence parallelism the stream of prompts is divided among the ranks. A scratchpad comes in whole pages where
+their size is configured. The executables of a rank run one at a time: the largest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from compiler_svc.config import NeuronConfig
+from compiler_svc.config.submodels import SubmodelShape
+from compiler_svc.models.head_layout import lay_out_heads
+from compiler_svc.models.llama_config import LlamaConfig
+from compiler_svc.models.shares import share_of
+from compiler_svc.planning.weights import item_bytes_of
+
+_LOGIT_BYTES: Final = 4
+_MIB: Final = 1 << 20
+
+
+def measure_activations(model: LlamaConfig, config: NeuronConfig, submodels: Sequence[SubmodelShape]) -> int:
+    """Bytes of the largest executable's step, without a second cache."""
+    largest = max(
+        _measure_step(model, config, submodel, bucket) for submodel in submodels for bucket in submodel.buckets
+    )
+    if config.scratchpad_page_size:
+        page_bytes = config.scratchpad_page_size * _MIB
+        return -(-largest // page_bytes) * page_bytes
+    return largest
+
+
+def _measure_step(model: LlamaConfig, config: NeuronConfig, submodel: SubmodelShape, bucket: tuple[int, ...]) -> int:
+    rows, tokens, positions = _step_shape(config, submodel, bucket)
+    is_prompt = submodel.name == "context_encoding"
+    item = item_bytes_of(config.torch_dtype)
+    heads = lay_out_heads(model.num_attention_heads, model.num_key_value_heads, config.tp_degree)
+    hidden = rows * tokens * model.hidden_size * item
+
+    stream = 2 * hidden
+    if is_prompt and config.sequence_parallel_enabled:
+        stream = share_of(stream, config.tp_degree)
+    head_items = rows * tokens * model.head_dim
+    attention = hidden + head_items * 2 * (heads.num_query_heads + heads.num_kv_heads) * item
+    if config.attn_kernel_enabled is False:
+        attention += rows * heads.num_query_heads * tokens * positions * (_LOGIT_BYTES + item)
+    mlp = 2 * hidden + 2 * rows * tokens * share_of(model.intermediate_size, config.tp_degree) * item
+
+    asked = rows if is_prompt else rows * tokens
+    vocab_share = share_of(model.vocab_size, config.tp_degree)
+    logits = asked * ((model.hidden_size + vocab_share) * item + 2 * _LOGIT_BYTES * model.vocab_size)
+    return stream + max(attention, mlp, logits)
+
+
+def _step_shape(config: NeuronConfig, submodel: SubmodelShape, bucket: tuple[int, ...]) -> tuple[int, int, int]:
+    """Rows, active tokens of each, and positions that they attend to."""
+    if submodel.name == "context_encoding":
+        # With prefix caching: prompt tokens, and tokens of the prefix before them.
+        return submodel.batch_size, bucket[0], sum(bucket)
+    rows = bucket[0] if config.token_generation_batches else submodel.batch_size
+    tokens = {
+        "speculation": config.speculation_length,
+        "fused_speculation": config.speculation_length,
+        "medusa_speculation": config.medusa_speculation_length,
+    }.get(submodel.name, 1)
+    return rows, tokens, bucket[-1]

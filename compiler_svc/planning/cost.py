@@ -1,0 +1,91 @@
+"""What a compile would cost, from what builds like it have cost here.
+
+A lowering is like another where target, level and submodel are the same and one model has at most twice the other's
+layers; its time is taken to grow with the layers. What else a build does, the trace apart, grows with its weights.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from compiler_svc.database.actuals import BuildActual, LoweringActual
+
+#: How many times the layers of one model may be those of another.
+_LIKE: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostEstimate:
+    """What a compile would cost.
+
+    Attributes:
+        duration_s: From the start to the bundle.
+        peak_memory_bytes: Most memory of one lowering; 0 where none is needed.
+        num_records: Lowerings that the estimate rests on.
+    """
+
+    duration_s: float
+    peak_memory_bytes: int
+    num_records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a compile has to do.
+
+    Attributes:
+        missing: Submodel of each executable that is not in the cache.
+        num_executables: All of them: each is traced.
+        num_layers: Layers of the model.
+        weights_bytes: Of all ranks.
+        num_lowerings: Lowerings that run at once.
+    """
+
+    missing: Sequence[str]
+    num_executables: int
+    num_layers: int
+    weights_bytes: int
+    num_lowerings: int
+
+
+def estimate_cost(
+    work: Work, lowerings: Sequence[LoweringActual], builds: Sequence[BuildActual]
+) -> CostEstimate | None:
+    """Estimates a compile; None where nothing like it was built.
+
+    Args:
+        lowerings: Recorded ones of the same target and level.
+        builds: Recorded ones of the same target and level.
+    """
+    like_builds = [build for build in builds if _are_alike(build.num_layers, work.num_layers)]
+    used: set[LoweringActual] = set()
+    total_s = 0.0
+    for submodel in work.missing:
+        like = [one for one in lowerings if one.submodel == submodel and _are_alike(one.num_layers, work.num_layers)]
+        if not like:
+            return None
+        used.update(like)
+        total_s += statistics.median(one.duration_s * work.num_layers / one.num_layers for one in like)
+    if not like_builds:
+        return None
+    # As many at once as there are places; what is left over at the end runs with fewer.
+    rounds = math.ceil(len(work.missing) / work.num_lowerings)
+    lowering_s = rounds * total_s / len(work.missing) if work.missing else 0.0
+    return CostEstimate(
+        duration_s=lowering_s + statistics.median(_estimate_rest_s(work, build) for build in like_builds),
+        peak_memory_bytes=max((one.peak_memory_bytes for one in used), default=0),
+        num_records=len(used),
+    )
+
+
+def _are_alike(layers: int, other: int) -> bool:
+    return max(layers, other) <= _LIKE * min(layers, other)
+
+
+def _estimate_rest_s(work: Work, build: BuildActual) -> float:
+    traced = (work.num_executables * work.num_layers) / (build.num_executables * build.num_layers)
+    return build.trace_s * traced + build.rest_s * work.weights_bytes / build.weights_bytes

@@ -1,0 +1,47 @@
+"""The digest by which a plan finds executables in the cache: of what a graph is made from, in place of the graph.
+
+The cache's own key, the action digest, needs the graph, and a graph needs torch and seconds. Equal plan digests mean
+equal graphs, lowered equally; the reverse does not hold, so that a plan may miss what the compile then finds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal
+
+import msgspec
+
+from bundle.digest import canonical_json, sha256_bytes
+from bundle.manifest import Target
+from compiler_svc.builds.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.builds.plan import BuildPlan
+from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.trace.submodels import SubmodelSpec
+
+
+def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[0, 1, 2], salt: str) -> dict[str, str]:
+    """Plan digests of a build's executables, by tag.
+
+    Raises:
+        ToolchainMissing: There is no C++ compiler, above level 0.
+    """
+    shared = {
+        "model": asdict(plan.model),
+        # Weights that keep the checkpoint's dtypes are cast in the graph.
+        "weight_dtypes": {tensor.name: tensor.dtype for tensor in plan.weights.tensors},
+        "target": msgspec.to_builtins(target),
+        "optimization_level": optimization_level,
+        "salt": salt,
+        "toolchain": toolchain(optimization_level),
+        "code_digest": digest_code(BUNDLE_CODE),
+    }
+    # Hashed once: of a large model it is long, and only the submodel differs between executables.
+    shared_digest = sha256_bytes(canonical_json(msgspec.to_builtins(shared)))
+    return {
+        submodel.tag: sha256_bytes(canonical_json({"shared": shared_digest, "submodel": _describe(submodel)}))
+        for submodel in plan.submodels
+    }
+
+
+def _describe(submodel: SubmodelSpec) -> object:
+    return msgspec.to_builtins(asdict(submodel))

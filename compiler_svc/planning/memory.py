@@ -1,0 +1,164 @@
+"""The memory of one rank: what a configuration would take, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from compiler_svc.config import InferenceConfig, NeuronConfig
+from compiler_svc.config.submodels import describe_submodels
+from compiler_svc.models.llama_config import LlamaConfig
+from compiler_svc.planning.activations import measure_activations
+from compiler_svc.planning.adapters import measure_adapters
+from compiler_svc.planning.kv_cache import measure_kv
+from compiler_svc.planning.quantization import WeightQuantization
+from compiler_svc.planning.weights import (
+    item_bytes_of,
+    measure_draft_weights,
+    measure_medusa_heads,
+    measure_weights,
+)
+from compiler_svc.sharding.plan import WeightPlan, plan_weights
+from compiler_svc.weights.checkpoint import Checkpoint
+
+#: Bytes of one executable: a part that all have, and a part for each layer. On cpu measured on small models; on Neuron
+#: targets a guess that nothing has verified.
+_CODE_BYTES: Final = {"exported_program": (60_000, 30_000), "aoti": (120_000, 30_000), "neff": (8 << 20, 1 << 20)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of one rank; all ranks are alike.
+
+    Attributes:
+        weight_groups: Weights by group.
+        kv_bytes: Keys and values.
+        activation_bytes: Largest step.
+        code_bytes: Executables, estimated.
+        lora_bytes: Adapters.
+    """
+
+    weight_groups: Mapping[str, int]
+    kv_bytes: int
+    activation_bytes: int
+    code_bytes: int
+    lora_bytes: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """All weights."""
+        return sum(self.weight_groups.values())
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything."""
+        return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.code_bytes + self.lora_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A checkpoint and what its `config.json` says, overrides of the configuration included."""
+
+    checkpoint: Checkpoint
+    config: LlamaConfig
+
+
+class MemoryModel:
+    """What configurations of one model would take. Weights are planned once for each way to shard them."""
+
+    def __init__(
+        self, model: PlannedModel, draft: PlannedModel | None, *, target_kind: str, optimization_level: Literal[0, 1, 2]
+    ) -> None:
+        """Takes the model, and the draft model that is compiled together with it."""
+        self._model = model
+        self._draft = draft
+        self._is_cpu = target_kind == "cpu"
+        self._is_functional = self._is_cpu and optimization_level == 0
+        self._weight_plans: dict[tuple[object, ...], WeightPlan] = {}
+        self._weights: dict[tuple[object, ...], dict[str, int]] = {}
+
+    def measure(self, config: InferenceConfig) -> RankMemory:
+        """The memory of a rank.
+
+        Raises:
+            CheckpointInvalid, ShardingNotServed: The model cannot be sharded so.
+        """
+        neuron, model = config.neuron_config, self._model.config
+        kv_bytes = measure_kv(model, neuron)
+        submodels = describe_submodels(neuron)
+        activation_bytes = measure_activations(model, neuron, submodels)
+        num_layers = model.num_hidden_layers
+        if self._draft is not None:
+            # Both models' steps are one executable, in which they take turns.
+            draft = draft_config(config)
+            kv_bytes += measure_kv(self._draft.config, draft)
+            activation_bytes = max(activation_bytes, measure_activations(self._draft.config, draft, submodels))
+            num_layers += self._draft.config.num_hidden_layers
+        fixed_bytes, layer_bytes = _CODE_BYTES[self._executable_format]
+        num_executables = sum(len(submodel.buckets) for submodel in submodels)
+        return RankMemory(
+            weight_groups=self._measure_weights(config),
+            kv_bytes=kv_bytes,
+            activation_bytes=activation_bytes + (kv_bytes if self._is_functional else 0),
+            code_bytes=num_executables * (fixed_bytes + layer_bytes * num_layers),
+            lora_bytes=measure_adapters(model, neuron),
+        )
+
+    @property
+    def _executable_format(self) -> str:
+        if not self._is_cpu:
+            return "neff"
+        return "exported_program" if self._is_functional else "aoti"
+
+    def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
+        neuron = config.neuron_config
+        quantization = WeightQuantization.of(neuron, neuron.modules_to_not_convert or ())
+        key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, quantization)
+        if key not in self._weights:
+            groups = measure_weights(self._plan_weights(neuron), quantization)
+            self._weights[key] = groups | {"draft": self._measure_draft(config)}
+        return self._weights[key]
+
+    def _plan_weights(self, neuron: NeuronConfig) -> WeightPlan:
+        return plan_weights(
+            self._model.config,
+            self._model.checkpoint,
+            dtype=neuron.torch_dtype,
+            cast_type=neuron.cast_type,
+            tp_degree=neuron.tp_degree,
+        )
+
+    def _measure_draft(self, config: InferenceConfig) -> int:
+        neuron = config.neuron_config
+        item_bytes = item_bytes_of(neuron.torch_dtype)
+        if neuron.is_medusa:
+            heads = neuron.num_medusa_heads
+            return measure_medusa_heads(self._model.config, heads, item_bytes=item_bytes, tp_degree=neuron.tp_degree)
+        if self._draft is None:
+            return 0
+        draft = draft_config(config)
+        skipped = neuron.draft_model_modules_to_not_convert or draft.modules_to_not_convert or ()
+        return measure_draft_weights(
+            self._draft.checkpoint.tensors.values(),
+            self._draft.config,
+            item_bytes=item_bytes_of(draft.torch_dtype),
+            tp_degree=neuron.tp_degree,
+            quantization=WeightQuantization.of(draft, skipped),
+        )
+
+
+def draft_config(config: InferenceConfig) -> NeuronConfig:
+    """The options that a draft model is compiled with: the target's sizes, in dtypes of its own where it has some."""
+    target, fused = config.neuron_config, config.fused_spec_config
+    if fused is None or fused.draft_config is None:
+        return target
+    draft = fused.draft_config.neuron_config
+    return replace(
+        target,
+        torch_dtype=draft.torch_dtype,
+        quantized=draft.quantized,
+        quantization_type=draft.quantization_type,
+        kv_cache_quant=draft.kv_cache_quant,
+        modules_to_not_convert=draft.modules_to_not_convert,
+    )

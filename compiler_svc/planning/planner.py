@@ -1,0 +1,190 @@
+"""Plans a compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from bundle.layout import Layout
+from bundle.manifest import Target
+from compiler_svc.admission import (
+    BuildRequest,
+    choose_target,
+    find_checkpoint,
+    note_doubts,
+    read_declared_dtype,
+    resolve_request,
+)
+from compiler_svc.builds.plan import plan_build
+from compiler_svc.config import InferenceConfig, resolve_config
+from compiler_svc.config.findings import Findings
+from compiler_svc.config.options import expand_options
+from compiler_svc.config.submodels import SubmodelShape, describe_submodels
+from compiler_svc.database import actuals
+from compiler_svc.database.engine import Database
+from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.models.registry import parse_model_config
+from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
+from compiler_svc.planning.digest import digest_plan
+from compiler_svc.planning.memory import MemoryModel, PlannedModel
+from compiler_svc.planning.plan import Plan, PlannedExecutable
+from compiler_svc.planning.targets import TARGETS
+from compiler_svc.planning.variation import Variations
+from compiler_svc.weights.checkpoint import Checkpoint
+from edge.memory import measure_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(BuildRequest):
+    """What a client asks for.
+
+    Attributes:
+        core_memory_bytes: Memory of one core; None takes the target's.
+    """
+
+    core_memory_bytes: int | None
+
+
+class Planner:
+    """Plans compiles against one cache."""
+
+    def __init__(
+        self, database: Database, layout: Layout, *, model_roots: tuple[Path, ...], num_lowerings: int
+    ) -> None:
+        """Takes the action cache, the store that has to hold what it names, and where checkpoints lie.
+
+        Args:
+            num_lowerings: Lowerings of one build that run at once.
+        """
+        self._database = database
+        self._layout = layout
+        self._model_roots = model_roots
+        self._num_lowerings = num_lowerings
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Plans a compile. Reads JSON files and tensor headers: call it from a thread.
+
+        Raises:
+            ConfigInvalid, FeatureNotServed: Mistakes of the request.
+            IsaUnknown, IsaUnsupported, ToolchainMissing: What the compile would need and this host lacks.
+            PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
+            ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
+        """
+        target = _check_target(request)
+        checkpoint, resolution = resolve_request(request, self._model_roots)
+        model = PlannedModel(checkpoint, parse_model_config(checkpoint.config))
+        config = resolution.config
+        memory_model = MemoryModel(
+            model,
+            self._open_draft(config),
+            target_kind=request.target_kind,
+            optimization_level=request.optimization_level,
+        )
+        limits = TARGETS[request.target_kind]
+        host_bytes = measure_memory()
+
+        def limit_bytes(varied: InferenceConfig) -> int:
+            neuron = varied.neuron_config
+            return request.core_memory_bytes or limits.rank_limit_bytes(
+                cores_per_rank=neuron.logical_nc_config, tp_degree=neuron.tp_degree, host_bytes=host_bytes
+            )
+
+        # Sections that stand for attributes of neuron_config are in it from here on.
+        document, _ = expand_options(request.document, Findings())
+        given = document.get("neuron_config") or {}
+        dtype = read_declared_dtype(checkpoint)
+
+        def resolve(changes: Mapping[str, Any]) -> InferenceConfig:
+            varied = document | {"neuron_config": {**given, **changes}}
+            return resolve_config(varied, checkpoint_dtype=dtype, target=request.target_kind).config
+
+        def fits(varied: InferenceConfig) -> bool:
+            return memory_model.measure(varied).total_bytes <= limit_bytes(varied)
+
+        variations = Variations(given, resolve, fits)
+        memory = memory_model.measure(config)
+        executables = self._list_executables(request, target, model, config)
+        return Plan(
+            config=config,
+            submodels=describe_submodels(config.neuron_config),
+            memory=memory,
+            limit_bytes=limit_bytes(config),
+            largest=variations.find_largest(config.neuron_config),
+            cores_needed=variations.count_cores(limits),
+            executables=executables,
+            hints=resolution.hints,
+            warnings=(
+                *resolution.warnings,
+                *([limits.note] if limits.note else []),
+                *note_doubts(checkpoint, config.neuron_config),
+            ),
+            cost=self._estimate_cost(
+                request,
+                Work(
+                    missing=[one.submodel for one in executables if not one.is_cached],
+                    num_executables=len(executables),
+                    num_layers=model.config.num_hidden_layers,
+                    weights_bytes=memory.weights_bytes * config.neuron_config.tp_degree,
+                    num_lowerings=self._num_lowerings,
+                ),
+            ),
+        )
+
+    def _open_draft(self, config: InferenceConfig) -> PlannedModel | None:
+        fused = config.fused_spec_config
+        if fused is None or not fused.draft_model_path:
+            return None
+        path = find_checkpoint(fused.draft_model_path, self._model_roots)
+        draft = Checkpoint.open(path, roots=self._model_roots, read_pickles=False)
+        return PlannedModel(draft, parse_model_config(draft.config))
+
+    def _list_executables(
+        self, request: PlanRequest, target: Target | None, model: PlannedModel, config: InferenceConfig
+    ) -> list[PlannedExecutable]:
+        if target is None:
+            # Nothing was ever compiled for it.
+            return [
+                PlannedExecutable(tag=_tag(submodel, bucket), submodel=submodel.name, bucket=bucket, is_cached=False)
+                for submodel in describe_submodels(config.neuron_config)
+                for bucket in submodel.buckets
+            ]
+        build = plan_build(model.checkpoint, config.neuron_config)
+        digests = digest_plan(build, target=target, optimization_level=request.optimization_level, salt=request.salt)
+        find = partial(actuals.find_planned, plan_digests=list(digests.values()))
+        planned = self._database.run_and_wait(find)
+        cached = {digest for digest, executable in planned.items() if self._layout.has(executable.blob)}
+        return [
+            PlannedExecutable(
+                tag=submodel.tag,
+                submodel=submodel.submodel,
+                bucket=submodel.bucket,
+                is_cached=digests[submodel.tag] in cached,
+            )
+            for submodel in build.submodels
+        ]
+
+    def _estimate_cost(self, request: PlanRequest, work: Work) -> CostEstimate | None:
+        def read(session: Session) -> CostEstimate | None:
+            kind, level = request.target_kind, request.optimization_level
+            lowerings, builds = actuals.list_lowerings(session, kind, level), actuals.list_builds(session, kind, level)
+            return estimate_cost(work, lowerings, builds)
+
+        return self._database.run_and_wait(read)
+
+
+def _check_target(request: PlanRequest) -> Target | None:
+    """The target that executables would be made for; None for one that is planned only."""
+    if request.target_kind != "cpu":
+        return None
+    target = choose_target(request)
+    toolchain(request.optimization_level)
+    return target
+
+
+def _tag(submodel: SubmodelShape, bucket: tuple[int, ...]) -> str:
+    return f"{submodel.name}_{'x'.join(map(str, bucket))}"

@@ -1,0 +1,67 @@
+"""What fits besides the configuration as it is: other sizes, other degrees, each with all else as configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from compiler_svc.config import InferenceConfig, NeuronConfig
+from compiler_svc.errors import CompilerError
+from compiler_svc.planning.largest import Judgement, find_largest
+from compiler_svc.planning.plan import LargestSizes
+from compiler_svc.planning.targets import PlannedTarget
+from compiler_svc.sharding.errors import ShardingNotServed
+
+#: Whether the ranks of a configuration fit.
+Fits = Callable[[InferenceConfig], bool]
+#: Resolves the document with some attributes of `neuron_config` changed.
+Resolve = Callable[[Mapping[str, Any]], InferenceConfig]
+
+
+class Variations:
+    """Judges a configuration's neighbours. A size that the rules refuse is none."""
+
+    def __init__(self, given: Mapping[str, Any], resolve: Resolve, fits: Fits) -> None:
+        """Takes the attributes of `neuron_config` that the document gives; the others follow what is changed."""
+        self._given = given
+        self._resolve = resolve
+        self._fits = fits
+
+    def find_largest(self, config: NeuronConfig) -> LargestSizes:
+        """The largest sizes that fit.
+
+        Args:
+            config: The configuration as it is.
+        """
+        rows = "max_batch_size" if self._is_given("max_batch_size") else "batch_size"
+        lengths = ["seq_len", *(["max_length"] if self._is_given("max_length") else [])]
+        return LargestSizes(
+            batch_size=find_largest(self._judge(rows), getattr(config, rows)),
+            seq_len=find_largest(
+                self._judge(*lengths),
+                config.seq_len,
+                # Sequence parallelism divides prompts evenly.
+                step=config.tp_degree if config.sequence_parallel_enabled else 1,
+            ),
+            pa_num_blocks=(
+                find_largest(self._judge("pa_num_blocks"), config.pa_num_blocks) if config.is_block_kv_layout else 0
+            ),
+        )
+
+    def count_cores(self, target: PlannedTarget) -> int:
+        """The smallest degree of the target's whose ranks fit; 0 where none does."""
+        judge = self._judge("tp_degree")
+        return next((degree for degree in target.tp_degrees if judge(degree) is Judgement.FITS), 0)
+
+    def _is_given(self, name: str) -> bool:
+        return self._given.get(name) is not None
+
+    def _judge(self, *names: str) -> Callable[[int], Judgement]:
+        def judge(value: int) -> Judgement:
+            try:
+                config = self._resolve(dict.fromkeys(names, value))
+                return Judgement.FITS if self._fits(config) else Judgement.EXCEEDS
+            except (CompilerError, ShardingNotServed):
+                return Judgement.ILLEGAL
+
+        return judge

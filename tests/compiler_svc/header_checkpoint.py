@@ -1,0 +1,74 @@
+"""Checkpoints of real models' shapes that take no room on disk: headers, and weights that are holes in the files."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+from compiler_svc.models.llama_tensors import checkpoint_tensors
+from compiler_svc.models.registry import parse_model_config
+
+_LLAMA_3_1: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "tie_word_embeddings": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "pad_token_id": 128004,
+}
+#: What `config.json` of Llama 3.1 says.
+LLAMA_8B: Final = _LLAMA_3_1 | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+LLAMA_70B: Final = _LLAMA_3_1 | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+LLAMA_70B_SHARDS: Final = 30
+
+
+def write_headers(path: Path, config: dict[str, Any], *, num_shards: int = 4) -> Path:
+    """Writes a sharded bfloat16 checkpoint."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = list(checkpoint_tensors(parse_model_config(config)).items())
+    weight_map = {}
+    for number, part in enumerate((tensors[start::num_shards] for start in range(num_shards)), 1):
+        name = f"model-{number:05}-of-{num_shards:05}.safetensors"
+        _write_shard(path / name, dict(part))
+        weight_map |= dict.fromkeys(dict(part), name)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+def _write_shard(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
+    offset, entries = 0, {}
+    for name, shape in tensors.items():
+        size_bytes = 2 * math.prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (offset, offset + size_bytes)}
+        offset += size_bytes
+    header = json.dumps(entries).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + offset)
