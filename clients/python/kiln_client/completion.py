@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kiln.runtime.v1.generation_pb2 import Accepted, Finished, FinishReason, GenerateResponse, Token, Usage
 
 from kiln_client.enums import enum_name
-from kiln_client.errors import StreamIncomplete
+from kiln_client.errors import KilnError, StreamIncomplete
+from kiln_client.status import error_from_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Completion:
         usage: What it cost.
         weight_epoch: Weight epoch of the last event.
         accepted: How the server understood the request: its id, the prompt's length, every sampling value.
+        captured_inputs_path: File of captured inputs on the runtime's host, empty where there is none.
+        capture_error: Why inputs that were to be captured are not in a file; None otherwise.
     """
 
     text: str
@@ -32,6 +35,8 @@ class Completion:
     usage: Usage
     weight_epoch: int
     accepted: Accepted
+    captured_inputs_path: str = ""
+    capture_error: KilnError | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -84,6 +89,7 @@ class CompletionBuilder:
                 stop = self._finished.stop_token_id
             case _:
                 stop = None
+        status = self._finished.capture_status
         return Completion(
             text="".join(self._texts),
             tokens=tuple(self._tokens),
@@ -92,6 +98,8 @@ class CompletionBuilder:
             usage=self._finished.usage,
             weight_epoch=self._weight_epoch,
             accepted=self._accepted,
+            captured_inputs_path=self._finished.captured_inputs_path,
+            capture_error=error_from_status(status) if self._finished.HasField("capture_status") else None,
         )
 
 

@@ -10,6 +10,7 @@ from google.protobuf import json_format
 from kiln.runtime.v1.generation_pb2 import (
     Chat,
     GenerateRequest,
+    InputCapture,
     OutputOptions,
     SamplingParams,
     StopConditions,
@@ -45,6 +46,8 @@ class GenerateOptions(TypedDict, total=False):
     """Go on past the bundle's end-of-sequence tokens."""
     logprobs: int
     """Log probability of each token, and of this many alternatives."""
+    capture_inputs: tuple[int, int]
+    """First step and number of steps whose inputs the runtime writes to a file, which the completion names."""
 
 
 def chat(messages: Sequence[Mapping[str, str]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
@@ -104,6 +107,8 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         ),
         output=OutputOptions(logprobs=options.get("logprobs")),
     )
+    if (steps := options.get("capture_inputs")) is not None:
+        request.output.capture_inputs.CopyFrom(InputCapture(first_step=steps[0], num_steps=steps[1]))
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Chat):

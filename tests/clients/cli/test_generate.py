@@ -32,7 +32,7 @@ def test_json(generating: ScriptedServer, kiln: Kiln) -> None:
         "sequence_index": 0,
         "weight_epoch": 1,
         "text": "Once ",
-        "tokens": [{"id": 11, "text": "Once ", "logprob": None, "top_logprobs": []}],
+        "tokens": [{"id": 11, "text": "Once ", "logprob": None, "top_logprobs": [], "logits": []}],
     }
     usage = {
         "prompt_tokens": 4,
@@ -53,10 +53,13 @@ def test_json(generating: ScriptedServer, kiln: Kiln) -> None:
         "stop": None,
         "usage": usage,
         "weight_epoch": 2,
+        "captured_inputs_path": "",
+        "capture_error": None,
         "request_id": "r1",
         "prompt_token_count": 4,
         "sampling": outcome.lines[0]["sampling"],
         "max_new_tokens": 8,
+        "truncated_tokens": 0,
     }
     assert outcome.err == ""
 
@@ -95,12 +98,42 @@ def test_logprobs(server: ScriptedServer, kiln: Kiln) -> None:
     assert server.requests["Generate"][0].output.HasField("logprobs")
 
 
+def test_captured_inputs_are_named(server: ScriptedServer, kiln: Kiln) -> None:
+    event = samples.finished(1)
+    event.finished.captured_inputs_path = "/captures/d/r.safetensors"
+    server.script("Generate", [samples.accepted(), event])
+    arguments = ("generate", "--deployment", "demo", "--prompt", "x", "--capture-inputs", "2")
+    assert kiln(*arguments, "--json").last["captured_inputs_path"] == "/captures/d/r.safetensors"
+    assert "inputs are in /captures/d/r.safetensors on the runtime's host\n" in kiln(*arguments).err
+    assert server.requests["Generate"][0].output.capture_inputs == generation_pb2.InputCapture(
+        first_step=2, num_steps=1
+    )
+
+
+def test_inputs_that_were_not_captured_cost_nothing_else(server: ScriptedServer, kiln: Kiln) -> None:
+    event = samples.finished(1)
+    event.finished.capture_status.CopyFrom(refusal("FAILED_PRECONDITION", "CAPTURE_UNWRITABLE", "disk full"))
+    server.script("Generate", [samples.accepted(), event])
+    arguments = ("generate", "--deployment", "demo", "--prompt", "x", "--capture-inputs", "0:2")
+    outcome = kiln(*arguments, "--json")
+    assert outcome.exit_code == 0
+    assert outcome.last["capture_error"]["reason"] == "CAPTURE_UNWRITABLE"
+    assert "inputs were not captured: disk full\n" in kiln(*arguments).err
+
+
+@pytest.mark.parametrize("steps", ["", "x", "1:", ":2", "1:2:3"])
+def test_steps_are_numbers(kiln: Kiln, steps: str) -> None:
+    outcome = kiln("generate", "--deployment", "demo", "--prompt", "x", "--capture-inputs", steps)
+    assert outcome.exit_code == 2
+    assert "--capture-inputs" in outcome.err
+
+
 def test_every_option_reaches_the_server(generating: ScriptedServer, kiln: Kiln) -> None:
     kiln(
         *("generate", "--deployment", "demo", "--token-ids", "5, 6,7", "--max-new-tokens", "3"),
         *("--temperature", "-1", "--top-k", "4", "--top-p", "0.75", "--seed", "18446744073709551615"),
         *("--stop", "END", "--stop", "\n", "--stop-token-id", "7", "--stop-token-id", "8", "--ignore-eos"),
-        *("--logprobs", "2", "--request-id", "r", "--timeout", "12.5"),
+        *("--logprobs", "2", "--capture-inputs", "1:3", "--request-id", "r", "--timeout", "12.5"),
     )
     assert generating.requests["Generate"] == [
         generation_pb2.GenerateRequest(
@@ -109,7 +142,7 @@ def test_every_option_reaches_the_server(generating: ScriptedServer, kiln: Kiln)
             token_ids={"ids": [5, 6, 7]},
             sampling={"temperature": -1, "top_k": 4, "top_p": 0.75, "seed": 2**64 - 1},
             stop={"max_new_tokens": 3, "stop_strings": ["END", "\n"], "stop_token_ids": [7, 8], "ignore_eos": True},
-            output={"logprobs": 2},
+            output={"logprobs": 2, "capture_inputs": {"first_step": 1, "num_steps": 3}},
         )
     ]
     remaining = generating.time_limits_s["Generate"][0]

@@ -8,7 +8,7 @@ import click
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from rich.text import Text
 
-from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, UINT64, IntegerList, read_document
+from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, UINT64, IntegerList, StepRange, read_document
 from kiln_client.cli.records import record_from_completion, record_from_message
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.cli.views import usage_line
@@ -38,6 +38,11 @@ _CHAT = click.option(
 @click.option("--stop-token-id", "stop_token_ids", type=INT32, multiple=True, help="Token that ends it; repeatable.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence tokens.")
 @click.option("--logprobs", type=INT32, help="Report log probabilities, and of this many alternatives.")
+@click.option(
+    "--capture-inputs",
+    type=StepRange(),
+    help="Have the runtime write the inputs of COUNT steps, from the request's step FIRST on, to a file on its host.",
+)
 @click.option("--request-id", help="Id for logs and aborts. Default: chosen by the server.")
 @click.option("--timeout", "timeout_s", type=SECONDS, help="Deadline, in seconds.")
 @remote_command
@@ -68,6 +73,10 @@ async def generate_command(
     session.output.remark(
         usage_line(completion.usage, finish=_finish(completion), weight_epoch=completion.weight_epoch)
     )
+    if completion.captured_inputs_path:
+        session.output.remark(f"inputs are in {completion.captured_inputs_path} on the runtime's host")
+    if completion.capture_error is not None:
+        session.output.remark(f"inputs were not captured: {completion.capture_error.message}")
     session.output.result({"event": "result", **record_from_completion(completion)})
 
 

@@ -68,6 +68,17 @@ class IntegerList(click.ParamType[tuple[int, ...]]):
         return tuple(INT32.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
+class StepRange(click.ParamType[tuple[int, int]]):
+    """Steps such as `0:4`: the first one, and how many; `3` is one step."""
+
+    name = "FIRST:COUNT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Gives the two numbers; which ones are accepted is for the server to judge."""
+        first, separator, count = value.partition(":")
+        return INT32.convert(first, param, ctx), INT32.convert(count if separator else 1, param, ctx)
+
+
 class ByteSize(click.ParamType[int]):
     """A size such as `16GiB`, `512MiB` or `1000000`; a number alone is of bytes."""
 

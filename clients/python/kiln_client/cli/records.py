@@ -66,6 +66,8 @@ def record_from_completion(completion: Completion) -> Record:
         "stop": completion.stop,
         "usage": record_from_message(completion.usage),
         "weight_epoch": completion.weight_epoch,
+        "captured_inputs_path": completion.captured_inputs_path,
+        "capture_error": None if completion.capture_error is None else record_from_error(completion.capture_error),
         **accepted,
     }
 
