@@ -1,14 +1,14 @@
-"""One build in a process of its own: `python -m compiler_svc.builds.process JOB_DIRECTORY`.
+"""What a build process does once it has been forked.
 
-Reads the job from its directory, writes progress as JSON lines on standard output, and leaves the outcome in the
-directory. Leads a process group, so that whatever it starts can be ended with it.
+Reads the job from its directory, sends progress to the service, one JSON document a packet, and leaves the outcome in
+the directory. Leads a process group, so that whatever it starts can be ended with it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -25,18 +25,23 @@ from execution.failure import Failure
 from execution.parent_death import die_with_parent
 
 
-def main(path: Path) -> None:
-    """Runs the job of a directory."""
+def run_job(path: Path, report: socket.socket, *, nursery_pid: int) -> None:
+    """Runs the job of a directory.
+
+    Args:
+        report: Where progress goes.
+        nursery_pid: The process that this one was forked from, and ends with.
+    """
     signal.signal(signal.SIGTERM, _end_process_group)
-    die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM, nursery_pid)
     configure_logging("compiler-build")
     directory = JobDirectory(path)
     with directory.working():
-        directory.write_outcome(_build(directory, ProgressReport(_claim_stdout())))
+        directory.write_outcome(_build(directory, ProgressReport(_sender(report))))
 
 
 def _build(directory: JobDirectory, report: ProgressReport) -> BuildOutcome:
-    # Takes seconds, with torch and transformers, and by now the process dies with its parent.
+    # The nursery has loaded it; whoever else imports this module need not.
     from compiler_svc.pipeline import run_build  # noqa: PLC0415
 
     try:
@@ -50,21 +55,12 @@ def _build(directory: JobDirectory, report: ProgressReport) -> BuildOutcome:
         )
 
 
-def _claim_stdout() -> Callable[[Progress], None]:
-    """Takes standard output for progress alone: what libraries and compilers print goes to standard error."""
-    sys.stdout.flush()
-    stream = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+def _sender(report: socket.socket) -> Callable[[Progress], None]:
+    def send(progress: Progress) -> None:
+        report.send(progress.to_json())
 
-    def write(progress: Progress) -> None:
-        stream.write(progress.to_json() + b"\n")
-
-    return write
+    return send
 
 
 def _end_process_group(_signal: int, _frame: FrameType | None) -> None:
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -36,8 +36,8 @@ class CompilerProcess:
 
     def builds(self) -> list[psutil.Process]:
         """Its build processes."""
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "compiler_svc.builds.process" in child.cmdline()]
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if child.name() == "kiln-build"]
 
 
 @asynccontextmanager

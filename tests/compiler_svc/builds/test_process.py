@@ -194,6 +194,7 @@ async def reach_trace(compiler: CompilerProcess, operation: str) -> list[psutil.
     """Waits until a build exports graphs; returns its processes, the leader first."""
     async for event in compiler.client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation)):
         if event.progress.stage == pb.COMPILE_STAGE_TRACE:
-            (build,) = compiler.builds()
-            return [build, *build.children(recursive=True)]
+            while not (builds := compiler.builds()):  # noqa: ASYNC110 - processes tell nobody
+                await asyncio.sleep(0.01)
+            return [*builds, *builds[0].children(recursive=True)]
     raise AssertionError("the build ended early")
