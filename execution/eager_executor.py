@@ -18,6 +18,7 @@ import execution.collectives  # noqa: F401 - programs that call its operators ar
 from bundle.manifest import Executable, Manifest
 from execution.arguments import StepArguments, order_constants
 from execution.errors import ExecutableInvalid, StepFailed, WeightsAwaited
+from execution.program_file import read_program
 from execution.state import RankState
 from execution.weights import RankWeights
 
@@ -106,8 +107,7 @@ class _Program:
 
     def __init__(self, executable: Executable, path: Path) -> None:
         try:
-            with path.open("rb") as file:
-                program = torch.export.load(file)
+            program = read_program(path)
         except Exception as error:
             # Whatever torch meets in a file that is no program: the causes are too many to name.
             raise ExecutableInvalid(executable.tag, f"{type(error).__name__}: {error}") from error

@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 import execution.collectives  # noqa: F401 - programs that call its operators are loaded here
 from compiler_svc.lower.errors import ProgramUnsupported
+from execution.program_file import read_program
 
 _CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)
 #: What a node's metadata may keep; the rest says where in which source file the node came from.
@@ -62,8 +63,7 @@ def save_program(program: ExportedProgram, path: Path) -> None:
 
 def load_program(path: Path) -> ExportedProgram:
     """Reads a program and gives it uninitialized weights of the right shapes, whose memory nobody touches."""
-    with path.open("rb") as file:
-        program = torch.export.load(file)
+    program = read_program(path)
     shapes = placeholders(program)
     weights = {}
     for spec in program.graph_signature.input_specs:
