@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from bundle.manifest import Limits, Sampling, Submodel, Tokens
+from bundle.manifest import Limits, Sampling, Serving, Submodel, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.models.registry import parse_model_config
@@ -33,6 +33,7 @@ class BuildPlan:
     sampling: Sampling
     limits: Limits
     tokens: Tokens
+    serving: Serving
 
 
 def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
@@ -72,6 +73,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
             tkg_batch_size=config.tkg_batch_size,
         ),
         tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, model_config.vocab_size),
+        serving=Serving(input_truncation=config.allow_input_truncation, skip_warmup=config.skip_warmup),
     )
 
 

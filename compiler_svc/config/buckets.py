@@ -56,7 +56,10 @@ def resolve_buckets(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     def choose(name: str, longest: int, shortest: int) -> tuple[int, ...]:
         return choose_buckets(enabled=enabled, listed=values[name], longest=longest, shortest=shortest)
 
-    longest_prompt, longest_sequence = values["max_context_length"], values["max_length"]
+    # Positions count where they are fewer than a whole sequence; as many or more leave `max_length` alone.
+    positions = values["n_positions"]
+    longest_sequence = values["max_length"] if positions >= values["seq_len"] else positions
+    longest_prompt = min(values["max_context_length"], values["n_active_tokens"], positions)
     if not caches_prefixes:
         return {
             "context_encoding_buckets": choose("context_encoding_buckets", longest_prompt, SHORTEST_BUCKET),

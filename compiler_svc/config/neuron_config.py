@@ -95,12 +95,13 @@ class NeuronConfig:
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt that some bucket takes, and that is a whole sequence at most."""
-        return min(self.max_context_length, self.context_encoding_buckets[-1], self.longest_sequence)
+        longest = min(self.max_context_length, self.n_active_tokens)
+        return min(longest, self.context_encoding_buckets[-1], self.longest_sequence)
 
     @property
     def longest_sequence(self) -> int:
         """Tokens of the longest sequence, prompt and generated, that some bucket takes."""
-        return min(self.seq_len, self.token_generation_buckets[-1])
+        return min(self.seq_len, self.n_positions, self.token_generation_buckets[-1])
 
     @property
     def logical_neuron_cores(self) -> int:

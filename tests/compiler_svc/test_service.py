@@ -39,7 +39,7 @@ class TestCompile:
         assert response.digest.startswith("sha256:")
         assert response.executables[0].tag == "token_generation_16"
         assert response.executables[0].duration.ToTimedelta().total_seconds() == 1.5
-        assert response.warnings == ["neuron_config.n_positions: 32 is ignored: the compiler sets it for each submodel"]
+        assert response.warnings == ["neuron_config.n_positions: sequences end at 32 tokens, although seq_len is 64"]
         assert 0 < response.duration.ToTimedelta().total_seconds() < 60
 
     async def test_the_build_gets_the_resolved_configuration(self, client: Client, runner: DirectedRunner) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from compiler_svc.config.attribute import Values
-from compiler_svc.config.rules.rule import NXDI_CODE, Note, Rule
+from compiler_svc.config.rules.rule import KILN, NXDI_CODE, Note, Rule
 from compiler_svc.config.tables.documents import BUCKETING, PREFIX_CACHING
 
 _LISTS: Final = ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets")
@@ -43,6 +43,21 @@ BUCKET_RULES: Final = (
         _last_at_most("token_generation_buckets", "max_length"),
         "a list whose last bucket is at most max_length, which is {max_length}",
         BUCKETING,
+    ),
+    Rule(
+        ("context_encoding_buckets", "n_active_tokens", "max_context_length", "seq_len"),
+        lambda v: (
+            v["n_active_tokens"] >= v["max_context_length"]
+            or _last(v["context_encoding_buckets"]) <= v["n_active_tokens"]
+        ),
+        "a list whose last bucket is at most n_active_tokens, which is {n_active_tokens}",
+        KILN,
+    ),
+    Rule(
+        ("token_generation_buckets", "n_positions", "seq_len"),
+        lambda v: v["n_positions"] >= v["seq_len"] or _last(v["token_generation_buckets"]) <= v["n_positions"],
+        "a list whose last bucket is at most n_positions, which is {n_positions}",
+        KILN,
     ),
     Rule(
         ("prefix_buckets", "max_context_length", "seq_len"),

@@ -27,11 +27,32 @@ LENGTH_RULES: Final = (
         "at most seq_len, which is {seq_len}",
         GENERAL,
     ),
+    Rule(
+        ("n_positions", "max_length", "seq_len"),
+        lambda v: v["max_length"] < v["seq_len"] or v["n_positions"] <= v["max_length"],
+        "at most max_length, which is {max_length}: every position has its place in the KV cache",
+        KILN,
+    ),
+    Rule(
+        ("n_active_tokens", "seq_len"),
+        lambda v: v["n_active_tokens"] <= v["seq_len"],
+        "at most seq_len, which is {seq_len}: the active tokens of a row are of one sequence",
+        KILN,
+    ),
 )
 
 LENGTH_NOTES: Final = (
     Note(
         lambda v: v["max_length"] > v["seq_len"],
         "neuron_config.max_length: KV positions beyond seq_len, which is {seq_len}, are never used",
+    ),
+    Note(
+        lambda v: v["n_positions"] < v["seq_len"],
+        "neuron_config.n_positions: sequences end at {n_positions} tokens, although seq_len is {seq_len}",
+    ),
+    Note(
+        lambda v: v["n_active_tokens"] < min(v["max_context_length"], v["n_positions"]),
+        "neuron_config.n_active_tokens: prompts are at most {n_active_tokens} tokens, although max_context_length is "
+        "{max_context_length}",
     ),
 )

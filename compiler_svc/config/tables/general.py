@@ -20,6 +20,9 @@ DEFAULT_DTYPE: Final = "bfloat16"
 CPU_DTYPES: Final = Support("honoured", values=("float32", "bfloat16"))
 NEURON_ONLY: Final = hint("it concerns NeuronCores only")
 
+_ALWAYS_ASYNCHRONOUS: Final = hint(
+    "the runtime always works on the output of one step while the next one runs", acts_as=True
+)
 _ONE_CORE: Final = refused("a logical core is one physical core there")
 
 
@@ -72,7 +75,7 @@ GENERAL_ATTRIBUTES: Final = (
     ),
     Attribute(name="rpl_reduce_dtype", domain=DTYPES, section=GENERAL, cpu=CPU_DTYPES),
     Attribute(name="cast_type", domain=Choice(("config", "as-declared")), default="config", section=GENERAL),
-    Attribute(name="async_mode", domain=Flag(), default=False, section=GENERAL),
+    Attribute(name="async_mode", domain=Flag(), default=False, section=GENERAL, cpu=_ALWAYS_ASYNCHRONOUS),
     Attribute(name="save_sharded_checkpoint", domain=Flag(), default=True, section=GENERAL),
     Attribute(name="skip_sharding", domain=Flag(), default=False, section=GENERAL),
     Attribute(

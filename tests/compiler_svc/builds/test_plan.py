@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from bundle.manifest import Limits, Sampling
+from bundle.manifest import Limits, Sampling, Serving
 from compiler_svc.builds.plan import choose_sampling, plan_build
 from compiler_svc.config import NeuronConfig, resolve_config
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -75,3 +75,24 @@ def test_executables_limits_and_rows(tmp_path: Path) -> None:
     )
     assert (plan.model.num_slots, plan.model.max_length) == (3, 96)
     assert plan.tokens.eos == (2, 3)
+    assert plan.serving == Serving()
+
+
+def test_active_tokens_and_positions_cap_buckets_and_limits(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
+
+    def plan(**values: Any) -> tuple[list[str], int, int]:
+        planned = plan_build(checkpoint, resolve(seq_len=64, **values))
+        limits = planned.limits
+        return [submodel.tag for submodel in planned.submodels], limits.max_context_length, limits.max_length
+
+    assert plan() == (["context_encoding_64", "token_generation_64"], 64, 64)
+    assert plan(n_active_tokens=16) == (["context_encoding_16", "token_generation_64"], 16, 64)
+    assert plan(n_positions=48) == (["context_encoding_48", "token_generation_48"], 48, 48)
+
+
+def test_what_the_configuration_asks_of_the_runtime(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
+    plan = plan_build(checkpoint, resolve(allow_input_truncation=True, skip_warmup=True, padding_side="left"))
+    assert plan.serving == Serving(input_truncation=True, skip_warmup=True)
+    assert [submodel.submodel for submodel in plan.submodels if "left_padded" in submodel.flags] == ["context_encoding"]

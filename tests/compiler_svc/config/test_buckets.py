@@ -83,6 +83,9 @@ def values_with(**given_values: Any) -> dict[str, Any]:
         "is_prefix_caching": False,
         "max_context_length": 1024,
         "max_length": 2048,
+        "seq_len": 2048,
+        "n_active_tokens": 2048,
+        "n_positions": 2048,
         "context_encoding_buckets": (),
         "token_generation_buckets": (),
         "prefix_buckets": (),
@@ -94,6 +97,11 @@ def values_with(**given_values: Any) -> dict[str, Any]:
     [
         ({"enable_bucketing": False}, (1024,), (2048,), ()),
         ({}, (128, 256, 512, 1024), (128, 256, 512, 1024, 2048), ()),
+        ({"enable_bucketing": False, "n_active_tokens": 100}, (100,), (2048,), ()),
+        ({"n_active_tokens": 300}, (128, 300), (128, 256, 512, 1024, 2048), ()),
+        ({"n_positions": 300}, (128, 300), (128, 300), ()),
+        ({"n_positions": 1500, "max_length": 4096}, (128, 256, 512, 1024), (128, 256, 512, 1024, 1500), ()),
+        ({"n_positions": 2048, "max_length": 4096}, (128, 256, 512, 1024), (128, 256, 512, 1024, 2048, 4096), ()),
         ({"context_encoding_buckets": (100, 900)}, (100, 900), (128, 256, 512, 1024, 2048), ()),
         ({"is_prefix_caching": True, "enable_bucketing": False}, (1024,), (2048,), (1024,)),
         ({"is_prefix_caching": True}, (512, 1024), (256, 512, 1024, 2048), (512, 1024)),
@@ -134,7 +142,8 @@ def test_resolved_buckets_end_at_the_longest_lengths(enabled: bool, caches_prefi
             enable_bucketing=enabled,
             is_prefix_caching=caches_prefixes,
             max_context_length=longest_prompt,
-            max_length=longest_sequence,
+            n_active_tokens=longest_prompt,
+            **dict.fromkeys(("max_length", "seq_len", "n_positions"), longest_sequence),
         )
     )
     assert lists["context_encoding_buckets"][-1] == longest_prompt

@@ -21,6 +21,18 @@ LENGTH_CASES = (
         fails={"seq_len": 64, "max_new_tokens": 65},
         passes={"seq_len": 64, "max_new_tokens": 64},
     ),
+    RuleCase(
+        "n_positions",
+        "at most max_length",
+        fails={"seq_len": 64, "n_positions": 65},
+        passes={"seq_len": 64, "n_positions": 65, "max_length": 65},
+    ),
+    RuleCase(
+        "n_active_tokens",
+        "at most seq_len",
+        fails={"seq_len": 64, "n_active_tokens": 65},
+        passes={"seq_len": 64, "n_active_tokens": 16, "n_positions": 32},
+    ),
 )
 
 BATCHING_CASES = (
@@ -97,6 +109,18 @@ BUCKET_CASES = (
         "a list whose last bucket is at most max_length",
         fails=BUCKETS | {"token_generation_buckets": [128, 512]},
         passes=BUCKETS | {"token_generation_buckets": [128, 512], "max_length": 512},
+    ),
+    RuleCase(
+        "context_encoding_buckets",
+        "a list whose last bucket is at most n_active_tokens",
+        fails=BUCKETS | {"n_active_tokens": 64, "context_encoding_buckets": [64, 65]},
+        passes=BUCKETS | {"n_active_tokens": 64, "context_encoding_buckets": [32, 64]},
+    ),
+    RuleCase(
+        "token_generation_buckets",
+        "a list whose last bucket is at most n_positions",
+        fails=BUCKETS | {"n_positions": 128, "token_generation_buckets": [64, 256]},
+        passes=BUCKETS | {"n_positions": 128, "token_generation_buckets": [64, 128]},
     ),
     RuleCase(
         "prefix_buckets",
