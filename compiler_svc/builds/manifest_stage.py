@@ -55,6 +55,7 @@ def describe_bundle(
             numeric_config=model.config.to_json(),
             tp_degree=model.tp_degree,
         ),
+        serving=plan.serving,
     )
 
 
