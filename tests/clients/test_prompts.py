@@ -43,13 +43,14 @@ def test_everything_given() -> None:
         stop_token_ids=[7],
         ignore_eos=True,
         logprobs=2,
+        logits=True,
     )
     assert (request.deployment_id, request.request_id, [*request.token_ids.ids]) == ("demo", "r", [5, 6])
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.5, 4, 0.75, 2**64 - 1)
     stop = request.stop
     assert (stop.max_new_tokens, [*stop.stop_strings], [*stop.stop_token_ids]) == (3, ["END", "\n"], [7])
-    assert (stop.ignore_eos, request.output.logprobs) == (True, 2)
+    assert (stop.ignore_eos, request.output.logprobs, request.output.logits) == (True, 2, True)
 
 
 def test_conversation() -> None:

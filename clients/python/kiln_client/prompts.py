@@ -46,6 +46,8 @@ class GenerateOptions(TypedDict, total=False):
     """Go on past the bundle's end-of-sequence tokens."""
     logprobs: int
     """Log probability of each token, and of this many alternatives."""
+    logits: bool
+    """All logits of each token, by token id, before sampling parameters were applied."""
     capture_inputs: tuple[int, int]
     """First step and number of steps whose inputs the runtime writes to a file, which the completion names."""
 
@@ -105,7 +107,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
             stop_token_ids=options.get("stop_token_ids", ()),
             ignore_eos=options.get("ignore_eos"),
         ),
-        output=OutputOptions(logprobs=options.get("logprobs")),
+        output=OutputOptions(logprobs=options.get("logprobs"), logits=options.get("logits", False)),
     )
     if (steps := options.get("capture_inputs")) is not None:
         request.output.capture_inputs.CopyFrom(InputCapture(first_step=steps[0], num_steps=steps[1]))

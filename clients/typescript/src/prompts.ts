@@ -52,6 +52,8 @@ export interface GenerateOptions extends CallOptions {
   readonly ignoreEos?: boolean;
   /** Log probability of each token, and of this many alternatives; 0 for the chosen token only. */
   readonly logprobs?: number;
+  /** All logits of each token, by token id, before sampling parameters were applied. */
+  readonly logits?: boolean;
 }
 
 /** Makes a conversation prompt of turns, oldest first. */
@@ -85,7 +87,7 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       stopTokenIds: [...(options.stopTokenIds ?? [])],
       ignoreEos: options.ignoreEos,
     },
-    output: { logprobs: options.logprobs },
+    output: { logprobs: options.logprobs, logits: options.logits },
   });
 }
 

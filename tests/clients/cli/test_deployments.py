@@ -127,12 +127,42 @@ def test_status(server: ScriptedServer, kiln: Kiln) -> None:
     assert "no deployments" in kiln("status").out
 
 
+def test_status_tells_what_a_request_may_ask(server: ScriptedServer, kiln: Kiln) -> None:
+    deployment = samples.deployment()
+    deployment.capabilities.MergeFrom(
+        runtime_pb2.Capabilities(
+            text=True,
+            logprobs=True,
+            max_logprobs=20,
+            logits=True,
+            input_truncation=True,
+            padding_side="left",
+            submodels=[
+                runtime_pb2.SubmodelBuckets(submodel="context_encoding", batch_size=1, tokens=[64, 128]),
+                runtime_pb2.SubmodelBuckets(submodel="token_generation", batch_size=2, tokens=[256]),
+            ],
+        )
+    )
+    server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=deployment))
+    record = kiln("status", "demo", "--json").last["capabilities"]
+    assert (record["logits"], record["padding_side"], record["submodels"][0]["tokens"]) == (True, "left", [64, 128])
+    lines = {tuple(line.split(maxsplit=1)) for line in kiln("status", "demo").out.splitlines()}
+    assert {
+        ("prompts", "text, token ids; what is too long is cut"),
+        ("outputs", "logprobs up to 20, logits"),
+        ("context_encoding", "64, 128 tokens, batch 1, left padded"),
+        ("token_generation", "256 tokens, batch 2"),
+    } <= lines
+
+
 def test_status_of_one(server: ScriptedServer, kiln: Kiln) -> None:
     failed = samples.deployment(message="rank 0 [died]")
     server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=failed))
     record = kiln("status", "demo", "--json").last
     assert (record["id"], record["message"], record["kv_bytes"]) == ("demo", "rank 0 [died]", 1_000_000)
     shown = kiln("status", "demo").out
+    assert "token ids; what is too long is refused" in shown
+    assert "tokens only" in shown
     assert "rank 0 [died]" in shown
     assert "0, 2 threads each" in shown
     assert server.requests["GetDeployment"][0].deployment_id == "demo"

@@ -98,6 +98,24 @@ def test_logprobs(server: ScriptedServer, kiln: Kiln) -> None:
     assert server.requests["Generate"][0].output.HasField("logprobs")
 
 
+def test_logits(server: ScriptedServer, kiln: Kiln) -> None:
+    event = samples.delta(1, "a", 5)
+    event.delta.tokens[0].logits.extend([0.5, -1.25])
+    server.script("Generate", [samples.accepted(), event, samples.finished(2)])
+    outcome = kiln("generate", "--deployment", "demo", "--prompt", "x", "--logits", "--json")
+    assert outcome.last["tokens"][0]["logits"] == [0.5, -1.25]
+    assert server.requests["Generate"][0].output.logits
+
+
+def test_what_was_cut_from_the_prompt_is_told(server: ScriptedServer, kiln: Kiln) -> None:
+    event = samples.accepted()
+    event.accepted.truncated_tokens = 7
+    server.script("Generate", [event, samples.finished(1)])
+    arguments = ("generate", "--deployment", "demo", "--prompt", "x")
+    assert kiln(*arguments, "--json").last["truncated_tokens"] == 7
+    assert "the first 7 tokens of the prompt were cut\n" in kiln(*arguments).err
+
+
 def test_captured_inputs_are_named(server: ScriptedServer, kiln: Kiln) -> None:
     event = samples.finished(1)
     event.finished.captured_inputs_path = "/captures/d/r.safetensors"
@@ -133,7 +151,7 @@ def test_every_option_reaches_the_server(generating: ScriptedServer, kiln: Kiln)
         *("generate", "--deployment", "demo", "--token-ids", "5, 6,7", "--max-new-tokens", "3"),
         *("--temperature", "-1", "--top-k", "4", "--top-p", "0.75", "--seed", "18446744073709551615"),
         *("--stop", "END", "--stop", "\n", "--stop-token-id", "7", "--stop-token-id", "8", "--ignore-eos"),
-        *("--logprobs", "2", "--capture-inputs", "1:3", "--request-id", "r", "--timeout", "12.5"),
+        *("--logprobs", "2", "--logits", "--capture-inputs", "1:3", "--request-id", "r", "--timeout", "12.5"),
     )
     assert generating.requests["Generate"] == [
         generation_pb2.GenerateRequest(
@@ -142,7 +160,7 @@ def test_every_option_reaches_the_server(generating: ScriptedServer, kiln: Kiln)
             token_ids={"ids": [5, 6, 7]},
             sampling={"temperature": -1, "top_k": 4, "top_p": 0.75, "seed": 2**64 - 1},
             stop={"max_new_tokens": 3, "stop_strings": ["END", "\n"], "stop_token_ids": [7, 8], "ignore_eos": True},
-            output={"logprobs": 2, "capture_inputs": {"first_step": 1, "num_steps": 3}},
+            output={"logprobs": 2, "logits": True, "capture_inputs": {"first_step": 1, "num_steps": 3}},
         )
     ]
     remaining = generating.time_limits_s["Generate"][0]

@@ -38,6 +38,7 @@ _CHAT = click.option(
 @click.option("--stop-token-id", "stop_token_ids", type=INT32, multiple=True, help="Token that ends it; repeatable.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence tokens.")
 @click.option("--logprobs", type=INT32, help="Report log probabilities, and of this many alternatives.")
+@click.option("--logits", is_flag=True, default=None, help="Report all logits of each token, with --json.")
 @click.option(
     "--capture-inputs",
     type=StepRange(),
@@ -70,6 +71,8 @@ async def generate_command(
         finally:
             session.output.end_text()
     completion = builder.build()
+    if completion.accepted.truncated_tokens:
+        session.output.remark(f"the first {completion.accepted.truncated_tokens} tokens of the prompt were cut")
     session.output.remark(
         usage_line(completion.usage, finish=_finish(completion), weight_epoch=completion.weight_epoch)
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kiln.compiler.v1.compiler_pb2 import CacheResult, CompileResponse
 from kiln.runtime.v1.generation_pb2 import Usage
-from kiln.runtime.v1.runtime_pb2 import Deployment, GetServerInfoResponse, LoadWeightsResult, Role
+from kiln.runtime.v1.runtime_pb2 import Capabilities, Deployment, GetServerInfoResponse, LoadWeightsResult, Role
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
@@ -124,9 +124,31 @@ def deployment_view(deployment: Deployment) -> RenderableType:
                 "sampling",
                 f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p {sampling.top_p:g}, {freedom}",
             ),
+            *_accepted_requests(capabilities),
             ("load", f"{load.used_slots}/{load.total_slots} slots, {load.queued_requests} queued, {load.steps} steps"),
         )
     )
+
+
+def _accepted_requests(capabilities: Capabilities) -> Iterable[tuple[str, str]]:
+    """What a request may ask, and the shapes that it runs in."""
+    prompts = (("text", capabilities.text), ("chat", capabilities.chat), ("token ids", True))
+    surplus = "cut" if capabilities.input_truncation else "refused"
+    yield "prompts", f"{_join_served(prompts)}; what is too long is {surplus}"
+    outputs = (
+        (f"logprobs up to {capabilities.max_logprobs}", capabilities.logprobs),
+        ("logits", capabilities.logits),
+        ("captured inputs", capabilities.input_capture),
+    )
+    yield "outputs", _join_served(outputs)
+    for shapes in capabilities.submodels:
+        side = f", {capabilities.padding_side} padded" if shapes.submodel == "context_encoding" else ""
+        buckets = ", ".join(map(str, shapes.tokens))
+        yield shapes.submodel, f"{buckets} tokens, batch {shapes.batch_size}{side}"
+
+
+def _join_served(offers: Iterable[tuple[str, bool]]) -> str:
+    return ", ".join(name for name, is_served in offers if is_served) or "tokens only"
 
 
 def _weights_in_use(deployment: Deployment) -> str:

@@ -217,6 +217,22 @@ describe("runtime", () => {
     assert.equal(completion.accepted.promptTokenCount, (await runtime.tokenize("d", conversation)).length);
   });
 
+  it("tells what a deployment accepts, and gives logits", async () => {
+    const { deployments } = await runtime.getServerInfo();
+    const capabilities = deployments.find(({ id }) => id === "d")?.capabilities;
+    assert.ok(capabilities?.logits);
+    assert.equal(capabilities.paddingSide, "right");
+    assert.deepEqual(
+      capabilities.submodels.map(({ submodel }) => submodel),
+      ["context_encoding", "token_generation"],
+    );
+    const { tokens } = await runtime.complete("d", PROMPT, { maxNewTokens: 2, temperature: 0, logits: true });
+    for (const { id, logits } of tokens) {
+      assert.equal(logits.length, capabilities.vocabSize);
+      assert.equal(logits.indexOf(Math.max(...logits)), id);
+    }
+  });
+
   it("tells unset from zero, and keeps 64-bit seeds", async () => {
     const defaults = (await runtime.getDeployment("d")).capabilities?.defaultSampling;
     const seed = 2n ** 63n + 1n;

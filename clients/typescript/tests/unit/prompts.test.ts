@@ -18,6 +18,8 @@ it("leaves unset what is left out, and sends zeros", () => {
     [unset.stop?.maxNewTokens, unset.stop?.ignoreEos, unset.output?.logprobs],
     [undefined, undefined, undefined],
   );
+  assert.equal(unset.output?.logits, false);
+  assert.equal(sent("hi", { logits: true }).output?.logits, true);
   const zero = sent("hi", { temperature: 0, topK: 0, seed: 0, maxNewTokens: 0, ignoreEos: false, logprobs: 0 });
   assert.deepEqual([zero.sampling?.temperature, zero.sampling?.topK, zero.sampling?.seed], [0, 0, 0n]);
   assert.deepEqual([zero.stop?.maxNewTokens, zero.stop?.ignoreEos, zero.output?.logprobs], [0, false, 0]);
