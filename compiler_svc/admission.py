@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,6 +15,7 @@ from compiler_svc.config.attribute import TargetKind
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa
 from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.model_overrides import check_head_sharding, keep_changes, override_model
 from compiler_svc.models.registry import parse_model_config
 from compiler_svc.spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -91,17 +92,25 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
 def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tuple[Checkpoint, Resolution]:
     """Resolves a configuration and opens its checkpoint, pickles apart. The configuration's mistakes come first.
 
+    Returns:
+        The checkpoint with the configuration's model attributes, and the configuration with those that change it.
+
     Raises:
         ConfigInvalid, FeatureNotServed: Mistakes of the configuration.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
     """
-    resolve_config(request.document, checkpoint_dtype=None, target=request.target_kind)
+    document = request.document
+    given = resolve_config(document, checkpoint_dtype=None, target=request.target_kind).config
     path = find_checkpoint(request.model, model_roots)
     checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
+    changes, notes = keep_changes(checkpoint, given)
+    checkpoint = override_model(checkpoint, changes)
     dtype = read_declared_dtype(checkpoint)
-    resolution = resolve_config(request.document, checkpoint_dtype=dtype, target=request.target_kind)
-    check_num_executables(resolution.config.neuron_config)
-    return checkpoint, resolution
+    resolution = resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind)
+    config = replace(resolution.config, model_attributes=changes.model_attributes)
+    check_num_executables(config.neuron_config)
+    check_head_sharding(document, checkpoint, tp_degree=config.neuron_config.tp_degree)
+    return checkpoint, replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
 
 
 def choose_target(request: BuildRequest) -> Target:

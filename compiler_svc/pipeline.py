@@ -6,13 +6,13 @@ written by the service once it has the result. So a build that fails, or is kill
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from bundle.digest import canonical_json
 from bundle.layout import Layout
 from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.reader import open_bundle
@@ -24,13 +24,16 @@ from compiler_svc.builds.executable_stage import build_executables
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.graph_abi import check_weights_fit
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
-from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer, resolved_config
+from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
 from compiler_svc.builds.plan import plan_build
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.builds.weight_stage import WeightStage, with_shards
+from compiler_svc.config import InferenceConfig
+from compiler_svc.config.interchange import to_neuron_config_json
 from compiler_svc.database import leases
 from compiler_svc.database.engine import Database
 from compiler_svc.golden.check import check_golden
+from compiler_svc.model_overrides import override_model
 from compiler_svc.records import Stage
 from compiler_svc.spec import CompileSpec, ShardSpec
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -77,7 +80,7 @@ def build_bundle(
         layout: Pins what is written.
         database: Holds the action cache.
     """
-    checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots)
+    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config)
     build = Build(
         job=job,
@@ -105,7 +108,7 @@ def build_bundle(
     else:
         shards, aside = weights.write_aside(directory.work)
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
-    writer.add_blob(canonical_json(resolved_config(build)), NEURON_CONFIG_TYPE, CONFIG_TITLE)
+    _add_config(writer, spec.config, checkpoint)
     manifest = describe_bundle(build, executables, shards, tokenizer_files)
 
     if not config.skip_sharding:
@@ -139,7 +142,7 @@ def build_weights(job: BuildJob, spec: ShardSpec, layout: Layout, report: Progre
     """
     layout.pin(spec.executables)
     executables = open_bundle(layout, spec.executables)
-    checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots)
+    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config)
     check_weights_fit(executables.manifest, plan)
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
@@ -160,9 +163,10 @@ def build_weights(job: BuildJob, spec: ShardSpec, layout: Layout, report: Progre
             if layer.media_type == TOKENIZER_TYPE:
                 writer.add_blob(layout.stored(layer.digest), TOKENIZER_TYPE, layer.title)
     # Whatever the other bundle was compiled without, this one has.
-    neuron_config = manifest.config["neuron_config"] | {"save_sharded_checkpoint": True, "skip_sharding": False}
-    config = manifest.config | {"neuron_config": neuron_config}
-    writer.add_blob(canonical_json(config), NEURON_CONFIG_TYPE, CONFIG_TITLE)
+    neuron_config = replace(spec.config.neuron_config, save_sharded_checkpoint=True, skip_sharding=False)
+    _add_config(writer, replace(spec.config, neuron_config=neuron_config), checkpoint)
+    whole = {"save_sharded_checkpoint": True, "skip_sharding": False}
+    config = manifest.config | {"neuron_config": manifest.config["neuron_config"] | whole}
     weights_only = msgspec.structs.replace(
         manifest,
         config=config,
@@ -174,6 +178,11 @@ def build_weights(job: BuildJob, spec: ShardSpec, layout: Layout, report: Progre
     digest = writer.publish(weights_only)
     recorder.attach(layout, digest, weights_only, ())
     return BuildResult(bundle_digest=digest, executables=(), new_executables={})
+
+
+def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Checkpoint) -> None:
+    content = to_neuron_config_json(config, checkpoint.config)
+    writer.add_blob(content.encode(), NEURON_CONFIG_TYPE, CONFIG_TITLE)
 
 
 def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:

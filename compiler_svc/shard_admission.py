@@ -14,6 +14,7 @@ from compiler_svc.admission import find_checkpoint
 from compiler_svc.builds.graph_abi import check_weights_fit, read_config
 from compiler_svc.builds.plan import plan_build
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
+from compiler_svc.model_overrides import override_model
 from compiler_svc.spec import ShardSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.errors import IsaUnsupported
@@ -63,6 +64,7 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
     path = find_checkpoint(request.model, model_roots)
     checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
     config = read_config(manifest)
+    checkpoint = override_model(checkpoint, config)
     if not checkpoint.is_pickled:
         check_weights_fit(manifest, plan_build(checkpoint, config.neuron_config))
     return ShardSpec(

@@ -16,7 +16,10 @@ from compiler_svc.config import InferenceConfig, resolve_config
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, GraphAbiMismatch
 from compiler_svc.trace.submodels import describe_state
 
-#: What a manifest's configuration holds beside the model's attributes.
+#: Where a manifest's configuration has the model attributes that replace the checkpoint's.
+MODEL_ATTRIBUTES: Final = "model_attributes"
+
+#: What else it holds beside the model's attributes.
 _CONFIG_NAMES: Final[tuple[str, ...]] = ("neuron_config", "fused_spec_config", "attribute_map")
 
 
@@ -27,6 +30,7 @@ def read_config(manifest: Manifest) -> InferenceConfig:
         GraphAbiMismatch: Another version of the compiler wrote it, whose attributes or rules are others.
     """
     document: dict[str, Any] = {name: manifest.config[name] for name in _CONFIG_NAMES if name in manifest.config}
+    document |= manifest.config.get(MODEL_ATTRIBUTES, {})
     try:
         return resolve_config(document, checkpoint_dtype=None, target=manifest.target.kind).config
     except (ConfigInvalid, FeatureNotServed) as error:

@@ -10,6 +10,7 @@ from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, Wei
 from bundle.oci import BlobDescriptor
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
+from compiler_svc.builds.graph_abi import MODEL_ATTRIBUTES
 from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.trace.export import WEIGHT_SET
 from compiler_svc.trace.submodels import describe_state
@@ -60,8 +61,11 @@ def describe_bundle(
 
 
 def resolved_config(build: Build) -> dict[str, Any]:
-    """The configuration as it was compiled: `neuron_config` beside the model's attributes."""
-    return build.plan.model.config.to_json() | build.spec.config.to_json()
+    """The configuration as it was compiled: `neuron_config` beside the model's attributes, and those replaced."""
+    config = build.spec.config
+    sections = {name: value for name, value in config.to_json().items() if name not in config.model_attributes}
+    replaced = {MODEL_ATTRIBUTES: config.model_attributes} if config.model_attributes else {}
+    return build.plan.model.config.to_json() | sections | replaced
 
 
 def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:

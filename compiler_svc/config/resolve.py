@@ -11,6 +11,7 @@ from compiler_svc.config.attribute import TargetKind
 from compiler_svc.config.domains import show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.inference_config import InferenceConfig
+from compiler_svc.config.interchange import adapt_document
 from compiler_svc.config.judge import Judge
 from compiler_svc.config.options import expand_options, locate
 from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG
@@ -40,7 +41,7 @@ def resolve_config(
 
     Args:
         document: The configuration as JSON's types: `neuron_config`, `fused_spec_config`, `transformers_neuronx`,
-            `attribute_map`, and model attributes by name.
+            `attribute_map`, and model attributes by name; what NxD Inference saves is such a document.
         checkpoint_dtype: Dtype that the checkpoint's `config.json` names, without `torch.`; None where it names none.
         target: What is compiled for.
 
@@ -49,7 +50,7 @@ def resolve_config(
         FeatureNotServed: There are none, but attributes ask for what this version does not serve.
     """
     findings = Findings()
-    expanded, places = expand_options(document, findings)
+    expanded, places = expand_options(adapt_document(document, findings), findings)
     judge = Judge(target, {"target": target, "checkpoint_dtype": checkpoint_dtype}, findings)
     judgement = judge.judge("", expanded, INFERENCE_CONFIG, outer={})
     if "torch_dtype" not in judgement.values["neuron_config"]["given"]:

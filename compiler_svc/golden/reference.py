@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Final
 
 import torch
@@ -18,10 +19,14 @@ class Reference:
     """A checkpoint's model in transformers, in the dtype of the executables."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-        """Loads the whole model into memory."""
+        """Loads the whole model into memory, as the checkpoint's configuration has it."""
         transformers.utils.logging.disable_progress_bar()
         self._model = transformers.LlamaForCausalLM.from_pretrained(
-            checkpoint.path, dtype=dtype, attn_implementation="eager", local_files_only=True
+            checkpoint.path,
+            config=transformers.LlamaConfig.from_dict(deepcopy(dict(checkpoint.config))),
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
         ).eval()
 
     @torch.inference_mode()

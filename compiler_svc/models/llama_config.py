@@ -9,6 +9,32 @@ from typing import Any, Final
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.rope_config import RopeConfig, read_rope, rope_to_json
 
+#: Attributes of a `config.json` that count for a Llama model.
+LLAMA_ATTRIBUTES: Final = frozenset(
+    (
+        "architectures",
+        "attention_bias",
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "mlp_bias",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "quantization_config",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "tie_word_embeddings",
+        "vocab_size",
+    )
+)
+
 #: Activations of the gated MLP, by Hugging Face's names.
 HIDDEN_ACTS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
 

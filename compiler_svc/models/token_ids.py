@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from bundle.manifest import Tokens
 from compiler_svc.models.attributes import AttributeReader
+
+TOKEN_ID_NAMES: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any], vocab_size: int) -> Tokens:
@@ -17,11 +19,10 @@ def read_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, An
     Raises:
         ModelConfigInvalid: An id is no token of the vocabulary.
     """
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    said = {name: config[name] for name in names if config.get(name) is not None}
-    said |= {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    said = {name: config[name] for name in TOKEN_ID_NAMES if config.get(name) is not None}
+    said |= {name: generation_config[name] for name in TOKEN_ID_NAMES if generation_config.get(name) is not None}
     reader = AttributeReader(said)
-    bos, eos, pad = (_read_ids(reader, name, vocab_size) for name in names)
+    bos, eos, pad = (_read_ids(reader, name, vocab_size) for name in TOKEN_ID_NAMES)
     reader.finish()
     return Tokens(
         vocab_size=vocab_size, bos=bos[0] if bos else None, eos=eos, pad=pad[0] if pad else eos[0] if eos else 0

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 from compiler_svc.weights.checkpoint import Checkpoint
-
-#: Names that `generation_config.json` may have, too, where they count.
-_TOKEN_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 _THETA: Final = "rope_theta"
 _ROPE_NAMES: Final = (_THETA, "rope_scaling", "rope_parameters")
@@ -29,7 +27,8 @@ def override_checkpoint(
         attribute_map: Alias to name.
     """
     config = _replace(_name_originals(checkpoint.config, attribute_map), attributes)
-    ids = {name: attributes[name] for name in _TOKEN_IDS if name in attributes}
+    # `generation_config.json` has the last word on them.
+    ids = {name: attributes[name] for name in TOKEN_ID_NAMES if name in attributes}
     return replace(checkpoint, config=config, generation_config={**checkpoint.generation_config, **ids})
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from compiler_svc.config.domains import show
+from compiler_svc.config.domains import TextMap, show
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.interchange.saved_form import (
     DERIVED,
@@ -57,7 +57,7 @@ def _adapt(document: Mapping[str, Any], path: str, findings: Findings, *, saved:
 def _resolve_aliases(document: Mapping[str, Any], path: str, findings: Findings) -> dict[str, Any]:
     """Sets the original attribute of every alias that the document's `attribute_map` has."""
     aliases = document.get("attribute_map")
-    if not isinstance(aliases, Mapping):
+    if not isinstance(aliases, Mapping) or not TextMap().accepts(aliases):
         return dict(document)
     for alias, original in aliases.items():
         if alias in _SECTIONS or original in _SECTIONS:

@@ -20,6 +20,7 @@ DERIVED: Final = frozenset(
         "is_prefill_stage",
         "kv_cache_tiling",
         "kv_cache_update_with_kernel",
+        "overrides_torch_dtype",
         "tile_cc",
     )
 )

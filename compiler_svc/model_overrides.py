@@ -1,0 +1,47 @@
+"""A configuration's model attributes, and the checkpoint that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from compiler_svc.config import InferenceConfig
+from compiler_svc.config.transformers_neuronx import SECTION, judge_head_sharding
+from compiler_svc.errors import ConfigInvalid
+from compiler_svc.models.registry import list_attributes, parse_model_config
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.overrides import find_changes, override_checkpoint
+
+
+def keep_changes(checkpoint: Checkpoint, config: InferenceConfig) -> tuple[InferenceConfig, tuple[str, ...]]:
+    """The configuration with those model attributes alone that change what is built, and what the author should know.
+
+    So a file that repeats the whole `config.json`, as NxD Inference's do, says the same as one that does not.
+    """
+    changes = find_changes(checkpoint, config.model_attributes, config.attribute_map)
+    counting = list_attributes({**checkpoint.config, **changes})
+    ignored = sorted(changes.keys() - counting)
+    notes = [f"{', '.join(ignored)}: ignored, because the model does not depend on it"] if ignored else []
+    kept = {name: value for name, value in changes.items() if name in counting}
+    return replace(config, model_attributes=kept), tuple(notes)
+
+
+def override_model(checkpoint: Checkpoint, config: InferenceConfig) -> Checkpoint:
+    """The checkpoint as the configuration has it."""
+    return override_checkpoint(checkpoint, config.model_attributes, config.attribute_map)
+
+
+def check_head_sharding(document: Mapping[str, Any], checkpoint: Checkpoint, *, tp_degree: int) -> None:
+    """Compares the model's KV heads with the strategy of a document's Transformers NeuronX options.
+
+    Raises:
+        ConfigInvalid: They do not go together.
+        ModelConfigInvalid, ModelNotServed: A model that this compiler does not build.
+    """
+    section = document.get(SECTION)
+    if section is None:
+        return
+    num_heads = parse_model_config(checkpoint.config).num_key_value_heads
+    if (violation := judge_head_sharding(section, num_key_value_heads=num_heads, tp_degree=tp_degree)) is not None:
+        raise ConfigInvalid([violation])
