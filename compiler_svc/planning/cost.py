@@ -62,23 +62,24 @@ def estimate_cost(
         builds: Recorded ones of the same target and level.
     """
     like_builds = [build for build in builds if _are_alike(build.num_layers, work.num_layers)]
-    used: set[LoweringActual] = set()
-    total_s = 0.0
-    for submodel in work.missing:
-        like = [one for one in lowerings if one.submodel == submodel and _are_alike(one.num_layers, work.num_layers)]
-        if not like:
-            return None
-        used.update(like)
-        total_s += statistics.median(one.duration_s * work.num_layers / one.num_layers for one in like)
-    if not like_builds:
+    like = {
+        submodel: [one for one in lowerings if one.submodel == submodel and _are_alike(one.num_layers, work.num_layers)]
+        for submodel in set(work.missing)
+    }
+    if not like_builds or not all(like.values()):
         return None
+    each_s = {
+        submodel: statistics.median(one.duration_s * work.num_layers / one.num_layers for one in records)
+        for submodel, records in like.items()
+    }
+    total_s = sum(each_s[submodel] for submodel in work.missing)
     # As many at once as there are places; what is left over at the end runs with fewer.
     rounds = math.ceil(len(work.missing) / work.num_lowerings)
     lowering_s = rounds * total_s / len(work.missing) if work.missing else 0.0
     return CostEstimate(
         duration_s=lowering_s + statistics.median(_estimate_rest_s(work, build) for build in like_builds),
-        peak_memory_bytes=max((one.peak_memory_bytes for one in used), default=0),
-        num_records=len(used),
+        peak_memory_bytes=max((one.peak_memory_bytes for records in like.values() for one in records), default=0),
+        num_records=sum(map(len, like.values())),
     )
 
 

@@ -21,7 +21,7 @@ from compiler_svc.admission import (
     resolve_request,
 )
 from compiler_svc.builds.plan import plan_build
-from compiler_svc.config import InferenceConfig, resolve_config
+from compiler_svc.config import InferenceConfig, Resolution, resolve_config
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.options import expand_options
 from compiler_svc.config.submodels import SubmodelShape, describe_submodels
@@ -119,7 +119,7 @@ class Planner:
             executables=executables,
             hints=resolution.hints,
             warnings=(
-                *resolution.warnings,
+                *_without_hints(resolution),
                 *([limits.note] if limits.note else []),
                 *note_doubts(checkpoint, config.neuron_config),
             ),
@@ -184,6 +184,11 @@ def _check_target(request: PlanRequest) -> Target | None:
     target = choose_target(request)
     toolchain(request.optimization_level)
     return target
+
+
+def _without_hints(resolution: Resolution) -> list[str]:
+    hints = set(map(str, resolution.hints))
+    return [warning for warning in resolution.warnings if warning not in hints]
 
 
 def _tag(submodel: SubmodelShape, bucket: tuple[int, ...]) -> str:

@@ -30,13 +30,15 @@ class Variations:
     def find_largest(self, config: NeuronConfig) -> LargestSizes:
         """The largest sizes that fit.
 
+        What is given of the rows of the cache, or of its positions, changes together.
+
         Args:
             config: The configuration as it is.
         """
-        rows = "max_batch_size" if self._is_given("max_batch_size") else "batch_size"
-        lengths = ["seq_len", *(["max_length"] if self._is_given("max_length") else [])]
+        rows = self._given_of("max_batch_size", "tkg_batch_size") or ["batch_size"]
+        lengths = ["seq_len", *self._given_of("max_length", "n_positions")]
         return LargestSizes(
-            batch_size=find_largest(self._judge(rows), getattr(config, rows)),
+            batch_size=find_largest(self._judge(*rows), config.max_batch_size),
             seq_len=find_largest(
                 self._judge(*lengths),
                 config.seq_len,
@@ -53,8 +55,8 @@ class Variations:
         judge = self._judge("tp_degree")
         return next((degree for degree in target.tp_degrees if judge(degree) is Judgement.FITS), 0)
 
-    def _is_given(self, name: str) -> bool:
-        return self._given.get(name) is not None
+    def _given_of(self, *names: str) -> list[str]:
+        return [name for name in names if self._given.get(name) is not None]
 
     def _judge(self, *names: str) -> Callable[[int], Judgement]:
         def judge(value: int) -> Judgement:

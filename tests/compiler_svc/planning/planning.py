@@ -1,0 +1,40 @@
+"""Plans of real models' shapes, from headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bundle.layout import Layout
+from compiler_svc.config import InferenceConfig, resolve_config
+from compiler_svc.database.engine import Database
+from compiler_svc.planning.plan import Plan
+from compiler_svc.planning.planner import Planner, PlanRequest
+
+GIB = 1 << 30
+
+
+@contextmanager
+def open_planner(directory: Path, models: Path) -> Iterator[Planner]:
+    """A planner with an empty cache."""
+    database = Database(f"sqlite:///{directory / 'plans.db'}")
+    yield Planner(database, Layout.create(directory / "store"), model_roots=(models,), num_lowerings=2)
+    database.close()
+
+
+def request(model: str, target: str = "trn1", **options: Any) -> PlanRequest:
+    """A request; what is no field of it is an attribute of `neuron_config`."""
+    fields = {"isa": "", "optimization_level": 0, "salt": "", "core_memory_bytes": None}
+    document = options.pop("document", None)
+    fields |= {name: options.pop(name) for name in list(options) if name in fields}
+    return PlanRequest(model=model, target_kind=target, document=document or {"neuron_config": options}, **fields)
+
+
+def plan(planner: Planner, model: str, target: str = "trn1", **options: Any) -> Plan:
+    return planner.plan(request(model, target, **options))
+
+
+def resolve(target: str = "trn1", **neuron_config: Any) -> InferenceConfig:
+    return resolve_config({"neuron_config": neuron_config}, checkpoint_dtype="bfloat16", target=target).config

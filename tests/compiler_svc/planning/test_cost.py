@@ -1,0 +1,63 @@
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from compiler_svc.database.actuals import BuildActual, LoweringActual
+from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
+
+LOWERING = LoweringActual(submodel="token_generation", num_layers=4, duration_s=8.0, peak_memory_bytes=100)
+PREFILL = LoweringActual(submodel="context_encoding", num_layers=4, duration_s=12.0, peak_memory_bytes=300)
+BUILD = BuildActual(num_layers=4, num_executables=2, weights_bytes=1000, trace_s=2.0, rest_s=3.0)
+WORK = Work(
+    missing=("context_encoding", "token_generation"),
+    num_executables=2,
+    num_layers=4,
+    weights_bytes=1000,
+    num_lowerings=1,
+)
+
+
+def test_the_same_build_again() -> None:
+    estimate = estimate_cost(WORK, [LOWERING, PREFILL], [BUILD])
+    assert estimate == CostEstimate(duration_s=8 + 12 + 2 + 3, peak_memory_bytes=300, num_records=2)
+
+
+def test_lowerings_run_beside_each_other() -> None:
+    estimate = estimate_cost(replace(WORK, num_lowerings=2), [LOWERING, PREFILL], [BUILD])
+    assert estimate is not None
+    assert estimate.duration_s == 10 + 2 + 3
+
+
+def test_larger_models_take_longer() -> None:
+    work = replace(WORK, num_layers=8, weights_bytes=3000, num_executables=3)
+    estimate = estimate_cost(work, [LOWERING, PREFILL], [BUILD])
+    assert estimate is not None
+    assert estimate.duration_s == pytest.approx(2 * (8 + 12) + 2 * 1.5 * 2 + 3 * 3)
+
+
+def test_what_the_cache_has_costs_nothing() -> None:
+    estimate = estimate_cost(replace(WORK, missing=()), [], [BUILD])
+    assert estimate == CostEstimate(duration_s=5.0, peak_memory_bytes=0, num_records=0)
+
+
+def test_the_middle_of_several_counts() -> None:
+    times = [msgspec.structs.replace(LOWERING, duration_s=seconds) for seconds in (7.0, 8.0, 100.0)]
+    estimate = estimate_cost(replace(WORK, missing=("token_generation",)), times, [BUILD])
+    assert estimate is not None
+    assert (estimate.duration_s, estimate.num_records) == (8 + 2 + 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("lowerings", "builds", "num_layers"),
+    [
+        ([], [], 4),
+        ([LOWERING], [BUILD], 4),
+        ([LOWERING, PREFILL], [], 4),
+        ([LOWERING, PREFILL], [BUILD], 9),
+        ([LOWERING, PREFILL], [BUILD], 1),
+    ],
+    ids=["nothing recorded", "no such submodel", "no build", "far larger", "far smaller"],
+)
+def test_nothing_like_it_was_built(lowerings: list[LoweringActual], builds: list[BuildActual], num_layers: int) -> None:
+    assert estimate_cost(replace(WORK, num_layers=num_layers), lowerings, builds) is None
