@@ -6,6 +6,7 @@ with it in plans only; or refuses it. Nothing is ignored in silence.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -130,14 +131,19 @@ class ConfigTable:
     attributes: tuple[Attribute, ...]
     unrecorded: tuple[Attribute, ...] = ()
 
-    @property
+    @functools.cached_property
     def rows(self) -> tuple[Attribute, ...]:
         """All attributes."""
         return (*self.attributes, *self.unrecorded)
 
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Attribute]:
+        """Attributes by each of their names."""
+        return {name: attribute for attribute in self.rows for name in attribute.names}
+
     def find(self, name: str) -> Attribute:
         """The attribute of a name that the table has."""
-        return next(attribute for attribute in self.rows if attribute.name == name)
+        return self.by_name[name]
 
 
 def is_same(value: object, other: object) -> bool:

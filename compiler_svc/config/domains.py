@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 LARGEST_INT: Final = 2**31 - 1
+_LARGEST_SAFE_INT: Final = 2**53 - 1
 _LONGEST_SHOWN: Final = 64
 
 
@@ -177,7 +178,7 @@ class Text:
 
     def accepts(self, value: object) -> bool:
         """Whether `value` is in the domain."""
-        return isinstance(value, str) and value != ""
+        return isinstance(value, str) and value != "" and _is_unicode(value)
 
     def normalize(self, value: str) -> str:
         """The value itself."""
@@ -262,6 +263,41 @@ class Table:
     def normalize(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """The value itself."""
         return value
+
+
+@dataclass(frozen=True)
+class Json:
+    """Values that JSON carries from one program to any other: finite numbers, integers of 53 bits, text in Unicode."""
+
+    accepted: str = "a JSON value with finite numbers and integers of at most 53 bits"
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is in the domain."""
+        try:
+            return self._carries(value)
+        except RecursionError:
+            return False
+
+    def normalize(self, value: Any) -> Any:
+        """The value itself."""
+        return value
+
+    def _carries(self, value: object) -> bool:
+        if isinstance(value, Mapping):
+            return all(isinstance(name, str) and _is_unicode(name) for name in value) and self._carries(
+                [*value.values()]
+            )
+        if isinstance(value, list | tuple):
+            return all(map(self._carries, value))
+        if isinstance(value, str):
+            return _is_unicode(value)
+        if isinstance(value, float):
+            return math.isfinite(value)
+        return value is None or (isinstance(value, int) and abs(value) <= _LARGEST_SAFE_INT)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @dataclass(frozen=True)

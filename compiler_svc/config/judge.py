@@ -8,15 +8,18 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from compiler_svc.config.attribute import Attribute, ConfigTable, TargetKind, Values, is_same
-from compiler_svc.config.domains import Table, show
+from compiler_svc.config.domains import Json, Table, show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.rules import RULES, broken_rules, find_value, notes_on
-from compiler_svc.config.suggestions import suggest_name
+from compiler_svc.config.suggestions import ANY_NAME, suggest_name
 from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
 from compiler_svc.errors import ConfigInvalid
 
-# Each suggestion costs a search through the table, which an attacker's thousands of names must not multiply.
+#: In one table.
 _MOST_NAMES: Final = 256
+# Each suggestion costs a search through the tables, which an attacker's thousands of names must not multiply; an error
+# lists fewer mistakes than this.
+_MOST_SUGGESTIONS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,21 @@ class Judge:
         for attribute in table.rows:
             default = attribute.default_from(values)
             value = accepted.get(attribute.name, default)
-            is_judged = serves and attribute.name in accepted
+            is_served = serves
             if isinstance(attribute.domain, Table):
                 # A table that is unset by default is a feature that setting it asks for.
-                is_judged = is_judged and default is None
-                is_later = is_judged and attribute.support_on(self.target).level == "later"
+                is_served = serves and default is None
+                is_later = is_served and attribute.support_on(self.target).level == "later"
                 inside = self._judge_inside(path, attribute, value, values, mistaken, serves=serves and not is_later)
                 mistaken |= {f"{attribute.name}.{name}" for name in inside.mistaken}
                 value = inside.values or None
             values[attribute.name] = value
-            if is_judged and not self._judge_support(join_path(path, attribute.name), attribute, value, default):
-                mistaken.add(attribute.name)
+            if attribute.name in accepted:
+                place = join_path(path, attribute.name)
+                if self._refuses(place, attribute, value, default):
+                    mistaken.add(attribute.name)
+                elif is_served:
+                    self._judge_support(place, attribute, value, default)
         if table is INFERENCE_CONFIG:
             values["model_attributes"] = {name: value for name, value in document.items() if name in MODEL_ATTRIBUTES}
         self._judge_rules(path, table, values, mistaken | {f"outer.{name}" for name in mistaken_outside})
@@ -121,16 +128,18 @@ class Judge:
 
     def _read(self, path: str, document: Mapping[str, Any], table: ConfigTable) -> tuple[dict[str, Any], set[str]]:
         """The values in their domains, by attribute, and the attributes with a mistake. null is unset."""
-        known = {name: attribute for attribute in table.rows for name in attribute.names}
         accepted: dict[str, Any] = {}
         spellings: dict[str, str] = {}
         mistaken: set[str] = set()
         for name, value in document.items():
-            attribute = known.get(name)
+            attribute = table.by_name.get(name)
             if table is INFERENCE_CONFIG and name in MODEL_ATTRIBUTES:
-                continue
-            if attribute is None:
-                self.findings.add_mistake(join_path(path, name), value, suggest_name(name, table))
+                if not Json().accepts(value):
+                    self.findings.add_mistake(join_path(path, name), value, Json().accepted)
+            elif attribute is None:
+                is_listed = len(self.findings.mistakes) < _MOST_SUGGESTIONS
+                suggestion = suggest_name(name, table) if is_listed else ANY_NAME
+                self.findings.add_mistake(join_path(path, name), value, suggestion)
             elif value is None:
                 continue
             elif not attribute.domain.accepts(value):
@@ -157,8 +166,17 @@ class Judge:
                 return not read if alias.negated else read
         return read
 
-    def _judge_support(self, path: str, attribute: Attribute, value: Any, default: Any) -> bool:
-        """Notes what the target makes of a value; whether it can take it at all."""
+    def _refuses(self, path: str, attribute: Attribute, value: Any, default: Any) -> bool:
+        """Whether the target can never take a value, which is a mistake."""
+        support = attribute.support_on(self.target)
+        if support.level != "refused" or is_same(value, default):
+            return False
+        only = "unset" if default is None else show(default)
+        self.findings.add_mistake(path, value, f"{only}: {support.reason}")
+        return True
+
+    def _judge_support(self, path: str, attribute: Attribute, value: Any, default: Any) -> None:
+        """Notes what the target makes of a value that it can take."""
         support = attribute.support_on(self.target)
         if attribute.deprecated:
             held = "" if is_same(value, default) else f"; {show(value)} is ignored, and {show(default)} holds"
@@ -166,15 +184,9 @@ class Judge:
         elif support.level == "hint":
             if not is_same(value, default if support.acts_as is None else support.acts_as):
                 self.findings.add_hint(Hint(path, value, support.reason))
-        elif support.level == "refused":
-            if not is_same(value, default):
-                only = "unset" if default is None else show(default)
-                self.findings.add_mistake(path, value, f"{only}: {support.reason}")
-                return False
         elif not support.serves(value, default):
             asked = "set" if isinstance(value, Mapping) else show(value)
             self.findings.add_unserved(path, asked, support.values or (default,))
-        return True
 
     def _note_undocumented(self, path: str, table: ConfigTable, accepted: Mapping[str, Any]) -> None:
         names = [

@@ -9,13 +9,16 @@ from compiler_svc.config.attribute import ConfigTable, is_table
 from compiler_svc.config.domains import Table
 from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
 
+#: What would be accepted where nothing comes to mind.
+ANY_NAME: Final = "a name that the configuration has"
+
 #: Longer names are nobody's slip, and searching for what resembles them takes long.
 _LONGEST_NAME: Final = 64
 
 
 def suggest_name(name: str, table: ConfigTable) -> str:
     """What would be accepted in place of `name` in a table, in words."""
-    known = [known for attribute in table.rows for known in attribute.names]
+    known = [*table.by_name]
     if table is INFERENCE_CONFIG:
         known += [*MODEL_ATTRIBUTES, "transformers_neuronx"]
     paths = _find_paths(name)
@@ -23,8 +26,8 @@ def suggest_name(name: str, table: ConfigTable) -> str:
     if similar and not paths:
         return f"did you mean {similar[0]!r}?"
     if paths:
-        return f"a name that the configuration has; did you mean {paths[0]}?"
-    return "a name that the configuration has; the model's own attributes come from the checkpoint's config.json"
+        return f"{ANY_NAME}; did you mean {paths[0]}?"
+    return f"{ANY_NAME}; the model's own attributes come from the checkpoint's config.json"
 
 
 def _find_paths(name: str) -> list[str]:
@@ -35,7 +38,8 @@ def _find_paths(name: str) -> list[str]:
         if table.class_name in seen:
             continue
         seen.add(table.class_name)
-        found += [f"{path}{name}" for attribute in table.rows if name in attribute.names]
+        if name in table.by_name:
+            found.append(f"{path}{name}")
         queue += [
             (f"{path}{attribute.name}.", TABLES[attribute.domain.of])
             for attribute in table.attributes

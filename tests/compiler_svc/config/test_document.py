@@ -1,0 +1,33 @@
+"""Text to documents."""
+
+import pytest
+
+from compiler_svc.config import parse_document, resolve_config
+from compiler_svc.errors import ConfigInvalid
+
+
+class TestDocument:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "seq_len: 3",
+            "[]",
+            "null",
+            '"neuron_config"',
+            '{"neuron_config": {"seq_len": NaN}}',
+            '{"neuron_config": {"seq_len": 1, "seq_len": 2}}',
+            '{"neuron_config": {"seq_len": ' + "9" * 5000 + "}}",
+            "[" * 100_000,
+            '{"a":' * 100_000,
+        ],
+    )
+    def test_what_is_no_object_is_refused(self, text: str) -> None:
+        with pytest.raises(ConfigInvalid) as caught:
+            parse_document(text)
+        assert caught.value.violations[0].field == "config_json"
+
+    def test_an_overflowing_number_is_a_mistake_of_its_attribute(self) -> None:
+        document = parse_document('{"neuron_config": {"on_device_sampling_config": {"temperature": 1e999}}}')
+        with pytest.raises(ConfigInvalid, match="temperature"):
+            resolve_config(document, checkpoint_dtype=None)
