@@ -16,6 +16,20 @@ SHORTEST_PREFIX_BUCKET: Final = 512
 #: Shortest token generation bucket that is generated with prefix caching, in tokens.
 SHORTEST_BLOCK_BUCKET: Final = 256
 
+#: Attributes that `resolve_buckets` reads.
+BUCKET_ATTRIBUTES: Final = (
+    "enable_bucketing",
+    "context_encoding_buckets",
+    "token_generation_buckets",
+    "prefix_buckets",
+    "is_prefix_caching",
+    "max_context_length",
+    "max_length",
+    "seq_len",
+    "n_active_tokens",
+    "n_positions",
+)
+
 
 def generate_buckets(shortest: int, longest: int) -> tuple[int, ...]:
     """Bucket lengths from `shortest` to `longest`, in tokens.
@@ -49,7 +63,7 @@ def resolve_buckets(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The bucket lists of a NeuronConfig, chosen or generated, by attribute; `prefix_buckets` only with prefix caching.
 
     Args:
-        values: The other attributes, resolved, and the lists as the user gave them; an empty list is none.
+        values: `BUCKET_ATTRIBUTES`, resolved but for the lists, which are as the user gave them; an empty one is none.
     """
     enabled, caches_prefixes = values["enable_bucketing"], values["is_prefix_caching"]
 

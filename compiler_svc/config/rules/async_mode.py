@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from compiler_svc.config.rules.rule import NXDI_CODE, Rule
+from compiler_svc.config.rules.speculation import speculates_unfused
 from compiler_svc.config.tables.documents import FEATURE_GUIDE
 
 _ASYNC: Final = f"{FEATURE_GUIDE}, Asynchronous runtime support"
@@ -18,7 +19,7 @@ ASYNC_MODE_RULES: Final = (
     ),
     Rule(
         ("async_mode", "speculation_length", "enable_fused_speculation"),
-        lambda v: not (v["async_mode"] and v["speculation_length"] > 0) or v["enable_fused_speculation"],
+        lambda v: not (v["async_mode"] and speculates_unfused(v)),
         "false, unless speculation is fused: speculation_length is {speculation_length} and enable_fused_speculation "
         "is false",
         _ASYNC,

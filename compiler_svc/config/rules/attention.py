@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from compiler_svc.config.attribute import Values
-from compiler_svc.config.buckets import resolve_buckets
+from compiler_svc.config.buckets import BUCKET_ATTRIBUTES, resolve_buckets
 from compiler_svc.config.rules.rule import NXDI_CODE, Rule
 from compiler_svc.config.tables.documents import ATTENTION
 
@@ -23,18 +23,7 @@ ATTENTION_RULES: Final = (
         NXDI_CODE,
     ),
     Rule(
-        (
-            "sequence_parallel_enabled",
-            "tp_degree",
-            "enable_bucketing",
-            "context_encoding_buckets",
-            "token_generation_buckets",
-            "prefix_buckets",
-            "is_prefix_caching",
-            "max_context_length",
-            "max_length",
-            "seq_len",
-        ),
+        ("sequence_parallel_enabled", "tp_degree", *BUCKET_ATTRIBUTES),
         lambda v: not v["sequence_parallel_enabled"] or _are_prompts_divisible(v),
         "false, unless max_context_length, which is {max_context_length}, and every context encoding bucket are "
         "divisible by tp_degree, which is {tp_degree}",

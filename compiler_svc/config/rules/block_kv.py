@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from compiler_svc.config.attribute import Values
-from compiler_svc.config.buckets import resolve_buckets
+from compiler_svc.config.buckets import BUCKET_ATTRIBUTES, resolve_buckets
 from compiler_svc.config.rules.rule import Note, Rule
 from compiler_svc.config.tables.documents import PREFIX_CACHING
 
@@ -45,18 +45,7 @@ BLOCK_KV_RULES: Final = (
         PREFIX_CACHING,
     ),
     Rule(
-        (
-            "pa_block_size",
-            "is_block_kv_layout",
-            "is_prefix_caching",
-            "enable_bucketing",
-            "prefix_buckets",
-            "token_generation_buckets",
-            "context_encoding_buckets",
-            "max_context_length",
-            "max_length",
-            "seq_len",
-        ),
+        ("pa_block_size", "is_block_kv_layout", *BUCKET_ATTRIBUTES),
         lambda v: not v["is_block_kv_layout"] or _have_whole_blocks(v),
         "a divisor of every token generation and prefix bucket, the last of which are max_length, {max_length}, and "
         "max_context_length, {max_context_length}, unless listed otherwise",

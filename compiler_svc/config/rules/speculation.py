@@ -9,11 +9,17 @@ from compiler_svc.config.rules.rule import KILN, NXDI_CODE, Note, Rule
 from compiler_svc.config.tables.documents import FEATURE_FUSED_SPECULATION, FEATURE_SPECULATION, SPECULATION
 
 
-def _speculates_unfused(values: Values) -> bool:
-    """Whether a draft model outside of the executable proposes; a draft's own configuration may be a copy."""
-    fused = values["enable_fused_speculation"] or values["is_eagle_draft"]
-    return values["speculation_length"] > 0 and not fused and not values["is_medusa"]
+def speculates_unfused(values: Values) -> bool:
+    """Whether a draft model outside of the executable proposes.
 
+    The configuration of a draft model may be a copy of its target's, and speculates no further.
+    """
+    is_draft = values["is_eagle_draft"] or bool(values["outer"]["outer"])
+    fused = values["enable_fused_speculation"] or values["is_medusa"]
+    return values["speculation_length"] > 0 and not fused and not is_draft
+
+
+_UNFUSED: Final = ("speculation_length", "enable_fused_speculation", "is_medusa", "is_eagle_draft")
 
 SPECULATION_RULES: Final = (
     Rule(
@@ -41,28 +47,14 @@ SPECULATION_RULES: Final = (
         FEATURE_FUSED_SPECULATION,
     ),
     Rule(
-        (
-            "max_batch_size",
-            "batch_size",
-            "speculation_length",
-            "enable_fused_speculation",
-            "is_medusa",
-            "is_eagle_draft",
-        ),
-        lambda v: not _speculates_unfused(v) or v["max_batch_size"] == 1,
+        ("max_batch_size", "batch_size", *_UNFUSED),
+        lambda v: not speculates_unfused(v) or v["max_batch_size"] == 1,
         "1, because speculation_length is {speculation_length} and enable_fused_speculation is false",
         FEATURE_SPECULATION,
     ),
     Rule(
-        (
-            "spec_batch_size",
-            "batch_size",
-            "speculation_length",
-            "enable_fused_speculation",
-            "is_medusa",
-            "is_eagle_draft",
-        ),
-        lambda v: not _speculates_unfused(v) or v["spec_batch_size"] == 1,
+        ("spec_batch_size", "batch_size", *_UNFUSED),
+        lambda v: not speculates_unfused(v) or v["spec_batch_size"] == 1,
         "1, because speculation_length is {speculation_length} and enable_fused_speculation is false",
         FEATURE_SPECULATION,
     ),
@@ -73,8 +65,8 @@ SPECULATION_RULES: Final = (
         FEATURE_FUSED_SPECULATION,
     ),
     Rule(
-        ("is_prefix_caching", "speculation_length", "enable_fused_speculation"),
-        lambda v: not v["is_prefix_caching"] or v["speculation_length"] == 0 or v["enable_fused_speculation"],
+        ("is_prefix_caching", *_UNFUSED),
+        lambda v: not (v["is_prefix_caching"] and speculates_unfused(v)),
         "false, because speculation_length is {speculation_length} and enable_fused_speculation is false: the "
         "speculation submodel has no buckets for prefixes",
         NXDI_CODE,
