@@ -8,6 +8,7 @@ registries without the referrers API, so that tools that know only tags can carr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from bundle.digest import PREFIX, parse_digest
@@ -99,6 +100,28 @@ def list_referrers(layout: Layout, digest: str, artifact_type: str | None = None
     parse_digest(digest)
     found = layout.read_through_index(lambda index: find_referrers(layout, index, digest))
     return tuple(one for one in found if artifact_type in {None, one.artifact_type})
+
+
+def list_referrer_files(layout: Layout, digest: str) -> tuple[BlobDescriptor, ...]:
+    """The files of a manifest's referrers, as the tag `sha256-HEX` lists them; what cannot be read is left out.
+
+    Asks for nothing but the index and these referrers, where `list_referrers` reads those of all bundles; a layout that
+    another tool wrote may have the tag or not.
+
+    Raises:
+        LayoutInvalid: The store's index is broken.
+        DigestInvalid: `digest` is none.
+    """
+    tag = fallback_tag(digest)
+    listing = next((one for one in layout.read_index().manifests if one.ref_name == tag), None)
+    files: dict[str, BlobDescriptor] = {}
+    with suppress(BundleError):
+        for entry in _listed_in(layout, listing):
+            with suppress(BundleError):
+                image = read_manifest(layout, entry)
+                if isinstance(image, ImageManifest) and image.subject is not None and image.subject.digest == digest:
+                    files.update((layer.digest, layer) for layer in image.layers if layer.media_type != EMPTY_TYPE)
+    return tuple(files.values())
 
 
 def read_referrer(layout: Layout, digest: str) -> bytes:
@@ -204,6 +227,13 @@ def _walk_manifests(layout: Layout, index: Index) -> Iterator[BlobDescriptor]:
             yield from _walk_manifests(layout, nested)
         else:
             yield entry
+
+
+def _listed_in(layout: Layout, listing: BlobDescriptor | None) -> tuple[BlobDescriptor, ...]:
+    if listing is None:
+        return ()
+    manifest = read_manifest(layout, listing)
+    return manifest.manifests if isinstance(manifest, Index) else ()
 
 
 def _describe_subject(layout: Layout, digest: str) -> BlobDescriptor:

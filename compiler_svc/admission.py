@@ -51,10 +51,15 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest(BuildRequest):
-    """What a client asks for."""
+    """What a client asks for.
+
+    Attributes:
+        debug: Keep the graphs beside the bundle.
+    """
 
     name: str
     skip_cache_lookup: bool
+    debug: bool = False
 
 
 def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileSpec:
@@ -85,6 +90,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         optimization_level=request.optimization_level,
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
+        debug=request.debug,
         warnings=(*resolution.warnings, *note_doubts(checkpoint, resolution.config.neuron_config)),
     )
 

@@ -14,6 +14,7 @@ from compiler_svc.bundle_import import BundleImporter, ImportOrder
 from compiler_svc.bundle_store import BundleStore
 from compiler_svc.bundle_wire import (
     alias_to_pb,
+    blob_to_pb,
     bundle_to_pb,
     collected_to_pb,
     import_event_to_pb,
@@ -38,7 +39,10 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
 
     async def GetBundle(self, request: pb.GetBundleRequest, context: Any) -> pb.GetBundleResponse:
         """Resolves a reference to a bundle."""
-        return pb.GetBundleResponse(bundle=bundle_to_pb(await self._store.get(request.ref)))
+        named = await self._store.get(request.ref)
+        message = bundle_to_pb(named)
+        message.referrers.extend(map(blob_to_pb, await self._store.list_referrer_files(named.bundle.digest)))
+        return pb.GetBundleResponse(bundle=message)
 
     async def ListBundles(self, request: pb.ListBundlesRequest, context: Any) -> pb.ListBundlesResponse:
         """Lists versions."""

@@ -13,8 +13,10 @@ from sqlalchemy.orm import Session
 
 from bundle.errors import BundleNotFound, RefInvalid
 from bundle.layout import Layout
+from bundle.oci import BlobDescriptor
 from bundle.reader import Bundle, open_bundle
 from bundle.reference import is_alias, parse_reference
+from bundle.referrers import list_referrer_files
 from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
 from compiler_svc.bundle_errors import LeaseInvalid
 from compiler_svc.database import cache, leases, versions
@@ -67,6 +69,10 @@ class BundleStore:
         digest = reference.digest if version is None else version.digest
         assert digest is not None
         return NamedBundle(await self.open(digest), version)
+
+    async def list_referrer_files(self, digest: str) -> Sequence[BlobDescriptor]:
+        """Files about a bundle that are no part of it; see `bundle.referrers.list_referrer_files`."""
+        return await asyncio.to_thread(list_referrer_files, self.layout, digest)
 
     async def open(self, digest: str) -> Bundle:
         """Opens a published bundle; see `bundle.reader.open_bundle`."""

@@ -44,7 +44,7 @@ def bundle_to_pb(named: NamedBundle) -> pb.Bundle:
     message.graph_abi_digest = bundle.manifest.graph_abi_digest
     message.manifest_json = bundle.manifest.to_json()
     message.contents = _CONTENTS[contents_of(bundle)]
-    message.blobs.extend(map(_blob_to_pb, bundle.blobs))
+    message.blobs.extend(map(blob_to_pb, bundle.blobs))
     return message
 
 
@@ -83,5 +83,6 @@ def import_event_to_pb(event: ImportProgress | ImportedBundle) -> pb.ImportBundl
     return pb.ImportBundleResponse(result=result)
 
 
-def _blob_to_pb(blob: BlobDescriptor) -> pb.Blob:
+def blob_to_pb(blob: BlobDescriptor) -> pb.Blob:
+    """Writes one file of a bundle, or of a referrer of it."""
     return pb.Blob(digest=blob.digest, size_bytes=blob.size_bytes, media_type=blob.media_type, title=blob.title)

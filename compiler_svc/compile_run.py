@@ -1,4 +1,4 @@
-"""One accepted compile on its way: cache check, turn, build, version."""
+"""One accepted compile on its way: cache check, turn, build, graphs where they are wanted, version."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
+from bundle.digest import PREFIX
 from bundle.errors import KilnError
+from compiler_svc.builds.code_digest import BUNDLE_CODE, digest_code
 from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
 from compiler_svc.builds.runner import BuildRunner, OnProgress
 from compiler_svc.builds.shared import SharedBuilds
@@ -19,10 +22,11 @@ from compiler_svc.bundle_cache import BundleCache, Identity
 from compiler_svc.bundle_store import BundleStore
 from compiler_svc.database.operations import Operation
 from compiler_svc.database.versions import Version
+from compiler_svc.debug_file import has_graphs
 from compiler_svc.errors import BuildFailed, CompileCancelled
 from compiler_svc.operation_journal import OperationJournal
 from compiler_svc.records import CompileResult, Progress, Stage
-from compiler_svc.spec import BuildSpec
+from compiler_svc.spec import BuildSpec, CompileSpec
 from execution.failure import Failure
 
 _BEFORE_BUILDING: Final = frozenset({Stage.QUEUED, Stage.CACHE_CHECK})
@@ -59,6 +63,8 @@ class CompileRun:
         self._log = _log.bind(operation=operation.resource_name, name=spec.name)
         self._task: asyncio.Task[None] | None = None
         self._build_id: str | None = None
+        self._graphs_id: str | None = None
+        self._newest = Progress(stage=Stage.QUEUED)
         self._is_building = False
         self._is_cancelled = False
 
@@ -95,8 +101,9 @@ class CompileRun:
             await self._fail(BuildFailed("an internal error, which the compiler's log describes"))
         finally:
             self.placed.set()
-        if self._build_id is not None:
-            self._workshop.runner.discard(self._build_id)
+        for build_id in (self._build_id, self._graphs_id):
+            if build_id is not None:
+                self._workshop.runner.discard(build_id)
 
     async def _compile(self) -> None:
         await self._report(Progress(stage=Stage.CACHE_CHECK, message="hashing the checkpoint"))
@@ -107,6 +114,8 @@ class CompileRun:
             self._build_id = identity.action_digest.removeprefix("sha256:")
             cached = await self._workshop.cache.find(identity.action_digest)
         built = cached or await self._build(identity)
+        if isinstance(self._spec, CompileSpec) and self._spec.debug:
+            await self._keep_graphs(identity, built.bundle_digest)
         await self._record(built, is_cached=cached is not None)
 
     async def _build(self, identity: Identity) -> BuildResult:
@@ -136,7 +145,41 @@ class CompileRun:
             return await build(self._report)
         return await self._workshop.shared.run(identity.action_digest, build, self._report)
 
+    async def _keep_graphs(self, identity: Identity, digest: str) -> None:
+        """Sees to it that the bundle has its graphs beside it.
+
+        A job of its own, behind the build or the cache's answer: so builds are equal, and shared, whoever wants graphs.
+        """
+        turns, runner, layout = self._workshop.turns, self._workshop.runner, self._workshop.store.layout
+        self._graphs_id = f"graphs-{digest.removeprefix(PREFIX)}"
+        job = BuildJob(
+            build_id=self._graphs_id,
+            spec=self._spec,
+            checkpoint_digest=identity.checkpoint_digest,
+            environment=self._workshop.environment,
+            graphs_of=digest,
+        )
+
+        async def keep(on_progress: OnProgress) -> BuildResult:
+            if turns.are_taken:
+                await on_progress(Progress(stage=Stage.PUBLISH, message="waiting for a free build slot"))
+            async with turns.take():
+                code_digest = digest_code(BUNDLE_CODE)
+                if not self._spec.skip_cache_lookup and await asyncio.to_thread(
+                    has_graphs, layout, digest, code_digest
+                ):
+                    return BuildResult(bundle_digest=digest, executables=(), new_executables={})
+                return await runner.run(job, on_progress)
+
+        async def report(progress: Progress) -> None:
+            # What the build has counted stays.
+            counted = msgspec.structs.replace(self._newest, stage=Stage.PUBLISH, message=progress.message, eta_s=None)
+            await self._report(counted)
+
+        await self._workshop.shared.run(self._graphs_id, keep, report)
+
     async def _report(self, progress: Progress) -> None:
+        self._newest = progress
         if not self._is_building and progress.stage not in _BEFORE_BUILDING:
             assert self._build_id is not None
             self._is_building = True

@@ -38,11 +38,13 @@ class CompileSpec(_Spec, frozen=True, kw_only=True):
     Attributes:
         optimization_level: 0, 1 or 2.
         salt: Enters every action digest.
+        debug: Keep the graphs beside the bundle. Enters no action digest: executables and bundle are the same.
     """
 
     target: Target
     optimization_level: Literal[0, 1, 2]
     salt: str
+    debug: bool = False
 
     def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
         """Identifies the bundle that this compile makes: equal digests mean equal bundles, whatever their names.

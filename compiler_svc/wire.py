@@ -61,7 +61,10 @@ def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
         ConfigInvalid: The configuration text is no JSON object, or an enum value is unknown.
     """
     return CompileRequest(
-        name=request.name, skip_cache_lookup=request.skip_cache_lookup, **build_fields_from_pb(request)
+        name=request.name,
+        skip_cache_lookup=request.skip_cache_lookup,
+        debug=request.debug,
+        **build_fields_from_pb(request),
     )
 
 

@@ -51,12 +51,14 @@ class BuildJob(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         build_id: Equal for all attempts at the same build, and for nothing else; a file name.
         checkpoint_digest: Digest of the weights, the configuration and the tokenizer.
+        graphs_of: Digest of the bundle that the specification gave, to be given its graphs; None builds a bundle.
     """
 
     build_id: str
     spec: BuildSpec
     checkpoint_digest: str
     environment: BuildEnvironment
+    graphs_of: str | None = None
 
 
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):

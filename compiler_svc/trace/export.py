@@ -16,6 +16,7 @@ from bundle.manifest import ConstantBinding
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_digest import digest_graph
 from compiler_svc.trace.program import build_program, make_example_tensors
+from compiler_svc.trace.sources import recorded_sources
 from compiler_svc.trace.spec import ModelSpec
 from compiler_svc.trace.submodels import SubmodelSpec, describe_state
 
@@ -39,14 +40,19 @@ class TracedSubmodel:
     constants: tuple[ConstantBinding, ...]
 
 
-def export_submodel(spec: ModelSpec, plan: WeightPlan, submodel: SubmodelSpec) -> TracedSubmodel:
+def export_submodel(
+    spec: ModelSpec, plan: WeightPlan, submodel: SubmodelSpec, *, with_sources: bool = False
+) -> TracedSubmodel:
     """Exports one submodel. The graph is equal for all ranks.
 
     Memory of parameters and state is reserved, never touched.
+
+    Args:
+        with_sources: Note where each operation's code is; see `sources.find_source`. Changes no digest.
     """
     program = build_program(spec, plan, submodel)
     examples = make_example_tensors(spec, submodel, describe_state(spec).tensors[0].shape)
-    with torch.no_grad(), _without_stack_traces():
+    with torch.no_grad(), recorded_sources() if with_sources else _without_stack_traces():
         exported = torch.export.export(program, examples, strict=False)
     return TracedSubmodel(submodel, exported, digest_graph(exported), bind_constants(exported, plan))
 

@@ -37,22 +37,23 @@ def render_graph(program: ExportedProgram) -> str:
             source = next(sources)
             operation = "input" if source.kind == InputKind.USER_INPUT else f"{source.kind.name} {source.target}"
         elif node.op == "call_function":
-            arguments = [_render(argument, numbers) for argument in node.args]
-            arguments += [f"{key}={_render(value, numbers)}" for key, value in sorted(node.kwargs.items())]
+            arguments = [render_argument(argument, numbers) for argument in node.args]
+            arguments += [f"{key}={render_argument(value, numbers)}" for key, value in sorted(node.kwargs.items())]
             operation = f"{node.target}({', '.join(arguments)})"
         else:
             assert node.op == "output", f"{node.op} in an exported graph"
-            operation = f"output {_render(node.args, numbers)}"
-        lines.append(f"{numbers[node]} = {operation} : {_render_value(node.meta.get('val'))}")
+            operation = f"output {render_argument(node.args, numbers)}"
+        lines.append(f"{numbers[node]} = {operation} : {render_value(node.meta.get('val'))}")
     return "\n".join(lines) + "\n"
 
 
-def _render(argument: Any, numbers: Mapping[Node, str]) -> str:
+def render_argument(argument: Any, numbers: Mapping[Node, str]) -> str:
+    """An operation's argument as text, other values by what `numbers` calls them."""
     match argument:
         case Node():
             return numbers[argument]
         case list() | tuple():
-            return f"[{', '.join(_render(item, numbers) for item in argument)}]"
+            return f"[{', '.join(render_argument(item, numbers) for item in argument)}]"
         case None | bool() | int() | float() | str():
             return repr(argument)
         case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
@@ -60,9 +61,10 @@ def _render(argument: Any, numbers: Mapping[Node, str]) -> str:
     raise AssertionError(f"{type(argument).__name__} in an exported graph")
 
 
-def _render_value(value: Any) -> str:
+def render_value(value: Any) -> str:
+    """Dtype, shape and strides of a node's value, each item of a sequence; empty where it has none."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())}"
     if isinstance(value, Sequence):
-        return f"[{', '.join(map(_render_value, value))}]"
+        return f"[{', '.join(map(render_value, value))}]"
     return repr(value) if isinstance(value, bool | int | float) else ""

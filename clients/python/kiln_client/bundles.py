@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from google.protobuf.duration_pb2 import Duration
 from kiln.bundle.v1 import bundle_pb2 as pb
 from kiln.bundle.v1.bundle_pb2_grpc import BundleServiceStub
 
-from kiln_client.errors import StreamIncomplete
+from kiln_client.errors import InvalidArgument, NotFound, StreamIncomplete
 from kiln_client.service_client import ServiceClient
 from kiln_client.streams import AsyncStream
 
@@ -31,7 +32,7 @@ class AsyncBundles(ServiceClient):
         return BundleServiceStub(self._channel)
 
     async def get_bundle(self, ref: str) -> pb.Bundle:
-        """Resolves a reference; the bundle has its manifest and blobs."""
+        """Resolves a reference; the bundle has its manifest, its blobs and the files that refer to it."""
         response = await self._ask(self._stub.GetBundle, pb.GetBundleRequest(ref=ref), self.timeouts.read_s)
         return response.bundle
 
@@ -54,6 +55,29 @@ class AsyncBundles(ServiceClient):
         """Streams the bytes of one blob, in order, from an offset."""
         request = pb.ReadBlobRequest(digest=digest, offset_bytes=offset_bytes)
         return self._stream(self._stub.ReadBlob, request, self.timeouts.load_s)
+
+    async def read_file(self, ref: str, file: str, sink: BinaryIO) -> pb.Blob:
+        """Copies one file of a bundle, or of what refers to it, into `sink`, and checks its digest.
+
+        Args:
+            ref: Bundle reference.
+            file: Title, such as `graphs.jsonl.gz`, or digest, as the bundle lists them.
+            sink: Takes the bytes; not to be used where this raises.
+
+        Raises:
+            NotFound: The bundle has no such file.
+            InvalidArgument: Several files have that title.
+            StreamIncomplete: The bytes that came are not the file's.
+        """
+        blob = _choose_file(await self.get_bundle(ref), ref, file)
+        hashed, size_bytes = hashlib.sha256(), 0
+        async with self.read_blob(blob.digest) as responses:
+            async for response in responses:
+                hashed.update(response.data)
+                size_bytes += sink.write(response.data)
+        if (size_bytes, f"sha256:{hashed.hexdigest()}") != (blob.size_bytes, blob.digest):
+            raise StreamIncomplete(f"{size_bytes} bytes that are not those of {blob.digest}")
+        return blob
 
     async def set_alias(self, ref: str, alias: str, *, etag: str | None = None) -> pb.Alias:
         """Points an alias at a version; with `etag`, only if the alias has not changed since."""
@@ -138,6 +162,18 @@ class AsyncBundles(ServiceClient):
                     return event.result
                 on_progress(event.progress)
         raise StreamIncomplete("no result")
+
+
+def _choose_file(bundle: pb.Bundle, ref: str, file: str) -> pb.Blob:
+    files = {blob.digest: blob for blob in (*bundle.blobs, *bundle.referrers)}
+    found = [blob for blob in files.values() if file in (blob.title, blob.digest)]
+    if not found:
+        titles = ", ".join(sorted(blob.title or blob.digest for blob in files.values()))
+        raise NotFound(f"{ref} has no file {file!r}; it has {titles}", reason="FILE_NOT_FOUND")
+    if len(found) > 1:
+        digests = ", ".join(blob.digest for blob in found)
+        raise InvalidArgument(f"{ref} has several files {file!r}; accepted: one of {digests}", reason="FILE_AMBIGUOUS")
+    return found[0]
 
 
 def _duration(seconds: float | None) -> Duration | None:

@@ -45,6 +45,8 @@ class CompileOptions(TypedDict, total=False):
     """Build even where the cache has the result."""
     salt: str
     """Enters every cache key."""
+    debug: bool
+    """Keep every graph, with the lines of code that it comes from, beside the bundle as a referrer."""
 
 
 def compile_request(
@@ -69,6 +71,7 @@ def compile_request(
         request_id=options.get("request_id", ""),
         skip_cache_lookup=options.get("skip_cache_lookup", False),
         salt=options.get("salt", ""),
+        debug=options.get("debug", False),
     )
     _set_config(request, config)
     return request

@@ -37,6 +37,7 @@ class Bundles(BlockingClient[AsyncBundles]):
     list_bundles = blocking(AsyncBundles.list_bundles)
     delete_bundle = blocking(AsyncBundles.delete_bundle)
     read_blob = streaming(AsyncBundles.read_blob)
+    read_file = blocking(AsyncBundles.read_file)
     set_alias = blocking(AsyncBundles.set_alias)
     delete_alias = blocking(AsyncBundles.delete_alias)
     list_aliases = blocking(AsyncBundles.list_aliases)

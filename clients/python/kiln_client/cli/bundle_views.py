@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from kiln.bundle.v1.bundle_pb2 import Bundle, BundleContents, CollectGarbageResponse, ImportResult, Lease
+from kiln.bundle.v1.bundle_pb2 import Blob, Bundle, BundleContents, CollectGarbageResponse, ImportResult, Lease
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
@@ -35,7 +35,7 @@ def bundles_view(bundles: Iterable[Bundle]) -> RenderableType:
 
 
 def bundle_view(bundle: Bundle) -> RenderableType:
-    """Shows one version and its blobs."""
+    """Shows one version, its blobs and the files that refer to it."""
     summary = pairs(
         (
             ("version", version_ref(bundle)),
@@ -47,11 +47,17 @@ def bundle_view(bundle: Bundle) -> RenderableType:
             ("created", _create_time(bundle)),
         )
     )
-    blobs = rows(
-        ("blob", "size", "type", "title"),
-        ((blob.digest[:_SHORT_DIGEST], decimal(blob.size_bytes), blob.media_type, blob.title) for blob in bundle.blobs),
+    blobs = _blobs_view("blob", bundle.blobs)
+    if not bundle.referrers:
+        return Group(summary, blobs)
+    return Group(summary, blobs, _blobs_view("referrer", bundle.referrers))
+
+
+def _blobs_view(kind: str, blobs: Iterable[Blob]) -> RenderableType:
+    return rows(
+        (kind, "size", "type", "title"),
+        ((blob.digest[:_SHORT_DIGEST], decimal(blob.size_bytes), blob.media_type, blob.title) for blob in blobs),
     )
-    return Group(summary, blobs)
 
 
 def lease_text(lease: Lease) -> Text:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 from kiln.bundle.v1.bundle_pb2 import Bundle
 from rich.text import Text
@@ -37,7 +40,7 @@ async def list_command(session: Session, *, name: str) -> None:
     """List every version of NAME, or of all names, newest first."""
     async with session.bundles() as bundles:
         found = await bundles.list_bundles(name)
-    record = {"bundles": [_bundle_record(bundle, without=("manifest", "blobs")) for bundle in found]}
+    record = {"bundles": [_bundle_record(bundle, without=("manifest", "blobs", "referrers")) for bundle in found]}
     session.output.result(record, bundles_view(found) if found else Text("no bundles", style="dim"))
 
 
@@ -45,10 +48,36 @@ async def list_command(session: Session, *, name: str) -> None:
 @click.argument("ref")
 @remote_command
 async def show_command(session: Session, *, ref: str) -> None:
-    """Show one bundle: digests, aliases, blobs and, with --json, its manifest."""
+    """Show one bundle: digests, aliases, blobs, the files that refer to it and, with --json, its manifest."""
     async with session.bundles() as bundles:
         bundle = await bundles.get_bundle(ref)
     session.output.result(_bundle_record(bundle), bundle_view(bundle))
+
+
+@bundles_group.command("read")
+@click.argument("ref")
+@click.argument("file")
+@click.option("--out", type=click.Path(dir_okay=False), help="Where to put it. Default: standard output.")
+@remote_command
+async def read_command(session: Session, *, ref: str, file: str, out: str | None) -> None:
+    """Read one file of a bundle, or one that refers to it, by its title or its digest; `show` lists them."""
+    if out is None and session.output.as_json:
+        raise click.UsageError("--json needs --out: a file is no JSON")
+    async with session.bundles() as bundles:
+        if out is None:
+            await bundles.read_file(ref, file, sys.stdout.buffer)
+            return
+        path = Path(out)
+        unfinished = path.with_name(f".{path.name}.partial")
+        try:
+            with unfinished.open("wb") as sink:
+                blob = await bundles.read_file(ref, file, sink)
+            unfinished.replace(path)
+        except OSError as error:
+            raise click.FileError(out, error.strerror or "cannot be written") from None
+        finally:
+            unfinished.unlink(missing_ok=True)
+    session.output.result({"path": out, **record_from_message(blob)}, Text(f"{blob.title or blob.digest} → {out}"))
 
 
 @bundles_group.command("alias")
@@ -164,7 +193,7 @@ async def import_command(
                 on_progress=progress.imported,
             )
     record = record_from_message(result)
-    record["bundle"] = _bundle_record(result.bundle, without=("manifest", "blobs"))
+    record["bundle"] = _bundle_record(result.bundle, without=("manifest", "blobs", "referrers"))
     session.output.result({"event": "result", **record}, import_view(result))
 
 

@@ -34,6 +34,7 @@ _SKIP_CACHE_LOOKUP = click.option(
 @click.option("--isa", help="CPU instruction set: x86-64-v3 (default), x86-64-v4 or native.")
 @_SKIP_CACHE_LOOKUP
 @click.option("--salt", help="Text that enters every cache key.")
+@click.option("--debug", is_flag=True, help="Keep the graphs, with their source lines, beside the bundle.")
 @OVERRIDE
 @remote_command
 async def compile_command(
@@ -53,6 +54,8 @@ async def compile_command(
         neuron_config: {seq_len: 256, batch_size: 2}
 
     NxD Inference's own neuron_config.json is such a file. --override replaces values of it, by path, in order.
+
+    With --debug, `kiln bundles read NAME graphs.jsonl.gz` gives the graphs.
 
     A restart of the compiler interrupts neither the compile nor the command. Interrupting the command cancels the
     compile.
