@@ -20,6 +20,7 @@ from bundle.writer import BundleWriter
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.build_facts import describe_facts
 from compiler_svc.builds.build_record import BuildRecorder
+from compiler_svc.builds.debug_graphs import keep_graphs
 from compiler_svc.builds.executable_stage import build_executables
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.graph_abi import check_weights_fit
@@ -37,23 +38,31 @@ from compiler_svc.model_overrides import override_model
 from compiler_svc.records import Stage
 from compiler_svc.spec import CompileSpec, ShardSpec
 from compiler_svc.weights.checkpoint import Checkpoint
+from execution.rank_nursery import RankNursery
 
 # NxD Inference's name.
 CONFIG_TITLE: Final = "neuron_config.json"
 
 
-def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport) -> BuildResult:
+def run_build(
+    job: BuildJob, directory: JobDirectory, report: ProgressReport, nursery: RankNursery | None
+) -> BuildResult:
     """Builds and publishes what a job asks for.
+
+    Args:
+        nursery: Where the ranks of the golden check come from; None for one of their own.
 
     Raises:
         KilnError: What went wrong; nothing was published.
     """
     database = Database(job.environment.database_url)
     with Layout(job.environment.store).pinning() as layout:
-        if isinstance(job.spec, CompileSpec):
-            result = build_bundle(job, job.spec, layout, database, directory=directory, report=report)
+        if isinstance(job.spec, CompileSpec) and job.graphs_of is not None:
+            result = keep_graphs(job.spec, job.graphs_of, layout, report)
+        elif isinstance(job.spec, CompileSpec):
+            result = build_bundle(job, job.spec, layout, database, directory=directory, report=report, nursery=nursery)
         else:
-            result = build_weights(job, job.spec, layout, report)
+            result = build_weights(job, job.spec, layout, report, nursery)
         # The pins end with this process: from here on, until a version names the bundle, a lease keeps it.
         keep = partial(
             leases.set_lease,
@@ -73,6 +82,7 @@ def build_bundle(
     directory: JobDirectory,
     *,
     report: ProgressReport,
+    nursery: RankNursery | None,
 ) -> BuildResult:
     """Compiles a checkpoint.
 
@@ -114,7 +124,7 @@ def build_bundle(
     if not config.skip_sharding:
         report.enter(Stage.VERIFY, "comparing logits with the reference")
         blob_path = partial(_find_blob, layout, aside)
-        recorder.golden = check_golden(manifest, blob_path, checkpoint)
+        recorder.golden = check_golden(manifest, blob_path, checkpoint, nursery)
     if not config.save_sharded_checkpoint:
         manifest = with_shards(manifest, weights.describe())
 
@@ -130,7 +140,9 @@ def build_bundle(
     )
 
 
-def build_weights(job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport) -> BuildResult:
+def build_weights(
+    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, nursery: RankNursery | None
+) -> BuildResult:
     """Writes a checkpoint's weights for the executables of a bundle.
 
     Args:
@@ -151,7 +163,7 @@ def build_weights(job: BuildJob, spec: ShardSpec, layout: Layout, report: Progre
     manifest = with_shards(executables.manifest, shards)
 
     report.enter(Stage.VERIFY, "comparing logits with the reference")
-    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint)
+    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, nursery)
 
     report.enter(Stage.PUBLISH, "publishing")
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]

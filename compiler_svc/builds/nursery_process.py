@@ -17,17 +17,18 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
 
-from compiler_svc.builds.process import run_job
+from execution.executor import preload
 from execution.parent_death import die_with_parent
 
 _PATH_SIZE_BYTES: Final = 1 << 12
-#: What a build imports sooner or later.
-_LOADED: Final = ("compiler_svc.pipeline", "torch.export._trace", "transformers.models.llama.modeling_llama")
+#: What a build imports sooner or later, beside its own code.
+_LOADED: Final = ("torch.export._trace", "transformers.models.llama.modeling_llama")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +54,10 @@ class _Child:
 class Nursery:
     """Forks build processes and waits for them."""
 
-    def __init__(self, service: socket.socket) -> None:
-        """Takes the socket over."""
+    def __init__(self, service: socket.socket, run_job: Callable[[Path, socket.socket, int], None]) -> None:
+        """Takes the socket over, and what a build process does; see `process.run_job`."""
         self._service = service
+        self._run_job = run_job
         self._pid = os.getpid()
         self._children: list[_Child] = []
 
@@ -112,7 +114,7 @@ class Nursery:
             self._service.close()
             for child in self._children:
                 child.close()
-            run_job(directory, report, nursery_pid=self._pid)
+            self._run_job(directory, report, self._pid)
             return_code = 0
         finally:
             if return_code != 0:
@@ -155,13 +157,17 @@ def main(socket_fd: int) -> None:
     Path("/proc/self/comm").write_text("kiln-builds")
     # What libraries and compilers print would be taken for the service's own.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # Takes seconds, with torch, and by now the process dies with its parent.
+    from compiler_svc.builds.process import run_job  # noqa: PLC0415
+
     for module in _LOADED:
         import_module(module)
+    preload("exported_program")
     # What has been loaded stays shared with the builds as long as their collectors leave it alone.
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=socket_fd) as service:
-        Nursery(service).serve()
+        Nursery(service, run_job).serve()
 
 
 if __name__ == "__main__":

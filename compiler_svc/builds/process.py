@@ -16,16 +16,18 @@ from types import FrameType
 import structlog
 
 from bundle.errors import KilnError
+from compiler_svc.builds.forked_nursery import open_nursery
 from compiler_svc.builds.job import BuildOutcome, JobDirectory
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
+from compiler_svc.pipeline import run_build
 from compiler_svc.records import Progress
 from edge.logs import configure_logging
 from execution.failure import Failure
 from execution.parent_death import die_with_parent
 
 
-def run_job(path: Path, report: socket.socket, *, nursery_pid: int) -> None:
+def run_job(path: Path, report: socket.socket, nursery_pid: int) -> None:
     """Runs the job of a directory.
 
     Args:
@@ -37,15 +39,14 @@ def run_job(path: Path, report: socket.socket, *, nursery_pid: int) -> None:
     configure_logging("compiler-build")
     directory = JobDirectory(path)
     with directory.working():
-        directory.write_outcome(_build(directory, ProgressReport(_sender(report))))
+        directory.write_outcome(_build(directory, report))
 
 
-def _build(directory: JobDirectory, report: ProgressReport) -> BuildOutcome:
-    # The nursery has loaded it; whoever else imports this module need not.
-    from compiler_svc.pipeline import run_build  # noqa: PLC0415
-
+def _build(directory: JobDirectory, report: socket.socket) -> BuildOutcome:
     try:
-        return BuildOutcome(result=run_build(directory.read_job(), directory, report))
+        job = directory.read_job()
+        with open_nursery(job, report) as nursery:
+            return BuildOutcome(result=run_build(job, directory, ProgressReport(_sender(report)), nursery))
     except KilnError as error:
         return BuildOutcome(error=Failure.of(error))
     except Exception as error:  # noqa: BLE001 - the last line before the service

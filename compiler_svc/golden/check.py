@@ -17,6 +17,7 @@ from compiler_svc.golden.step_inputs import make_context_inputs, make_token_inpu
 from compiler_svc.golden.steps import Steps, loaded_steps
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
+from execution.rank_nursery import RankNursery
 
 #: Tokens of the shortest prompt, and tokens fed one by one after each prompt.
 SHORT_PROMPT_TOKENS: Final = 8
@@ -42,7 +43,9 @@ class GoldenResult:
     sequences: tuple[GoldenSequence, ...]
 
 
-def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint) -> GoldenResult:
+def check_golden(
+    manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint, nursery: RankNursery | None = None
+) -> GoldenResult:
     """Compares every executable of a bundle with the reference.
 
     Each context_encoding executable gets the shortest prompt that needs its bucket, within the bundle's limits. A few
@@ -53,12 +56,13 @@ def check_golden(manifest: Manifest, blob_path: Callable[[str], Path], checkpoin
         manifest: A bundle with weights; it need not be published.
         blob_path: Where the blob of an executable or a weight shard is, by its digest.
         checkpoint: What the bundle was compiled from.
+        nursery: Where the processes of several ranks come from; None for one of their own.
 
     Raises:
         GoldenMismatch: An executable does not compute what the reference computes.
         ExecutionError: An executable cannot be loaded or run.
     """
-    with loaded_steps(manifest, blob_path) as steps:
+    with loaded_steps(manifest, blob_path, nursery) as steps:
         check = _Check(manifest, steps, checkpoint)
         for context in manifest.executables_of("context_encoding"):
             check.run_sequence(context)

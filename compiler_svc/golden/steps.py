@@ -15,6 +15,7 @@ from bundle.manifest import Executable, Manifest
 from compiler_svc.golden.step_inputs import GREEDY_PARAMS, RAND
 from execution.executor import Executor, load_executor
 from execution.rank_group import RankGroup
+from execution.rank_nursery import RankNursery
 from execution.step import Step, step_inputs
 
 
@@ -36,8 +37,13 @@ class Steps(Protocol):
 
 
 @contextmanager
-def loaded_steps(manifest: Manifest, blob_path: Callable[[str], Path]) -> Iterator[Steps]:
+def loaded_steps(
+    manifest: Manifest, blob_path: Callable[[str], Path], nursery: RankNursery | None = None
+) -> Iterator[Steps]:
     """Loads a bundle: one rank in this process, several as the processes that a runtime runs them in.
+
+    Args:
+        nursery: Where those processes come from; None for one of their own.
 
     Raises:
         ExecutionError: It cannot be loaded.
@@ -50,7 +56,7 @@ def loaded_steps(manifest: Manifest, blob_path: Callable[[str], Path]) -> Iterat
             executor.close()
         return
     with asyncio.Runner() as runner:
-        group = runner.run(_start(manifest, blob_path))
+        group = runner.run(_start(manifest, blob_path, nursery))
         try:
             yield _GroupSteps(manifest, runner, group)
         finally:
@@ -89,7 +95,7 @@ class _GroupSteps:
         return outputs
 
 
-async def _start(manifest: Manifest, blob_path: Callable[[str], Path]) -> RankGroup:
-    group = await RankGroup.start(manifest, blob_path, num_threads=1)
+async def _start(manifest: Manifest, blob_path: Callable[[str], Path], nursery: RankNursery | None) -> RankGroup:
+    group = await RankGroup.start(manifest, blob_path, num_threads=1, nursery=nursery)
     await group.load()
     return group
