@@ -12,6 +12,7 @@ from bundle.reference import is_name
 from compiler_svc.builds.plan import plan_build
 from compiler_svc.config import NeuronConfig, Resolution, resolve_config
 from compiler_svc.config.attribute import TargetKind
+from compiler_svc.config.rules import model_rules
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa
 from compiler_svc.lower.toolchain import toolchain
@@ -116,6 +117,8 @@ def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tup
     config = replace(resolution.config, model_attributes=changes.model_attributes)
     check_num_executables(config.neuron_config)
     check_head_sharding(document, checkpoint, tp_degree=config.neuron_config.tp_degree)
+    if broken := model_rules(config.neuron_config, checkpoint.config):
+        raise ConfigInvalid(broken)
     return checkpoint, replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
 
 

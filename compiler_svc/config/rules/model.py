@@ -15,31 +15,40 @@ from compiler_svc.config.attribute import Values
 from compiler_svc.config.domains import show
 from compiler_svc.config.neuron_config import NeuronConfig
 from compiler_svc.config.rules.rule import NXDI_CODE, Rule, broken_rules
-from compiler_svc.config.tables.documents import FEATURE_GUIDE, MOE, ROUTED_EXPERTS
+from compiler_svc.config.tables.documents import FEATURE_GUIDE, HYBRID_SHARDING, MOE, ROUTED_EXPERTS
 
 #: Names of the number of experts, by family.
 _EXPERT_COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def _kv_heads(values: Values) -> int:
-    model = values["model"]
-    heads: int = model.get("num_key_value_heads") or model.get("num_attention_heads") or 1
-    return heads
+def _find_count(values: Values, *names: str) -> int | None:
+    """The first of these attributes that the model has as a count; others are judged where the model is parsed."""
+    counts = (values["model"].get(name) for name in names)
+    return next((count for count in counts if type(count) is int and count > 0), None)
 
 
-def _num_experts(values: Values) -> int | None:
-    return next((values["model"][name] for name in _EXPERT_COUNTS if values["model"].get(name)), None)
+def _ranks_by_kv_head(values: Values) -> int | None:
+    """Ranks that share a KV head; 0 where they cannot be as many for each, None where the model has no heads."""
+    heads = _find_count(values, "num_key_value_heads", "num_attention_heads")
+    if heads is None:
+        return None
+    ranks, rest = divmod(values["tp_degree"], heads)
+    return 0 if rest else ranks
 
 
 def _splits_positions_evenly(values: Values) -> bool:
-    """Whether the ranks of a KV head have equally many positions; undecided where heads do not allow it at all."""
-    ranks: int = values["tp_degree"] // _kv_heads(values)
-    return ranks == 0 or values["max_length"] % ranks == 0
+    ranks = _ranks_by_kv_head(values)
+    return not ranks or values["max_length"] % ranks == 0
 
 
-def _shares_out_experts(values: Values, degree: int) -> bool:
-    experts = _num_experts(values)
-    return experts is None or experts % degree == 0
+def _shares_out_experts(values: Values, *degrees: int) -> bool:
+    experts = _find_count(values, *_EXPERT_COUNTS)
+    return experts is None or all(experts % degree == 0 for degree in degrees)
+
+
+def _shares_out_experts_by_submodel(values: Values) -> bool:
+    sharding = values["hybrid_sharding_config"]
+    return sharding is None or _shares_out_experts(values, sharding.moe_cte_ep_degree, sharding.moe_tkg_ep_degree)
 
 
 def _repeats_model(values: Values) -> bool:
@@ -47,7 +56,7 @@ def _repeats_model(values: Values) -> bool:
     if routed is None:
         return True
     own = {
-        "num_experts": _num_experts(values),
+        "num_experts": _find_count(values, *_EXPERT_COUNTS),
         "top_k": model.get("num_experts_per_tok"),
         "hidden_size": model.get("hidden_size"),
         "hidden_act": model.get("hidden_act"),
@@ -60,7 +69,7 @@ def _repeats_model(values: Values) -> bool:
 MODEL_RULES: Final = (
     Rule(
         ("flash_decoding_enabled", "tp_degree"),
-        lambda v: not v["flash_decoding_enabled"] or v["tp_degree"] % _kv_heads(v) == 0,
+        lambda v: not v["flash_decoding_enabled"] or _ranks_by_kv_head(v) != 0,
         "false, unless tp_degree, which is {tp_degree}, is a multiple of the model's KV heads: each head's positions "
         "are split over ranks of its own",
         f"{FEATURE_GUIDE}, Grouped-query attention (GQA) support",
@@ -78,8 +87,14 @@ MODEL_RULES: Final = (
         MOE,
     ),
     Rule(
+        ("hybrid_sharding_config",),
+        _shares_out_experts_by_submodel,
+        "degrees of expert parallelism that are divisors of the model's number of experts",
+        HYBRID_SHARDING,
+    ),
+    Rule(
         ("early_expert_affinity_modulation",),
-        lambda v: not v["early_expert_affinity_modulation"] or v["model"].get("num_experts_per_tok", 1) == 1,
+        lambda v: not v["early_expert_affinity_modulation"] or _find_count(v, "num_experts_per_tok") in (None, 1),
         "false, because the model has several experts for each token: only the affinity of a single one can be "
         "applied before it",
         NXDI_CODE,
