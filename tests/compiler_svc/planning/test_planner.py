@@ -181,6 +181,11 @@ class TestRefusals:
             "neuron_config.seq_lem",
         }
 
+    def test_what_the_model_cannot_give(self, planner: Planner) -> None:
+        refused = self.refuse(planner, "8b", "trn2", tp_degree=4, flash_decoding_enabled=True)
+        assert [violation.field for violation in refused.violations] == ["neuron_config.flash_decoding_enabled"]
+        assert plan(planner, "8b", "trn2", tp_degree=8, flash_decoding_enabled=True).submodels
+
     def test_what_cpu_does_not_serve_is_planned_for_others(self, planner: Planner) -> None:
         refused = self.refuse(planner, quantized=True, quantized_checkpoints_path="q")
         assert isinstance(refused, FeatureNotServed)
