@@ -37,12 +37,19 @@ def find_changes(
 ) -> dict[str, Any]:
     """Those of the given attributes that say something else than the checkpoint; null says the same as nothing."""
     config = _name_originals(checkpoint.config, attribute_map)
-    rope, changed_rope = _read_rope(config), _read_rope(_replace(config, attributes))
+    rope = _find_rope_changes(config, {name: attributes[name] for name in _ROPE_NAMES if name in attributes})
     return {
         name: value
         for name, value in attributes.items()
-        if (rope != changed_rope if name in _ROPE_NAMES else config.get(name) != value)
+        if (name in rope if name in _ROPE_NAMES else config.get(name) != value)
     }
+
+
+def _find_rope_changes(config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    now, wanted = _read_rope(config), _read_rope(_replace(config, given))
+    alone = {name: value for name, value in given.items() if _read_rope(_replace(config, {name: value})) != now}
+    # One may count only beside another.
+    return alone if _read_rope(_replace(config, alone)) == wanted else given
 
 
 def _name_originals(config: Mapping[str, Any], attribute_map: Mapping[str, str]) -> dict[str, Any]:

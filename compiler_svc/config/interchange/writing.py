@@ -32,14 +32,26 @@ def to_neuron_config_json(config: InferenceConfig, model_config: Mapping[str, An
 
     Args:
         config: Resolved.
-        model_config: The model's own attributes, as the checkpoint's `config.json` has them.
+        model_config: The model's own attributes, as the checkpoint's `config.json` has them; empty leaves them out.
 
     Returns:
         JSON, indented by 2, names sorted, with a line end.
     """
-    attributes = {name: value for name, value in model_config.items() if name not in _DTYPE_NAMES}
-    document = _write({**attributes, **config.to_json()})
+    document = _write({**_write_model(model_config), **config.to_json()})
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def _write_model(model_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's attributes with those that NxD Inference requires and transformers 5 leaves out or writes elsewhere."""
+    attributes = {name: value for name, value in model_config.items() if name not in _DTYPE_NAMES}
+    if attributes:
+        attributes.setdefault("pad_token_id", None)
+    rope = attributes.get("rope_parameters")
+    if isinstance(rope, Mapping) and "rope_theta" in rope:
+        scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+        attributes.setdefault("rope_theta", rope["rope_theta"])
+        attributes.setdefault("rope_scaling", None if scaling.get("rope_type", "default") == "default" else scaling)
+    return attributes
 
 
 def _write(document: dict[str, Any]) -> dict[str, Any]:

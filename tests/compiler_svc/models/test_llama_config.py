@@ -5,8 +5,9 @@ from transformers import LlamaConfig as ReferenceConfig
 
 from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.llama_config import LlamaConfig
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.registry import list_attributes, parse_model_config
 from compiler_svc.models.rope_config import DefaultRope, Llama3Rope, LongRope, RopeConfig, YarnRope
+from compiler_svc.models.token_ids import read_token_ids
 
 REQUIRED: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -124,6 +125,24 @@ def test_all_missing_attributes_at_once() -> None:
     assert {violation.field for violation in caught.value.violations} == missing | {"rope_scaling.factor"}
     assert set(caught.value.metadata["missing"].split(", ")) == missing
     assert caught.value.metadata["family"] == "Llama"
+
+
+def test_the_attributes_that_count_are_those_that_are_read() -> None:
+    class Recorded(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getitem__(name)
+
+        def get(self, name: str, default: Any = None) -> Any:
+            read.add(name)
+            return super().get(name, default)
+
+    read: set[str] = set()
+    config = Recorded(REQUIRED)
+    tokens = read_token_ids(config, {"eos_token_id": 3}, parse_model_config(config).vocab_size)
+    assert tokens.eos == (3,)
+    assert read | {"dtype", "torch_dtype"} == list_attributes(config)
+    assert list_attributes({"architectures": ["Unknown"]}) == list_attributes({}) == list_attributes(REQUIRED)
 
 
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])

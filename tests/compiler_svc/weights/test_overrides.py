@@ -95,6 +95,13 @@ def test_what_is_no_rotary_embedding_stays_visible(attributes: dict[str, Any]) -
     assert override(TRANSFORMERS_5, **attributes).config == TRANSFORMERS_5 | attributes
 
 
+def test_parts_of_a_rotary_embedding_that_change_nothing_are_dropped() -> None:
+    given = {"rope_theta": 1e4, "rope_scaling": TRANSFORMERS_4["rope_scaling"]}
+    assert find_changes(checkpoint(TRANSFORMERS_5), given, {}) == {"rope_theta": 1e4}
+    both = {"rope_theta": 500000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert find_changes(checkpoint(TRANSFORMERS_5), both, {}) == both
+
+
 def test_changes() -> None:
     attributes = {"hidden_size": 64, "vocab_size": 10, "eos_token_id": [2], "rope_theta": 500000.0}
     assert find_changes(checkpoint(TRANSFORMERS_5), attributes, {}) == {"vocab_size": 10, "eos_token_id": [2]}

@@ -37,8 +37,8 @@ def test_a_whole_file() -> None:
     resolution = resolve(read_saved())
     neuron_config = resolution.config.neuron_config
     assert neuron_config.torch_dtype == "float32"
-    assert neuron_config.context_encoding_buckets == (32, 64)
-    assert neuron_config.max_new_tokens == 64
+    assert neuron_config.context_encoding_buckets == (64, 128)
+    assert neuron_config.max_new_tokens is None
     assert neuron_config.on_device_sampling_config is not None
     assert neuron_config.on_device_sampling_config.global_topk == 64
     assert resolution.config.fused_spec_config is None

@@ -31,10 +31,10 @@ def read(document: dict[str, Any]) -> InferenceConfig:
 @given(draw_document())
 def test_any_document(document: dict[str, Any]) -> None:
     config = read(document)
-    text = to_neuron_config_json(config, {"architectures": ["LlamaForCausalLM"]} | config.model_attributes)
+    text = to_neuron_config_json(config, {"architectures": ["LlamaForCausalLM"], "pad_token_id": 0})
     again = read(parse_document(text))
-    expected = {"architectures": ["LlamaForCausalLM"]} | config.model_attributes
-    assert again.model_attributes == expected
+    model_config = {"architectures": ["LlamaForCausalLM"], "pad_token_id": 0}
+    assert again.model_attributes == model_config | config.model_attributes
     assert again.neuron_config == config.neuron_config
     assert again.fused_spec_config == config.fused_spec_config
     assert to_neuron_config_json(again, {}) == text
@@ -112,7 +112,7 @@ def test_the_form_is_that_of_nxd_inference() -> None:
     text = to_neuron_config_json(read(document), {"hidden_size": 64, "torch_dtype": "float32", "dtype": "float32"})
     written = json.loads(text)
     assert text == json.dumps(written, indent=2, sort_keys=True) + "\n"
-    assert written.keys() == {"hidden_size", "neuron_config", "fused_spec_config", "metadata"}
+    assert written.keys() == {"hidden_size", "pad_token_id", "neuron_config", "fused_spec_config", "metadata"}
     assert written["fused_spec_config"]["worker_cls"] == {"__module__": "models.llama", "__name__": "NeuronLlamaModel"}
     assert written["fused_spec_config"]["draft_config"]["neuron_config"]["seq_len"] == 64
     neuron_config = written["neuron_config"]
@@ -123,3 +123,20 @@ def test_the_form_is_that_of_nxd_inference() -> None:
     assert neuron_config["lora_config"]["dynamic_multi_lora"] is True
     assert neuron_config["lora_config"]["lora_ckpt_paths"] == {"a": "/a"}
     assert "enable_dynamic_multi_lora" not in neuron_config["lora_config"]
+
+
+@pytest.mark.parametrize(
+    ("rope", "written"),
+    [
+        ({"rope_type": "default", "rope_theta": 5.0}, {"rope_theta": 5.0, "rope_scaling": None}),
+        (
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0},
+            {"rope_theta": 5.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ),
+    ],
+)
+def test_attributes_that_nxd_inference_requires(rope: dict[str, Any], written: dict[str, Any]) -> None:
+    document = json.loads(to_neuron_config_json(read({}), {"hidden_size": 64, "rope_parameters": rope}))
+    assert {name: document[name] for name in written} == written
+    assert document["rope_parameters"] == rope
+    assert document["pad_token_id"] is None
