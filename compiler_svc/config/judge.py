@@ -102,7 +102,9 @@ class Judge:
             place = f"{path}.{name}" if path else name
             self.findings.add_mistake(place, find_value(values, name), wanted)
         if not mistaken:
-            self.findings.warnings += notes_on(notes, values)
+            # Notes name attributes from `neuron_config` on, which a draft model has, too.
+            model = path.partition("neuron_config")[0]
+            self.findings.warnings += [f"{model}{note}" for note in notes_on(notes, values)]
 
     def _judge_inside(
         self,

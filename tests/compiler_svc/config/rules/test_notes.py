@@ -79,3 +79,14 @@ def warnings_on(neuron_config: dict[str, Any]) -> list[str]:
 def test_what_does_not_count_is_said(doubtful: dict[str, Any], plain: dict[str, Any], beginning: str) -> None:
     assert [warning for warning in warnings_on(doubtful) if warning.startswith(beginning)]
     assert not [warning for warning in warnings_on(plain) if warning.startswith(beginning)]
+
+
+def test_a_draft_model_is_named() -> None:
+    target = {"speculation_length": 5, "enable_fused_speculation": True, "on_device_sampling_config": {}}
+    draft = {"num_medusa_heads": 2, "on_device_sampling_config": {"top_k": 5}}
+    fused_spec_config = {"draft_model_path": "draft", "draft_config": {"neuron_config": draft}}
+    document = {"neuron_config": target, "fused_spec_config": fused_spec_config}
+    warnings = resolve_config(document, checkpoint_dtype=None, target="trn2").warnings
+    place = "fused_spec_config.draft_config.neuron_config"
+    assert any(warning.startswith(f"{place}: Medusa's heads") for warning in warnings)
+    assert any(warning.startswith(f"{place}.on_device_sampling_config: top_k") for warning in warnings)
