@@ -184,15 +184,11 @@ class TestDtype:
         assert resolve("float32", torch_dtype="bfloat16").config.neuron_config.torch_dtype == "bfloat16"
         assert resolve(None).config.neuron_config.torch_dtype == "bfloat16"
 
-    def test_a_checkpoint_in_float16_needs_an_explicit_dtype(self) -> None:
+    @pytest.mark.parametrize("target", ["cpu", "trn2"])
+    def test_a_checkpoint_in_a_dtype_that_is_none_needs_an_explicit_one(self, target: TargetKind) -> None:
         with pytest.raises(FeatureNotServed) as caught:
-            resolve("float16")
+            resolve("float64", target)
         (violation,) = caught.value.violations
         assert violation.field == "neuron_config.torch_dtype"
-        assert violation.value == "'float16' from the checkpoint"
-        assert resolve("float16", torch_dtype="float32").config.neuron_config.torch_dtype == "float32"
-        assert resolve("float16", target="trn2").config.neuron_config.torch_dtype == "float16"
-
-    def test_a_checkpoint_in_a_dtype_that_is_none(self) -> None:
-        with pytest.raises(FeatureNotServed, match="float64"):
-            resolve("float64", target="trn2")
+        assert violation.value == "'float64' from the checkpoint"
+        assert resolve("float64", target, torch_dtype="float32").config.neuron_config.torch_dtype == "float32"

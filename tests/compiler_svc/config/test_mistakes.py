@@ -46,8 +46,8 @@ def test_ten_mistakes_are_one_error() -> None:
 
 
 def test_what_is_not_served_is_listed_with_the_mistakes() -> None:
-    found = mistakes_in(batch_size="4", torch_dtype="float16", fused_qkv=True)
-    assert set(found) == {"batch_size", "torch_dtype", "fused_qkv"}
+    found = mistakes_in(batch_size="4", qk_layernorm=True, fused_qkv=True)
+    assert set(found) == {"batch_size", "qk_layernorm", "fused_qkv"}
     assert found["batch_size"].value == "'4'"
     assert found["fused_qkv"].accepted == "False, all that this version serves"
 

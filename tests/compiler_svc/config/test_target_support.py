@@ -30,8 +30,6 @@ class TestNotServed:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("rpl_reduce_dtype", "float16"),
-            ("torch_dtype", "float16"),
             ("fused_qkv", True),
             ("kv_cache_quant", True),
             ("qk_layernorm", True),
