@@ -10,7 +10,7 @@ from bundle.errors import BlobCorrupt, BundleNotFound, DigestInvalid, LayoutInva
 from bundle.layout import Layout
 from bundle.oci import IMAGE_MANIFEST_TYPE, ImageManifest, parse_record
 from bundle.reader import open_bundle
-from bundle.referrers import add_referrer, fallback_tag, list_referrers, read_referrer
+from bundle.referrers import add_referrer, fallback_tag, list_referrer_files, list_referrers, read_referrer
 from bundle.removal import Needs, collect_garbage, remove_bundle
 from tests.bundle.samples import list_manifest, publish_sample
 
@@ -67,6 +67,20 @@ def test_referrers_are_listed_by_kind(layout: Layout, bundle: str) -> None:
     assert [one.digest for one in list_referrers(layout, bundle, SIGNATURE)] == [signature]
     assert list_referrers(layout, timings) == ()
     assert list_referrers(layout, sha256_bytes(b"absent")) == ()
+
+
+def test_files_of_referrers_are_listed_and_what_is_broken_is_left_out(layout: Layout, bundle: str) -> None:
+    assert list_referrer_files(layout, bundle) == ()
+    attach(layout, bundle)
+    signature = attach(layout, bundle, b"s", SIGNATURE)
+    files = {(one.digest, one.size_bytes, one.media_type, one.title) for one in list_referrer_files(layout, bundle)}
+    timings = (sha256_bytes(b'{"s":1}'), 7, "application/json", "timings.json")
+    assert files == {timings, (sha256_bytes(b"s"), 1, "application/json", "timings.json")}
+    layout.blob_path(signature).write_bytes(b"broken")
+    assert [one.digest for one in list_referrer_files(layout, bundle)] == [timings[0]]
+    (listing,) = [one for one in layout.read_index().manifests if one.ref_name == fallback_tag(bundle)]
+    layout.blob_path(listing.digest).unlink()
+    assert list_referrer_files(layout, bundle) == ()
 
 
 def test_attaching_does_not_change_the_bundle_and_twice_is_once(layout: Layout, bundle: str) -> None:

@@ -110,13 +110,14 @@ def test_request(compiling: ScriptedServer, kiln: Kiln, config: Path) -> None:
     kiln("compile", config, "--model", "kiln-tiny", "--name", "tiny")
     kiln(
         *("compile", config, "--model", "kiln-tiny", "--name", "tiny", "-O0", "--isa", "native", "--target", "cpu"),
-        *("--skip-cache-lookup", "--salt", "s"),
+        *("--skip-cache-lookup", "--salt", "s", "--debug"),
     )
     plain, full = compiling.requests["Compile"]
     assert (plain.name, plain.model) == ("tiny", "kiln-tiny")
     assert json.loads(plain.config_json) == {"neuron_config": {"seq_len": 256, "torch_dtype": "float32"}}
     assert plain.optimization_level == compiler_pb2.OPTIMIZATION_LEVEL_UNSPECIFIED
     assert not plain.skip_cache_lookup
+    assert (plain.debug, full.debug) == (False, True)
     assert full.optimization_level == compiler_pb2.OPTIMIZATION_LEVEL_O0
     assert full.target == compiler_pb2.Target(kind=compiler_pb2.Target.KIND_CPU, isa="native")
     assert (full.skip_cache_lookup, full.salt) == (True, "s")
