@@ -25,7 +25,7 @@ from execution.errors import IsaUnsupported
 from execution.isa import supported_isas
 
 DEFAULT_ISA: Final = "x86-64-v3"
-#: Of one submodel; each is an executable.
+#: In one list; each is an executable, or several beside another list.
 MOST_BUCKETS: Final = 128
 
 
@@ -197,7 +197,7 @@ def check_num_executables(config: NeuronConfig) -> None:
     Raises:
         ConfigInvalid: There would be too many executables.
     """
-    for name in ("context_encoding_buckets", "token_generation_buckets"):
+    for name in ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets", "token_generation_batches"):
         num_buckets = len(getattr(config, name))
         if num_buckets > MOST_BUCKETS:
             violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MOST_BUCKETS}")

@@ -25,8 +25,8 @@ def _with_tree(holds: Callable[[Values], bool]) -> Callable[[Values], bool]:
 
 def _is_whole_tree(values: Values) -> bool:
     """Whether there are no two equal paths, and with each path all that it begins with."""
-    paths = [tuple(path) for path in values["medusa_tree"]]
-    return len(set(paths)) == len(paths) and all(len(path) == 1 or path[:-1] in set(paths) for path in paths)
+    paths = {tuple(path) for path in values["medusa_tree"]}
+    return len(paths) == len(values["medusa_tree"]) and all(len(path) == 1 or path[:-1] in paths for path in paths)
 
 
 MEDUSA_RULES: Final = (

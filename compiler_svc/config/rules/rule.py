@@ -47,12 +47,13 @@ def broken_rules(rules: tuple[Rule, ...], values: Values, mistaken: Collection[s
     """Yields (attribute, what would be accepted) for every broken rule that reads no mistaken attribute.
 
     Args:
+        values: All in their domains; a mistaken attribute has its default.
         mistaken: Attributes whose values are mistakes already, with paths as rules have them. A mistake inside of a
             table is one of the table, too.
     """
     for rule in rules:
-        is_clear = not any(_overlap(read, mistake) for read in rule.reads for mistake in mistaken)
-        if is_clear and not rule.holds(values):
+        # Few rules are broken: what they read is looked at only then.
+        if not rule.holds(values) and not any(_overlap(read, one) for read in rule.reads for one in mistaken):
             yield rule.reads[0], rule.describe(values)
 
 

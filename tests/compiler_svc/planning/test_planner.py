@@ -186,6 +186,18 @@ class TestRefusals:
         assert [violation.field for violation in refused.violations] == ["neuron_config.flash_decoding_enabled"]
         assert plan(planner, "8b", "trn2", tp_degree=8, flash_decoding_enabled=True).submodels
 
+    @pytest.mark.parametrize(
+        ("name", "beside"),
+        [
+            ("prefix_buckets", {"is_prefix_caching": True, "is_block_kv_layout": True, "pa_block_size": 1}),
+            ("token_generation_batches", {"batch_size": 129}),
+        ],
+    )
+    def test_lists_that_multiply_are_short(self, planner: Planner, name: str, beside: dict[str, Any]) -> None:
+        listed = {"enable_bucketing": True, "seq_len": 1024, "pa_num_blocks": 1024, name: list(range(1, 130))}
+        refused = self.refuse(planner, "8b", "trn2", **listed, **beside)
+        assert [(one.field, one.value) for one in refused.violations] == [(f"neuron_config.{name}", "129 buckets")]
+
     def test_what_cpu_does_not_serve_is_planned_for_others(self, planner: Planner) -> None:
         refused = self.refuse(planner, quantized=True, quantized_checkpoints_path="q")
         assert isinstance(refused, FeatureNotServed)

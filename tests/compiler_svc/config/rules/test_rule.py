@@ -1,3 +1,5 @@
+import itertools
+import time
 from typing import Any
 
 import pytest
@@ -86,3 +88,13 @@ def test_everything_broken_is_told_at_once() -> None:
         "lora_config.lora_ckpt_paths",
         "padding_side",
     }
+
+
+def test_a_large_tree_is_judged_at_once() -> None:
+    """A second at most, where comparing each path with all others would take minutes."""
+    paths = [[one, two, three, four] for one, two, three, four in itertools.product(range(10), repeat=4)]
+    medusa = {"is_medusa": True, "num_medusa_heads": 4, "medusa_speculation_length": 2**20, "medusa_tree": paths}
+    started = time.monotonic()
+    with pytest.raises(ConfigInvalid, match="different paths"):
+        resolve_config({"neuron_config": medusa | {"seq_len": 2**21}}, checkpoint_dtype=None, target="trn2")
+    assert time.monotonic() - started < 5
