@@ -5,8 +5,8 @@ import msgspec
 import pytest
 
 from bundle.manifest import Target
-from compiler_svc.config import resolve_config
-from compiler_svc.spec import CompileSpec
+from compiler_svc.config import MoENeuronConfig, resolve_config
+from compiler_svc.spec import CompileSpec, read_spec, write_spec
 
 SPEC = CompileSpec(
     name="tiny",
@@ -58,3 +58,33 @@ def test_every_input_of_a_bundle_counts(name: str) -> None:
 def test_every_input_of_an_executable_counts(name: str) -> None:
     changed = SPEC.executable_action_digest(**EXECUTABLE | {name: {"x": "y"}})
     assert changed != SPEC.executable_action_digest(**EXECUTABLE)
+
+
+EXPERTS = {
+    "moe_tp_degree": 2,
+    "tp_degree": 2,
+    "normalize_top_k_affinities": False,
+    "router_config": {"act_fn": "sigmoid"},
+}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"neuron_config": {"on_device_sampling_config": {"do_sample": True}, "modules_to_not_convert": ["lm_head"]}},
+        {"neuron_config": EXPERTS, "hidden_size": 64, "attribute_map": {"num_heads": "num_attention_heads"}},
+        {
+            "neuron_config": EXPERTS
+            | {"speculation_length": 4, "enable_fused_speculation": True, "on_device_sampling_config": {}},
+            "fused_spec_config": {"draft_model_path": "draft", "draft_config": {"neuron_config": EXPERTS}},
+        },
+    ],
+)
+def test_specifications_travel_whole(document: dict[str, Any]) -> None:
+    config = resolve_config(document, checkpoint_dtype="float32", target="trn2").config
+    spec = msgspec.structs.replace(SPEC, config=config)
+    travelled = read_spec(write_spec(spec))
+    assert travelled == spec
+    assert type(travelled.config.neuron_config) is type(config.neuron_config)
+    assert isinstance(config.neuron_config, MoENeuronConfig) == ("moe_tp_degree" in document.get("neuron_config", {}))
