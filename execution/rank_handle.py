@@ -74,6 +74,8 @@ class RankHandle:
         self._pending: dict[int, AnswerSink] = {READY: partial(_settle, self._ready)}
         self._on_progress: dict[int, Callable[[str], None]] = {}
         self._unsent: deque[bytes] = deque()
+        # Kept, because the kernel would have to map and clear new memory of this size for each packet.
+        self._packet = memoryview(bytearray(PACKET_SIZE_BYTES))
         self._loop.add_reader(report.fileno(), self._hear)
         self._loop.add_reader(control.fileno(), self._receive)
 
@@ -203,17 +205,19 @@ class RankHandle:
 
     def _receive(self) -> None:
         try:
-            packet = self._control.recv(PACKET_SIZE_BYTES)
+            size = self._control.recv_into(self._packet)
         except BlockingIOError:
             return
         except ConnectionResetError:
-            packet = b""
-        if not packet:
-            # It is ending, or can no longer be talked to, which comes to the same.
+            size = 0
+        if size == 0:
+            # It is ending, or can no longer be talked to, which comes to the same. What becomes of a rank that has not
+            # been forked, the nursery's report tells.
             self._forget_control()
-            self.kill()
+            if self._pidfd is not None:
+                self.kill()
             return
-        reply = decode_reply(packet)
+        reply = decode_reply(self._packet[:size])
         if isinstance(reply.answer, Progress):
             if (on_progress := self._on_progress.get(reply.number)) is not None:
                 on_progress(reply.answer.part)

@@ -48,8 +48,10 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
         rank = Rank(launch, mmap.mmap(memory_fd, 0), communicator)
         control = stack.enter_context(socket.socket(fileno=control_fd))
         control.sendall(encode(Reply(READY, Done())))
-        while packet := control.recv(PACKET_SIZE_BYTES):
-            _serve(rank, decode_request(packet), control, launch.rank)
+        # Kept, because the kernel would have to map and clear new memory of this size for each packet.
+        packet = memoryview(bytearray(PACKET_SIZE_BYTES))
+        while size := control.recv_into(packet):
+            _serve(rank, decode_request(packet[:size]), control, launch.rank)
 
 
 def _serve(rank: Rank, request: Request, control: socket.socket, number: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from bundle.manifest import Executable, Sampling, TensorSpec
 
@@ -12,9 +13,8 @@ from bundle.manifest import Executable, Sampling, TensorSpec
 MAX_TOP_LOGPROBS: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One call of one executable.
+class Step(msgspec.Struct, frozen=True):
+    """One call of one executable. A struct, as its result is one: every token makes both.
 
     Attributes:
         tag: The executable.
@@ -30,8 +30,7 @@ class Step:
     return_logits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What a step returned; every list has one entry a row, idle rows included.
 
     Attributes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from array import array
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Literal, Self
@@ -108,7 +108,7 @@ class StepMemory:
         self._memory = memoryview(mmap.mmap(self.fd, self._layout.size_bytes))
         # What every step writes and reads.
         steps = self._layout.regions.items()
-        self._input_views = {tag: [self._view(region) for region in step.inputs.values()] for tag, step in steps}
+        self._packings = {tag: _Packing.of(step.inputs) for tag, step in steps}
         self._token_views = {tag: self._view(step.tokens) for tag, step in steps}
 
     def write_inputs(self, step: Step) -> None:
@@ -119,6 +119,7 @@ class StepMemory:
             StepInvalid: Names, lengths or values do not fit, or what the step asks for is not to be had.
         """
         regions = self._regions(step.tag)
+        packing = self._packings[step.tag]
         if step.inputs.keys() != regions.inputs.keys():
             got = ", ".join(sorted(step.inputs)) or "nothing"
             raise StepInvalid(step.tag, FieldViolation("inputs", got, ", ".join(regions.inputs)))
@@ -127,9 +128,18 @@ class StepMemory:
         if step.top_logprobs is not None and not 0 <= step.top_logprobs <= self._max_top_logprobs:
             accepted = f"0 to {self._max_top_logprobs}"
             raise StepInvalid(step.tag, FieldViolation("top_logprobs", str(step.top_logprobs), accepted))
-        packed = [_pack(step.tag, name, step.inputs[name], region) for name, region in regions.inputs.items()]
-        for view, values in zip(self._input_views[step.tag], packed, strict=True):
-            view[:] = values
+        values: list[int | float] = []
+        for name, count in packing.counts.items():
+            one = step.inputs[name]
+            if len(one) != count:
+                raise StepInvalid(step.tag, _violation(name, f"{len(one)} values", regions.inputs[name]))
+            values += one
+        try:
+            packing.format.pack_into(self._memory, packing.offset, *values)
+        except (struct.error, OverflowError):
+            for name, region in regions.inputs.items():
+                _check_values(step.tag, name, step.inputs[name], region)
+            raise
 
     def read_result(self, step: Step, duration_s: float) -> StepResult:
         """Takes the results of a step that the ranks have answered."""
@@ -164,6 +174,26 @@ class StepMemory:
         return [flat[start : start + num_columns] for start in range(0, len(flat), width)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """All inputs of a step, written by one call: one for each would cost more than the values."""
+
+    format: struct.Struct
+    offset: int
+    #: Values of each input, in the order of the memory.
+    counts: dict[str, int]
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Region]) -> Self:
+        regions = sorted(inputs.items(), key=lambda item: item[1].offset)
+        start = end = regions[0][1].offset
+        items = ["<"]
+        for _, region in regions:
+            items += [f"{region.offset - end}x", f"{prod(region.shape)}{region.format}"]
+            end = region.end
+        return cls(struct.Struct("".join(items)), start, {name: prod(region.shape) for name, region in regions})
+
+
 def _check_needs_no_logits(step: Step) -> None:
     if step.top_logprobs is not None:
         accepted = "none: the executable returns no logits"
@@ -173,15 +203,13 @@ def _check_needs_no_logits(step: Step) -> None:
         raise StepInvalid(step.tag, FieldViolation("return_logits", "true", accepted))
 
 
-def _pack(tag: str, name: str, values: Sequence[int] | Sequence[float], region: Region) -> array[int] | array[float]:
+def _check_values(tag: str, name: str, values: Sequence[int] | Sequence[float], region: Region) -> None:
     try:
-        packed = array(region.format, values)
-    except (TypeError, OverflowError) as error:
-        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", str(error), _accepted(region))) from error
-    if len(packed) != prod(region.shape):
-        raise StepInvalid(tag, FieldViolation(f"inputs[{name}]", f"{len(packed)} values", _accepted(region)))
-    return packed
+        struct.pack(f"<{len(values)}{region.format}", *values)
+    except (struct.error, OverflowError) as error:
+        raise StepInvalid(tag, _violation(name, str(error), region)) from error
 
 
-def _accepted(region: Region) -> str:
-    return f"{prod(region.shape)} {'int32' if region.format == 'i' else 'float32'} values"
+def _violation(name: str, value: str, region: Region) -> FieldViolation:
+    accepted = f"{prod(region.shape)} {'int32' if region.format == 'i' else 'float32'} values"
+    return FieldViolation(f"inputs[{name}]", value, accepted)

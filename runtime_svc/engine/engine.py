@@ -291,7 +291,8 @@ class Engine:
     async def _advance(self) -> None:
         if self._ranks.died.done():
             raise self._ranks.died.result()
-        await self._operations.run_due()
+        if not self._operations.is_empty:
+            await self._operations.run_due()
         if self._half_swapped is not None:
             error, self._half_swapped = self._half_swapped, None
             raise error

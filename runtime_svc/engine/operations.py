@@ -77,6 +77,11 @@ class OperationQueue:
         self._wake()
         return await operation.receipt
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits, and new requests may run."""
+        return not self._queue and self._scheduler.is_admitting
+
     async def run_due(self) -> None:
         """Runs the operations whose policy is met; holds new requests back where one waits for running ones."""
         while self._queue:

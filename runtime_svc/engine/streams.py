@@ -28,7 +28,7 @@ class OutputStream:
         self._on_drained = on_drained
         self._on_closed = on_closed
         self._events: deque[Event] = deque()
-        self._arrived = asyncio.Event()
+        self._arrived: asyncio.Future[None] | None = None
         self._next_sequence_number = 0
         self._is_complete = False
 
@@ -43,7 +43,8 @@ class OutputStream:
         self._is_complete = isinstance(payload, Finished)
         self._events.append(Event(self._next_sequence_number, weight_epoch, payload))
         self._next_sequence_number += 1
-        self._arrived.set()
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def close(self) -> None:
         """The consumer leaves: the request ends unless it has ended. Harmless when repeated."""
@@ -56,8 +57,8 @@ class OutputStream:
         while not self._events:
             if self._is_complete:
                 raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
         was_full = self.is_full
         event = self._events.popleft()
         if was_full and not self.is_full:

@@ -22,9 +22,15 @@ class Detokenizer:
     of a text differently, by stripping its first space for one; the text of that prefix is cut off again.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """Starts a sequence; `decode` turns tokens into text, special tokens left out."""
+    def __init__(self, decode: Callable[[Sequence[int]], str], decode_one: Callable[[int], str] | None = None) -> None:
+        """Starts a sequence.
+
+        Args:
+            decode: Turns tokens into text, special tokens left out.
+            decode_one: The same for a single token; for who remembers what tokens are.
+        """
         self._decode = decode
+        self._decode_one = decode_one
         self._window: list[int] = []
         #: Tokens of the window whose text is out, and that text by itself.
         self._num_emitted = 0
@@ -39,7 +45,10 @@ class Detokenizer:
             return ""
         del self._window[: self._num_emitted]
         self._num_emitted = len(self._window)
-        self._emitted = self._decode(self._window)
+        if self._num_emitted == 1 and self._decode_one is not None:
+            self._emitted = self._decode_one(token_id)
+        else:
+            self._emitted = self._decode(self._window)
         return text[length:]
 
     def flush(self) -> str:

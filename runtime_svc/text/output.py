@@ -15,7 +15,7 @@ class SequenceText:
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
         """Starts a sequence."""
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer.decode)
+        self._detokenizer = Detokenizer(tokenizer.decode, tokenizer.decode_one)
         self._matcher = StopStringMatcher(stop_strings)
 
     @property

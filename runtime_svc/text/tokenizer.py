@@ -30,6 +30,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         # Thousands of tokens come again and again; a vocabulary has up to some hundred thousand.
+        self.decode_one = lru_cache(maxsize=8192)(self._decode_one)
         self.token_text = lru_cache(maxsize=8192)(self._decode_alone)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -51,9 +52,12 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
+    def _decode_one(self, token_id: int) -> str:
+        return self.decode([token_id])
+
     def _decode_alone(self, token_id: int) -> str:
         """A token by itself, special tokens without text."""
-        once = self.decode([token_id])
+        once = self.decode_one(token_id)
         if REPLACEMENT in once:
             return once
         # Decoders that strip the first space of a text strip it from the first of two.

@@ -6,17 +6,18 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bundle.manifest import Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
 from execution.step import MAX_TOP_LOGPROBS, Step, step_inputs
-from execution.step_memory import Region, StepLayout, StepMemory, _pack
+from execution.step_memory import Region, StepLayout, StepMemory
 from tests.execution.conftest import MakeToy
 from tests.execution.toy import VOCAB
 
 TKG = "token_generation_16"
+VALUES = st.lists(st.one_of(st.integers(), st.floats(), st.none(), st.text()), max_size=4)
 
 
 @pytest.fixture
@@ -154,10 +155,12 @@ def test_logprobs_without_logits(manifest: Manifest) -> None:
     memory.close()
 
 
-@given(values=st.lists(st.one_of(st.integers(), st.floats(), st.none(), st.text()), max_size=4))
-def test_no_values_break_more_than_the_step(values: list[object]) -> None:
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(("input_ids", "rand")), values=VALUES)
+def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, values: list[object]) -> None:
     try:
-        packed = _pack("tag", "x", values, Region(0, "i", (2,)))  # type: ignore[arg-type]
+        memory.write_inputs(Step(TKG, decode_inputs() | {name: values}))  # type: ignore[arg-type, dict-item]
     except StepInvalid:
         return
-    assert packed.tolist() == values
+    written = memory._view(memory._regions(TKG).inputs[name]).tolist()
+    assert written == pytest.approx(values, rel=1e-6, nan_ok=True)

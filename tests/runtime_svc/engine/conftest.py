@@ -22,6 +22,9 @@ class LetterTokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(self.token_text(token_id) for token_id in token_ids)
 
+    def decode_one(self, token_id: int) -> str:
+        return self.token_text(token_id)
+
     def token_text(self, token_id: int) -> str:
         return chr(ord("a") + token_id % 26)
 

@@ -18,7 +18,7 @@ KINDS = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["
 
 
 def pieces_of(tokenizer: tokenizers.Tokenizer, token_ids: Sequence[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer.decode)
+    detokenizer = Detokenizer(tokenizer.decode, lambda token_id: str(tokenizer.decode([token_id])))
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
 
 
