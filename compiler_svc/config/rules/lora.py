@@ -36,6 +36,11 @@ LORA_SERVING_RULES: Final = (
 
 LORA_SERVING_NOTES: Final = (
     Note(
+        lambda v: v["base_model_quantized"] != v["outer"]["quantized"],
+        "neuron_config.lora_config.base_model_quantized: it is {base_model_quantized}, but quantized, which counts, is "
+        "{outer[quantized]}",
+    ),
+    Note(
         lambda v: bool(v["lora_ckpt_paths_cpu"]) and not v["enable_dynamic_multi_lora"],
         "neuron_config.lora_config.lora_ckpt_paths_cpu: adapters in host memory are never loaded because "
         "enable_dynamic_multi_lora is false",

@@ -56,6 +56,11 @@ def warnings_on(neuron_config: dict[str, Any]) -> list[str]:
             "neuron_config: Medusa's heads, tree and length are ignored",
         ),
         (
+            {"lora_config": {"base_model_quantized": True}},
+            {"lora_config": {}},
+            "neuron_config.lora_config.base_model_quantized: it is True, but quantized, which counts, is False",
+        ),
+        (
             {"lora_config": {"lora_ckpt_paths_cpu": {"one": "one"}}},
             {"lora_config": {"lora_ckpt_paths_cpu": {"one": "one"}, "enable_dynamic_multi_lora": True}},
             "neuron_config.lora_config.lora_ckpt_paths_cpu: adapters in host memory are never loaded",
