@@ -23,6 +23,7 @@ KilnError
 │   ├── TokenizerMismatch
 │   ├── LoadInProgress
 │   ├── BundleSourceUnavailable
+│   ├── BucketExceeded              more tokens, positions or rows than any executable has
 │   ├── TooManyCaptures
 │   ├── CaptureUnwritable           the disk does not take captured inputs
 │   ├── EngineFailed                our own bug stopped the engine
@@ -273,6 +274,21 @@ class BundleSourceUnavailable(RuntimeServiceError):
             retry_after_s=1.0,
             source=source,
             detail=detail,
+        )
+
+
+class BucketExceeded(RuntimeServiceError):
+    """More tokens, positions or rows than any executable has."""
+
+    reason = "BUCKET_EXCEEDED"
+
+    def __init__(self, submodel: str, dimension: str, needed: int, largest: int) -> None:
+        super().__init__(
+            f"{needed} {dimension} exceed the largest bucket of {submodel}, {largest}",
+            submodel=submodel,
+            dimension=dimension,
+            needed=needed,
+            largest=largest,
         )
 
 

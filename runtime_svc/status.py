@@ -48,6 +48,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.TokenizerMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.LoadInProgress: grpc.StatusCode.ABORTED,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
+        errors.BucketExceeded: grpc.StatusCode.INVALID_ARGUMENT,
         errors.TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.EngineFailed: grpc.StatusCode.INTERNAL,
