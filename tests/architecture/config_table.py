@@ -67,7 +67,10 @@ def _render_class(table: ConfigTable) -> str:
         for attribute in table.attributes
     )
     heads = ("attribute", "accepted", "default", "derivation", "rules", *TARGET_KINDS, "document")
-    return f"## {table.class_name}\n\n{_table(heads, rows)}"
+    own = {attribute.name for attribute in table.attributes}
+    paths = [(rule.reads[0], _without_values(rule.accepted)) for rule in rules if "." in rule.reads[0]]
+    across = [f"- `{path}`: {accepted}\n" for path, accepted in paths if path.partition(".")[0] in own]
+    return f"## {table.class_name}\n\n{_table(heads, rows)}" + ("\n" + "".join(across) if across else "")
 
 
 def _default(attribute: Attribute) -> str:
@@ -77,11 +80,15 @@ def _default(attribute: Attribute) -> str:
 
 
 def _rules_of(name: str, rules: Iterable[Rule]) -> Iterator[str]:
-    """What is accepted beside other attributes, without values."""
-    for rule in rules:
-        if rule.reads[0] == name:
-            text = re.sub(r",? which is \{[^{}]*\}( / \{[^{}]*\})?", "", rule.accepted)
-            yield re.sub(r"'?\{([^{}]*)\}'?", lambda match: f"`{_path(match[1])}`", text)
+    return (_without_values(rule.accepted) for rule in rules if rule.reads[0] == name)
+
+
+def _without_values(accepted: str) -> str:
+    """What a rule accepts, as it holds for every configuration."""
+    text = re.sub(r",? which is \{[^{}]*\}( / \{[^{}]*\})?| = \{.*\}|; it is '?\{[^{}]*\}'?", "", accepted)
+    text = re.sub(r"\b(\w+), \{\1\}", r"\1", text)
+    text = re.sub(r"\b(\w+) is \{\1\}", r"\1 is given", text)
+    return re.sub(r"'?\{([^{}]*)\}'?", lambda match: f"`{_path(match[1])}`", text)
 
 
 def _path(placeholder: str) -> str:
@@ -112,8 +119,8 @@ def _render_aliases() -> str:
 
 def _render_transformers_neuronx() -> str:
     head = (
-        "## Transformers NeuronX\n\nThe section `transformers_neuronx` takes options under its names. An option may not "
-        "be given under both.\n"
+        "## Transformers NeuronX\n\nThe section `transformers_neuronx` takes options under its names. An option may "
+        "not be given under both.\n"
     )
     rows = (
         [f"`{table.class_name}.{option.name}`", option.domain.accepted, option.derivation, option.section]
