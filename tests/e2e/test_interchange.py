@@ -36,7 +36,7 @@ def test_a_saved_file_makes_the_same_bundle(stack: Stack, plain: dict[str, Any])
     assert (compiled["bundle"], compiled["cache"]) == (plain["bundle"], "hit")
     warnings = compiled["warnings"]
     assert "metadata: it is for NxD Inference only, and kept nowhere" in warnings
-    assert any(warning.startswith("config: 'output_router_aux_weight' are ignored") for warning in warnings)
+    assert any(warning.endswith("of these names: 'output_router_aux_weight'") for warning in warnings)
     # Equal values, and those of the other transformers, change nothing.
     (ignored,) = [warning for warning in warnings if warning.endswith("because the model does not depend on it")]
     assert ignored.startswith("_name_or_path, ")
@@ -85,6 +85,16 @@ def test_overrides_change_the_bundle(stack: Stack, plain: dict[str, Any]) -> Non
     exported = stack.kiln("config", "export", compiled["version"]).last["config"]
     assert exported["rope_theta"] == exported["rope_parameters"]["rope_theta"] == 1e6
     assert exported["neuron_config"]["context_encoding_buckets"] == [64]
+    check_other_weights(stack, compiled["version"])
+
+
+def check_other_weights(stack: Stack, executables: str) -> None:
+    """Weights for executables are checked, and serve, with the attributes that those were compiled with."""
+    pirate = TINY.with_name("kiln-tiny-pirate")
+    sharded = stack.kiln("shard-weights", executables, "--model", pirate, "--name", "pirate").last
+    manifest = stack.kiln("bundles", "show", sharded["version"]).last["manifest"]
+    assert manifest["config"]["model_attributes"] == {"rope_theta": 1e6, "eos_token_id": 7}
+    assert manifest["tokens"]["eos"] == [7]
 
 
 def test_options_of_transformers_neuronx_make_the_same_bundle(stack: Stack, plain: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES
 from compiler_svc.config.transformers_neuronx import SECTION as TRANSFORMERS_NEURONX
 
 _SECTIONS: Final = frozenset({TRANSFORMERS_NEURONX}).union(*(row.names for row in INFERENCE_CONFIG.rows))
+_MOST_SHOWN: Final = 16
 _LORA_PATHS: Final = ("lora_ckpt_paths", "lora_ckpt_paths_cpu")
 
 
@@ -38,9 +38,6 @@ def _adapt(document: Mapping[str, Any], path: str, findings: Findings, *, saved:
         findings.warnings.append(f"{path}metadata: it is for NxD Inference only, and kept nowhere")
     if saved:
         _drop_foreign_names(adapted, path, findings)
-    for name, value in adapted.items():
-        if name in MODEL_ATTRIBUTES and _has_infinity(value):
-            findings.add_mistake(f"{path}{name}", value, "finite numbers, which JSON has")
     neuron_config = adapted.get("neuron_config")
     if isinstance(neuron_config, Mapping):
         adapted["neuron_config"] = _adapt_neuron_config(neuron_config, f"{path}neuron_config.", findings, saved=saved)
@@ -79,10 +76,9 @@ def _drop_foreign_names(adapted: dict[str, Any], path: str, findings: Findings) 
     for name in foreign:
         del adapted[name]
     if foreign:
-        names = ", ".join(map(show, foreign))
-        findings.warnings.append(
-            f"{path or 'config'}: {names} are ignored: no model here has attributes of these names"
-        )
+        shown = ", ".join(map(show, foreign[:_MOST_SHOWN])) + (", …" if len(foreign) > _MOST_SHOWN else "")
+        place = path.removesuffix(".") or "config"
+        findings.warnings.append(f"{place}: ignored, because no model here has attributes of these names: {shown}")
 
 
 def _adapt_neuron_config(
@@ -125,11 +121,3 @@ def _join_fused_tkg(adapted: dict[str, Any], path: str, findings: Findings) -> N
         joined[FUSED_TKG_NAMES[name]] = value
     if nested is None or isinstance(nested, Mapping):
         adapted[FUSED_TKG] = joined
-
-
-def _has_infinity(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_infinity, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_infinity, value))
-    return isinstance(value, float) and math.isinf(value)

@@ -46,9 +46,17 @@ def test_a_whole_file() -> None:
     assert resolution.config.model_attributes["rope_scaling"] is None
     metadata, foreign, *notes = resolution.warnings
     assert metadata == "metadata: it is for NxD Inference only, and kept nowhere"
-    assert foreign == "config: 'output_router_aux_weight' are ignored: no model here has attributes of these names"
+    assert foreign == (
+        "config: ignored, because no model here has attributes of these names: 'output_router_aux_weight'"
+    )
     assert notes[-1].startswith("neuron_config: no document names on_cpu, ")
     assert not any("overrides_torch_dtype" in note or "is_prefill_stage" in note for note in notes)
+
+
+def test_only_the_first_of_many_foreign_names_are_told() -> None:
+    warnings = resolve(read_saved() | {f"foreign_{number:03}": 0 for number in range(300)}).warnings
+    (warning,) = [warning for warning in warnings if "'foreign_015'" in warning]
+    assert warning.endswith("'foreign_015', …")
 
 
 def test_what_is_derived_may_have_any_value() -> None:
@@ -122,9 +130,11 @@ def test_setting_by_an_alias_sets_the_original() -> None:
         ({"attribute_map": {"neuron_config": "hidden_size"}}, "attribute_map", "names of model attributes"),
         ({"attribute_map": {"x": "neuron_config"}}, "attribute_map", "names of model attributes"),
         ({"attribute_map": {"x": 3}}, "attribute_map", "an object whose values are text"),
+        ({"attribute_map": {"x": [], "hidden_size": {}}}, "attribute_map", "an object whose values are text"),
         ({"attribute_map": "x"}, "attribute_map", "an object whose values are text"),
         ({"initializer_range": math.inf}, "initializer_range", "finite numbers"),
         ({"rope_scaling": {"short_factor": [1.0, math.inf]}}, "rope_scaling", "finite numbers"),
+        (parse_document('{"id2label": ' + "[" * 900 + "]" * 900 + "}"), "id2label", "a JSON value"),
     ],
 )
 def test_a_mistake(document: dict[str, Any], field: str, accepted: str) -> None:
