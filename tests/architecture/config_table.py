@@ -110,7 +110,7 @@ def _render_aliases() -> str:
             f"`{table.class_name}.{attribute.name}`" + (", negated" if alias.negated else ""),
             "with a warning" if alias.note else "a spelling",
         ]
-        for table in TABLES.values()
+        for table in _classes()
         for attribute in table.attributes
         for alias in attribute.aliases
     )
