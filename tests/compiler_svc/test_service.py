@@ -85,7 +85,7 @@ class TestRefusals:
         ("fields", "feature"),
         [
             ({"config_json": '{"neuron_config": {"fused_qkv": true}}'}, "neuron_config.fused_qkv"),
-            ({"config_json": '{"neuron_config": {"torch_dtype": "float16"}}'}, "neuron_config.torch_dtype"),
+            ({"config_json": '{"neuron_config": {"qk_layernorm": true}}'}, "neuron_config.qk_layernorm"),
             ({"target": pb.Target(kind=pb.Target.KIND_TRN2)}, "target.kind"),
         ],
     )
@@ -154,12 +154,12 @@ class TestRefusals:
         refused = await refusal(client.compile(model="bert"))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FEATURE_NOT_SERVED")
 
-    async def test_a_checkpoint_in_float16(self, client: Client, home: Path) -> None:
-        write_checkpoint(home / "models" / "half", dtype="float16")
-        refused = await refusal(client.compile(model="half"))
+    async def test_a_checkpoint_in_a_dtype_that_nothing_is_computed_in(self, client: Client, home: Path) -> None:
+        write_checkpoint(home / "models" / "quarter", dtype="float8_e4m3fn")
+        refused = await refusal(client.compile(model="quarter"))
         assert refused.fields == {
-            "neuron_config.torch_dtype": "got 'float16' from the checkpoint; "
-            "accepted: 'float32' or 'bfloat16', all that this version serves"
+            "neuron_config.torch_dtype": "got 'float8_e4m3fn' from the checkpoint; "
+            "accepted: 'float32' or 'bfloat16' or 'float16', all that this version serves"
         }
 
     @pytest.mark.parametrize("name", ["operations/none", "none", ""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from compiler_svc.config.attribute import HONOURED, Alias, Attribute, Support, Values, hint, refused, same_as
+from compiler_svc.config.attribute import HONOURED, Alias, Attribute, Values, hint, refused, same_as
 from compiler_svc.config.domains import Choice, Flag, Integer, TextList
 from compiler_svc.config.tables.documents import (
     COMPILATION,
@@ -16,8 +16,6 @@ from compiler_svc.config.tables.documents import (
 
 DTYPES: Final = Choice(("float32", "bfloat16", "float16"), prefix="torch.")
 DEFAULT_DTYPE: Final = "bfloat16"
-#: Dtypes that the cpu target computes in.
-CPU_DTYPES: Final = Support("honoured", values=("float32", "bfloat16"))
 NEURON_ONLY: Final = hint("it concerns NeuronCores only")
 
 _ALWAYS_ASYNCHRONOUS: Final = hint(
@@ -71,9 +69,8 @@ GENERAL_ATTRIBUTES: Final = (
         default=_checkpoint_dtype,
         derivation="the checkpoint's dtype, or bfloat16 where it names none; for a draft model, the target's",
         section=GENERAL,
-        cpu=CPU_DTYPES,
     ),
-    Attribute(name="rpl_reduce_dtype", domain=DTYPES, section=GENERAL, cpu=CPU_DTYPES),
+    Attribute(name="rpl_reduce_dtype", domain=DTYPES, section=GENERAL),
     Attribute(name="cast_type", domain=Choice(("config", "as-declared")), default="config", section=GENERAL),
     Attribute(name="async_mode", domain=Flag(), default=False, section=GENERAL, cpu=_ALWAYS_ASYNCHRONOUS),
     Attribute(name="save_sharded_checkpoint", domain=Flag(), default=True, section=GENERAL),
