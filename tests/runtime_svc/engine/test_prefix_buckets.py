@@ -43,9 +43,7 @@ class TestTheGuidesExamples:
         assert 640 - choice.num_moved[0] == 388
 
     def test_1600_tokens_whose_prefix_exceeds_every_bucket(self) -> None:
-        with pytest.raises(
-            BucketExceeded, match="1088 cached tokens exceed the largest bucket of context_encoding, 1024"
-        ) as raised:
+        with pytest.raises(BucketExceeded, match="1088 cached tokens exceed the largest bucket") as raised:
             choose_prefill(GUIDE, [CachedPrompt(320, 1280)])
         assert raised.value.metadata["needed"] == "1088"
 
@@ -103,9 +101,7 @@ class TestPrefill:
         assert (choice.bucket, choice.num_moved) == ((512, 512), (252, 12))
 
     def test_a_prompt_that_no_bucket_holds(self) -> None:
-        with pytest.raises(
-            BucketExceeded, match="2049 tokens to compute exceed the largest bucket of context_encoding, 2048"
-        ):
+        with pytest.raises(BucketExceeded, match="2049 tokens to compute exceed the largest bucket"):
             choose_prefill(GUIDE, [CachedPrompt(2049, 0)])
 
     def test_truncation_cuts_it_to_the_largest(self) -> None:
