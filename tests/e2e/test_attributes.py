@@ -22,9 +22,6 @@ CONFIG = {
     "max_context_length": 48,
     "batch_size": 3,
     "torch_dtype": "float32",
-    "enable_bucketing": True,
-    "context_encoding_buckets": [8, 16],
-    "token_generation_buckets": [32, 64],
     "output_logits": True,
     "on_device_sampling_config": {"dynamic": True},
 }
@@ -68,6 +65,8 @@ def test_left_padded_prompts_give_the_logits_of_transformers(stack: Stack, level
         ctx_batch_size=2,
         n_active_tokens=16,
         n_positions=56,
+        enable_bucketing=True,
+        context_encoding_buckets=[8, 16],
         token_generation_buckets=[32, 56],
         max_new_tokens=60,
         allow_input_truncation=True,
@@ -79,7 +78,7 @@ def test_left_padded_prompts_give_the_logits_of_transformers(stack: Stack, level
     assert told.load.steps == 0
     prompts = [draw_prompt(length) for length in (1, 7, 8, 9, 15, 16, 17, 40)]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = list(pool.map(lambda ids: generate(stack, name, ids, 20), prompts))
+        answers = list(pool.map(lambda ids: generate(stack, name, ids, 10), prompts))
     for prompt, (accepted, tokens) in zip(prompts, answers, strict=True):
         assert accepted.truncated_tokens == max(0, len(prompt) - 16)
         assert accepted.prompt_token_count == min(len(prompt), 16)
