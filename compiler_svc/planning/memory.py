@@ -9,6 +9,8 @@ from typing import Final, Literal
 from compiler_svc.config import InferenceConfig, NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.models.llama_config import LlamaConfig
+from compiler_svc.models.llama_tensors import checkpoint_tensors
+from compiler_svc.models.registry import parse_model_config
 from compiler_svc.planning.activations import measure_activations
 from compiler_svc.planning.adapters import measure_adapters
 from compiler_svc.planning.kv_cache import measure_kv
@@ -20,11 +22,15 @@ from compiler_svc.planning.weights import (
     measure_weights,
 )
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
-from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
 
 #: Bytes of one executable: a part that all have, and a part for each layer. On cpu measured on small models; on Neuron
 #: targets a guess that nothing has verified.
 _CODE_BYTES: Final = {"exported_program": (60_000, 30_000), "aoti": (120_000, 30_000), "neff": (8 << 20, 1 << 20)}
+
+
+# Counts with `cast_type` "as-declared" alone.
+_DTYPE_OF_PICKLES: Final = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,25 @@ class PlannedModel:
 
     checkpoint: Checkpoint
     config: LlamaConfig
+
+
+def read_model(checkpoint: Checkpoint) -> PlannedModel:
+    """Reads what a plan needs of a checkpoint.
+
+    A pickled one, which stays closed, is taken to have the tensors that its configuration implies.
+
+    Raises:
+        ModelConfigInvalid, ModelNotServed: A model that this compiler does not build.
+    """
+    config = parse_model_config(checkpoint.config)
+    if checkpoint.is_pickled:
+        file = checkpoint.files[0]
+        tensors = {
+            name: TensorHeader(name, _DTYPE_OF_PICKLES, shape, file)
+            for name, shape in checkpoint_tensors(config).items()
+        }
+        checkpoint = replace(checkpoint, tensors=tensors)
+    return PlannedModel(checkpoint, config)
 
 
 class MemoryModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,18 +22,16 @@ from compiler_svc.admission import (
 )
 from compiler_svc.builds.plan import plan_build
 from compiler_svc.config import InferenceConfig, Resolution, resolve_config
-from compiler_svc.config.findings import Findings
-from compiler_svc.config.options import expand_options
 from compiler_svc.config.submodels import SubmodelShape, describe_submodels
 from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
 from compiler_svc.lower.toolchain import toolchain
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.model_overrides import override_model
 from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
 from compiler_svc.planning.digest import digest_plan
-from compiler_svc.planning.memory import MemoryModel, PlannedModel
+from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.plan import Plan, PlannedExecutable
-from compiler_svc.planning.targets import TARGETS
+from compiler_svc.planning.targets import TARGETS, RankLimit
 from compiler_svc.planning.variation import Variations
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
@@ -77,52 +75,32 @@ class Planner:
         """
         target = _check_target(request)
         checkpoint, resolution = resolve_request(request, self._model_roots)
-        model = PlannedModel(checkpoint, parse_model_config(checkpoint.config))
-        config = resolution.config
+        model, config = read_model(checkpoint), resolution.config
         memory_model = MemoryModel(
             model,
             self._open_draft(config),
             target_kind=request.target_kind,
             optimization_level=request.optimization_level,
         )
-        limits = TARGETS[request.target_kind]
-        host_bytes = measure_memory()
-
-        def limit_bytes(varied: InferenceConfig) -> int:
-            neuron = varied.neuron_config
-            return request.core_memory_bytes or limits.rank_limit_bytes(
-                cores_per_rank=neuron.logical_nc_config, tp_degree=neuron.tp_degree, host_bytes=host_bytes
-            )
-
-        # Sections that stand for attributes of neuron_config are in it from here on.
-        document, _ = expand_options(request.document, Findings())
-        given = document.get("neuron_config") or {}
-        dtype = read_declared_dtype(checkpoint)
-
-        def resolve(changes: Mapping[str, Any]) -> InferenceConfig:
-            varied = document | {"neuron_config": {**given, **changes}}
-            return resolve_config(varied, checkpoint_dtype=dtype, target=request.target_kind).config
-
-        def fits(varied: InferenceConfig) -> bool:
-            return memory_model.measure(varied).total_bytes <= limit_bytes(varied)
-
-        variations = Variations(given, resolve, fits)
+        planned_target = TARGETS[request.target_kind]
+        limit = RankLimit(planned_target, request.core_memory_bytes, host_bytes=measure_memory())
         memory = memory_model.measure(config)
         executables = self._list_executables(request, target, model, config)
+        variations = Variations(
+            request.document,
+            resolve=lambda document: _resolve(request, document, checkpoint),
+            fits=lambda varied: memory_model.measure(varied).total_bytes <= limit.measure(varied.neuron_config),
+        )
         return Plan(
             config=config,
             submodels=describe_submodels(config.neuron_config),
             memory=memory,
-            limit_bytes=limit_bytes(config),
+            limit_bytes=limit.measure(config.neuron_config),
             largest=variations.find_largest(config.neuron_config),
-            cores_needed=variations.count_cores(limits),
+            cores_needed=variations.count_cores(planned_target),
             executables=executables,
             hints=resolution.hints,
-            warnings=(
-                *_without_hints(resolution),
-                *([limits.note] if limits.note else []),
-                *note_doubts(checkpoint, config.neuron_config),
-            ),
+            warnings=(*_without_hints(resolution), *_note_doubts(request, checkpoint, config)),
             cost=self._estimate_cost(
                 request,
                 Work(
@@ -141,7 +119,7 @@ class Planner:
             return None
         path = find_checkpoint(fused.draft_model_path, self._model_roots)
         draft = Checkpoint.open(path, roots=self._model_roots, read_pickles=False)
-        return PlannedModel(draft, parse_model_config(draft.config))
+        return read_model(draft if fused.draft_config is None else override_model(draft, fused.draft_config))
 
     def _list_executables(
         self, request: PlanRequest, target: Target | None, model: PlannedModel, config: InferenceConfig
@@ -184,6 +162,20 @@ def _check_target(request: PlanRequest) -> Target | None:
     target = choose_target(request)
     toolchain(request.optimization_level)
     return target
+
+
+def _resolve(request: PlanRequest, document: Mapping[str, Any], checkpoint: Checkpoint) -> InferenceConfig:
+    dtype = read_declared_dtype(checkpoint)
+    return resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind).config
+
+
+def _note_doubts(request: PlanRequest, checkpoint: Checkpoint, config: InferenceConfig) -> Iterator[str]:
+    """What the caller should know about the plan and about the compile."""
+    if note := TARGETS[request.target_kind].note:
+        yield note
+    if checkpoint.is_pickled:
+        yield "model: its weights are pickles, which plans do not open: tensors are those that config.json implies"
+    yield from note_doubts(checkpoint, config.neuron_config)
 
 
 def _without_hints(resolution: Resolution) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from compiler_svc.config import NeuronConfig
+
 _GIB: Final = 1 << 30
 
 
@@ -23,17 +25,27 @@ class PlannedTarget:
     physical_core_bytes: int | None
     note: str = ""
 
-    def rank_limit_bytes(self, *, cores_per_rank: int, tp_degree: int, host_bytes: int) -> int:
-        """Memory that one rank may take, where the caller does not say.
 
-        Args:
-            cores_per_rank: Physical cores of a logical one.
-            tp_degree: Ranks.
-            host_bytes: Memory of the host, for a target whose ranks share it.
-        """
-        if self.physical_core_bytes is None:
-            return host_bytes // tp_degree
-        return self.physical_core_bytes * cores_per_rank
+@dataclass(frozen=True, slots=True)
+class RankLimit:
+    """What one rank may take.
+
+    Attributes:
+        core_memory_bytes: Memory of a core, where the caller says.
+        host_bytes: Memory of the host, for a target whose ranks share it.
+    """
+
+    target: PlannedTarget
+    core_memory_bytes: int | None
+    host_bytes: int
+
+    def measure(self, config: NeuronConfig) -> int:
+        """Bytes that a rank of a configuration may take."""
+        if self.core_memory_bytes is not None:
+            return self.core_memory_bytes
+        if self.target.physical_core_bytes is None:
+            return self.host_bytes // config.tp_degree
+        return self.target.physical_core_bytes * config.logical_nc_config
 
 
 #: The documents give 24 GB for trn2 with LNC 2, that is two physical cores, and 16 GB for inf2 and trn1.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from compiler_svc.config import InferenceConfig, NeuronConfig
+from compiler_svc.config.findings import Findings
+from compiler_svc.config.options import expand_options
 from compiler_svc.errors import CompilerError
 from compiler_svc.planning.largest import Judgement, find_largest
 from compiler_svc.planning.plan import LargestSizes
@@ -14,16 +16,18 @@ from compiler_svc.sharding.errors import ShardingNotServed
 
 #: Whether the ranks of a configuration fit.
 Fits = Callable[[InferenceConfig], bool]
-#: Resolves the document with some attributes of `neuron_config` changed.
+#: Resolves a document.
 Resolve = Callable[[Mapping[str, Any]], InferenceConfig]
 
 
 class Variations:
     """Judges a configuration's neighbours. A size that the rules refuse is none."""
 
-    def __init__(self, given: Mapping[str, Any], resolve: Resolve, fits: Fits) -> None:
-        """Takes the attributes of `neuron_config` that the document gives; the others follow what is changed."""
-        self._given = given
+    def __init__(self, document: Mapping[str, Any], *, resolve: Resolve, fits: Fits) -> None:
+        """Takes a document that is in order. Attributes that it does not give follow what is changed."""
+        # Sections that stand for attributes of neuron_config are in it from here on.
+        self._document, _ = expand_options(document, Findings())
+        self._given: Mapping[str, Any] = self._document.get("neuron_config") or {}
         self._resolve = resolve
         self._fits = fits
 
@@ -61,7 +65,8 @@ class Variations:
     def _judge(self, *names: str) -> Callable[[int], Judgement]:
         def judge(value: int) -> Judgement:
             try:
-                config = self._resolve(dict.fromkeys(names, value))
+                varied = self._document | {"neuron_config": {**self._given, **dict.fromkeys(names, value)}}
+                config = self._resolve(varied)
                 return Judgement.FITS if self._fits(config) else Judgement.EXCEEDS
             except (CompilerError, ShardingNotServed):
                 return Judgement.ILLEGAL

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from bundle.errors import KilnError
+from bundle.layout import Layout
+from bundle.manifest import Target
+from compiler_svc.builds.plan import plan_build
+from compiler_svc.database import actuals, cache
+from compiler_svc.database.actuals import BuildActual, BuildFacts
+from compiler_svc.database.cache import CachedExecutable
+from compiler_svc.database.engine import Database
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
+from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.planner import Planner
 from compiler_svc.planning.targets import TARGETS
+from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
 from tests.compiler_svc.planning.planning import GIB, plan, request
 
@@ -128,6 +139,21 @@ class TestDrafts:
         assert both.memory.kv_bytes == alone.memory.kv_bytes + draft.memory.kv_bytes
         assert both.memory.weights_bytes == alone.memory.weights_bytes + both.memory.weight_groups["draft"]
 
+    def test_the_draft_has_attributes_of_its_own(self, planner: Planner) -> None:
+        options = {"seq_len": 256, "on_device_sampling_config": {}}
+
+        def measure(draft: dict[str, Any]) -> tuple[int, int]:
+            document = {
+                "neuron_config": options | {"speculation_length": 4, "enable_fused_speculation": True},
+                "fused_spec_config": {"draft_model_path": "tiny", "draft_config": {"neuron_config": draft}},
+            }
+            memory = plan(planner, "8b", "trn2", document=document).memory
+            return memory.weight_groups["draft"], memory.kv_bytes
+
+        weights, kv = measure(options)
+        whole = plan(planner, "8b", "trn2", **options).memory
+        assert measure(options | {"kv_cache_quant": True}) == (weights, whole.kv_bytes + (kv - whole.kv_bytes) // 2)
+
     def test_a_draft_that_is_not_there(self, planner: Planner) -> None:
         document = {
             "neuron_config": {
@@ -163,6 +189,51 @@ class TestExecutables:
         planned = plan(planner, "tiny", "trn1", seq_len=1024, enable_bucketing=True, **options)
         assert planned.executables[0].tag == "context_encoding_512x0"
         assert planned.executables[0].bucket == (512, 0)
+
+
+class TestCache:
+    """What the cache says of a plan; that builds record what plans look up is tested end to end."""
+
+    @pytest.fixture
+    def database(self, tmp_path: Path) -> Iterator[Database]:
+        database = Database(f"sqlite:///{tmp_path / 'kiln.db'}")
+        yield database
+        database.close()
+
+    def test_an_executable_counts_as_long_as_the_store_has_it(
+        self, tmp_path: Path, models: Path, database: Database
+    ) -> None:
+        layout = Layout.create(tmp_path / "store")
+        planner = Planner(database, layout, model_roots=(models,), num_lowerings=1)
+        build = plan_build(Checkpoint.open(models / "tiny"), plan(planner, "tiny", "cpu").config.neuron_config)
+        digests = digest_plan(build, target=Target(kind="cpu", isa="x86-64-v3"), optimization_level=0, salt="")
+        tag = build.submodels[0].tag
+        stored = layout.put_blob(b"an executable")
+        executable = CachedExecutable(
+            blob=stored.digest, size_bytes=13, format="exported_program", state_convention="functional", constants=()
+        )
+        facts = BuildFacts(
+            target_kind="cpu",
+            optimization_level=0,
+            action_digests={digests[tag]: "sha256:a"},
+            lowerings={},
+            build=BuildActual(num_layers=2, num_executables=2, weights_bytes=1, trace_s=1.0, rest_s=1.0),
+        )
+
+        def remember(session: Session) -> None:
+            cache.remember_executables(session, {"sha256:a": executable})
+            actuals.remember_facts(session, "sha256:b", facts)
+
+        def list_cached(**options: Any) -> list[str]:
+            return [one.tag for one in plan(planner, "tiny", "cpu", **options).executables if one.is_cached]
+
+        assert list_cached() == []
+        database.run_and_wait(remember)
+        assert list_cached() == [tag]
+        for changed in ({"salt": "s"}, {"isa": "x86-64-v4"}, {"batch_size": 2}, {"seq_len": 64}):
+            assert list_cached(**changed) == []
+        layout.delete_blob(stored.digest)
+        assert list_cached() == []
 
 
 class TestRefusals:
@@ -225,6 +296,16 @@ class TestRefusals:
         planned = plan(planner, "tiny", "cpu", seq_len=256, scratchpad_page_size=32)
         assert [(hint.field, hint.value) for hint in planned.hints] == [("neuron_config.scratchpad_page_size", 32)]
         assert planned.warnings == ("neuron_config.seq_len: 256 tokens exceed the model's 128 positions",)
+
+
+def test_pickles_stay_closed(planner: Planner, models: Path) -> None:
+    directory = models / "pickled"
+    directory.mkdir()
+    (directory / "config.json").write_text((models / "8b" / "config.json").read_text())
+    (directory / "pytorch_model.bin").write_bytes(b"no pickle at all")
+    pickled, headers = plan(planner, "pickled", tp_degree=2), plan(planner, "8b", tp_degree=2)
+    assert pickled.memory == headers.memory
+    assert [note for note in pickled.warnings if "pickles" in note]
 
 
 def test_headers_alone_are_read(planner: Planner, models: Path) -> None:
