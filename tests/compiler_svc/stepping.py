@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ class Stepper:
             for kind, buckets in (("context_encoding", context_buckets), ("token_generation", token_buckets))
             for bucket in buckets
         }
-        self.runs = {key: make_run(spec, plan, submodel, shard) for key, submodel in self.submodels.items()}
+        # Made when they are needed: exporting is most of what a test costs.
+        self._find_run = cache(lambda kind, bucket: make_run(spec, plan, self.submodels[kind, bucket], shard))
         generator = torch.Generator().manual_seed(3)
         self.state = [
             (torch.randn(tensor.shape, generator=generator) * 20).to(TORCH_DTYPES[tensor.dtype])
@@ -117,7 +119,7 @@ class Stepper:
                 tensor.shape,
                 TORCH_DTYPES[tensor.dtype],
             )
-        results = self.runs[kind, bucket](*(inputs[tensor.name] for tensor in submodel.inputs), *self.state)
+        results = self._find_run(kind, bucket)(*(inputs[tensor.name] for tensor in submodel.inputs), *self.state)
         self.state = list(results[len(submodel.outputs) :])
         outputs = dict(zip((output.name for output in submodel.outputs), results, strict=False))
         for output in submodel.outputs:

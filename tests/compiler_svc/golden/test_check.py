@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from bundle.manifest import Sampling
 from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.golden.errors import GoldenMismatch
+from execution.rank_nursery import RankNursery
 from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
 from tests.compiler_svc.specs import HOST_SAMPLING
 from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama
@@ -18,6 +20,15 @@ GREEDY = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=64)
 BAKED = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", top_k=20, top_p=0.9, temperature=0.7)
 DETERMINISTIC = msgspec.structs.replace(BAKED, deterministic=True)
+
+#: Of the ranks of all checks.
+NURSERY = RankNursery()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_nursery() -> Iterator[None]:
+    yield
+    NURSERY.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +57,7 @@ def bucketed(tiny: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Unpub
 
 
 def check(tiny: TinyLlama, bundle: UnpublishedBundle) -> GoldenResult:
-    return check_golden(bundle.manifest, bundle.blob_path, tiny.checkpoint)
+    return check_golden(bundle.manifest, bundle.blob_path, tiny.checkpoint, NURSERY)
 
 
 def test_every_executable_is_compared(tiny: TinyLlama, bucketed: UnpublishedBundle) -> None:
