@@ -22,6 +22,7 @@ def test_defaults() -> None:
     assert (settings.threads_per_core, settings.verify_always) == (1, False)
     assert settings.state == settings.cache
     assert settings.deployments_file is None
+    assert settings.capture_directory is None
     assert settings.memory_bytes == int(measure_memory() * 0.8)
 
 
@@ -36,6 +37,7 @@ def test_every_option_is_read() -> None:
             "--state=state",
             "--memory=3GiB",
             "--deployments=deployments.yaml",
+            "--capture-directory=captures",
             "--follow-interval=0.5",
             "--compiler-ca=ca.pem",
             "--compiler-certificate=c.pem",
@@ -56,6 +58,7 @@ def test_every_option_is_read() -> None:
     assert settings.state == Path("state").absolute()
     assert settings.memory_bytes == 3 << 30
     assert settings.deployments_file == Path("deployments.yaml").absolute()
+    assert settings.capture_directory == Path("captures").absolute()
     assert settings.follow_interval_s == 0.5
     assert settings.compiler == CompilerEndpoint("127.0.0.1:7001", Path("ca.pem"), Path("c.pem"), Path("k.pem"))
     assert (settings.edge.drain_timeout_s, settings.log_level) == (1.5, "debug")

@@ -55,12 +55,16 @@ def test_options_of_the_services_are_handed_on(up: Start, tmp_path: Path) -> Non
     (tmp_path / "layouts").mkdir()
     (tmp_path / "deployments.yaml").touch()
     running = up(
-        *("--threads-per-core", 2, "--memory", "6GiB", "--deployments", "deployments.yaml", "--import-root", "layouts")
+        *("--threads-per-core", 2, "--memory", "6GiB", "--deployments", "deployments.yaml", "--import-root", "layouts"),
+        *("--capture-directory", "captures"),
     )
     assert running.read()["event"] == "ready"
     assert running.service("compiler")["arguments"][-2:] == ["--import-root", f"{tmp_path}/layouts"]
-    handed_on = ["--threads-per-core", "2", "--memory", "6GiB", "--deployments", f"{tmp_path}/deployments.yaml"]
-    assert running.service("runtime")["arguments"][-6:] == handed_on
+    handed_on = [
+        *("--threads-per-core", "2", "--memory", "6GiB", "--deployments", f"{tmp_path}/deployments.yaml"),
+        *("--capture-directory", f"{tmp_path}/captures"),
+    ]
+    assert running.service("runtime")["arguments"][-8:] == handed_on
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

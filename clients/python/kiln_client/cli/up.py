@@ -41,6 +41,9 @@ _ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Pa
 @click.option("--memory", metavar="SIZE", help="Memory for deployments, such as 6GiB. Default: the runtime's.")
 @click.option("--deployments", "deployments_path", type=_FILE, help="File of the deployments that there shall be.")
 @click.option(
+    "--capture-directory", "capture_path", type=_HOME, help="Where requests may have the inputs of their steps written."
+)
+@click.option(
     "--model-root",
     "model_roots",
     type=_ROOT,
@@ -71,6 +74,7 @@ async def up_command(
     threads_per_core: int | None,
     memory: str | None,
     deployments_path: Path | None,
+    capture_path: Path | None,
     model_roots: tuple[Path, ...],
     import_roots: tuple[Path, ...],
     tls_cert: Path | None,
@@ -93,6 +97,7 @@ async def up_command(
         threads_per_core=threads_per_core,
         memory=memory,
         deployments_path=deployments_path,
+        capture_path=capture_path,
         model_roots=model_roots,
         import_roots=import_roots,
         tls=_read_tls(tls_cert, tls_key, tls_ca, tls_client_ca),

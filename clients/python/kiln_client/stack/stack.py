@@ -53,6 +53,7 @@ class StackConfig:
         threads_per_core: Threads that a rank computes with; None takes the runtime's default.
         memory: Memory for deployments, such as `6GiB`; None takes the runtime's default.
         deployments_path: File of the deployments that the runtime shall have; None leaves that to calls.
+        capture_path: Directory of captured inputs; None lets no request capture.
         model_roots: Directories of checkpoints, besides `home`/models.
         import_roots: Directories of layouts that bundles may be imported from.
         tls: None serves in plaintext.
@@ -67,6 +68,7 @@ class StackConfig:
     threads_per_core: int | None
     memory: str | None
     deployments_path: Path | None
+    capture_path: Path | None
     model_roots: tuple[Path, ...]
     import_roots: tuple[Path, ...]
     tls: StackTls | None
@@ -169,6 +171,7 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
         "--threads-per-core": config.threads_per_core,
         "--memory": config.memory,
         "--deployments": config.deployments_path,
+        "--capture-directory": config.capture_path,
     }
     return [
         *("--address", config.runtime_address),
