@@ -62,7 +62,7 @@ class ProcessBuildRunner:
                     await on_progress(progress)
             finally:
                 await asyncio.shield(process.end())
-            return _read_result(directory, process.return_code)
+            return read_result(directory, process.return_code)
         finally:
             # Not awaited: a cancelled call must not be cancelled again half-way through.
             directory.end()
@@ -80,7 +80,13 @@ class ProcessBuildRunner:
                 JobDirectory(path).remove()
 
 
-def _read_result(directory: JobDirectory, return_code: int | None) -> BuildResult:
+def read_result(directory: JobDirectory, return_code: int | None) -> BuildResult:
+    """Reads what a process has left that ended with an exit code, or None where its nursery died with it.
+
+    Raises:
+        BuildFailed: It left nothing.
+        KilnError: What it reported.
+    """
     outcome = directory.read_outcome()
     if outcome is None:
         if return_code is None:
