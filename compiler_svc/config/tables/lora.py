@@ -35,7 +35,8 @@ LORA_SERVING_CONFIG: Final = ConfigTable(
         batch_size=1,
         lora_bias="none",
         eviction_policy="lru",
-        lfu_decay=128,
+        lfu_decay_period=128,
+        is_context_encoding=False,
         enable_base_model_only=False,
     ),
 )

@@ -156,3 +156,29 @@ def test_a_draft_model_is_read_likewise() -> None:
     draft["hidden_sizes"] = draft["neuron_config"]["lora_config"] = {"lora_ckpt_paths": [3]}
     mistakes = mistakes_in(document | {"fused_spec_config": fused})
     assert mistakes.keys() == {"fused_spec_config.draft_config.neuron_config.lora_config.lora_ckpt_paths"}
+
+
+def test_adapters_as_they_are_saved() -> None:
+    lora = {
+        "max_loras": 2,
+        "max_lora_rank": 16,
+        "max_cpu_loras": 100,
+        "batch_size": 1,
+        "target_modules": ["q_proj", "v_proj"],
+        "lora_bias": "none",
+        "lora_ckpt_paths": {"a": "/models/a"},
+        "lora_ckpt_paths_cpu": {"a": "/models/a", "b": "/models/b"},
+        "lora_ckpt_json": None,
+        "lora_memory_transpose": True,
+        "lora_shard_linear_layer": True,
+        "is_context_encoding": False,
+        "dynamic_multi_lora": True,
+        "eviction_policy": "lru",
+        "lfu_decay_period": 128,
+        "base_model_quantized": False,
+    }
+    config = resolve(read_saved(lora_config=lora), "trn1").config.neuron_config.lora_config
+    assert config is not None
+    assert config.enable_dynamic_multi_lora
+    assert config.target_modules == ("q_proj", "v_proj")
+    assert config.lora_ckpt_paths_cpu == {"a": "/models/a", "b": "/models/b"}
