@@ -17,7 +17,7 @@ from bench.checkpoint import count_parameters, write_checkpoint
 from bench.measurements import Measurements
 from bench.peers import ENVIRONMENT
 from bench.plan import FULL, QUICK, Plan
-from bench.profile import profile_decoding
+from bench.profile import profile
 from bench.report import render
 from bench.services import DEPLOYMENT, compile_bundles, deployed, running_services, swap_weights
 from bench.worker import Worker, WorkerFailed, median
@@ -126,9 +126,12 @@ class _Run:
         add("raw.paced", self._raw.call("measure", tokens=2 * plan.steps, interval_s=interval_s))
 
     def profile(self, work: Path) -> None:
-        """Samples what a decode step does."""
-        position = self._plan.context + self._plan.steps
-        self.measured.profile = profile_decoding(self._bare, self._first, position, work)
+        """Samples what steps do."""
+        plan = self._plan
+        for batch in (plan.batches[0], plan.batches[-1]):
+            options = {"name": f"batch{batch}", "position": plan.context + plan.steps, "steps": max(40, 150 // batch)}
+            self.measured.profiles[f"decode, batch {batch}"] = profile(self._bare, work, "decode", **options)
+        self.measured.profiles["prefill"] = profile(self._bare, work, "prefill", name=self._first, steps=15)
 
     def _measure_served(self, batch: int, tokens: int) -> None:
         answer = self._clients.call(

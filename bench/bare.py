@@ -39,7 +39,7 @@ def gemm() -> float:
 
 def decode(name: str, position: int, steps: int) -> list[float]:
     """Seconds of token_generation steps of all rows, one after the other."""
-    executor, executable = _find(name, "token_generation")
+    executor, executable = _find(name, "token_generation", position + 1)
     rows = executable.batch_size
     inputs = {
         "input_ids": torch.full((rows, 1), 5, dtype=torch.int32),
@@ -65,9 +65,11 @@ def prefill(name: str, steps: int) -> list[float]:
 _LOADED: dict[str, tuple[Executor, tuple[Executable, ...]]] = {}
 
 
-def _find(name: str, submodel: str) -> tuple[Executor, Executable]:
+def _find(name: str, submodel: str, length: int = 1) -> tuple[Executor, Executable]:
+    """The executable of the smallest bucket that holds `length` tokens."""
     executor, executables = _LOADED[name]
-    return executor, next(executable for executable in executables if executable.submodel == submodel)
+    fitting = [one for one in executables if one.submodel == submodel and one.bucket[0] >= length]
+    return executor, min(fitting, key=lambda one: one.bucket)
 
 
 def _time(executor: Executor, executable: Executable, inputs: dict[str, Tensor], steps: int) -> list[float]:

@@ -17,14 +17,14 @@ class Measurements:
         once: Figures taken once.
         notes: What a reader has to know, such as how a peer ran.
         skipped: Peers that were not measured, and why.
-        profile: Where a decode step's time goes: shares by what was done.
+        profiles: Where the time of steps goes: by step, shares by what was done.
     """
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     once: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    profile: dict[str, float] = field(default_factory=dict)
+    profiles: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, name: str, figure: float) -> None:
         """Adds one round's figure."""

@@ -14,7 +14,7 @@ class Plan:
         model: Changes to the configuration of the random Llama.
         batches: Streams that are decoded at once, each with a bundle of its own.
         prompt_tokens: Tokens of the prompt whose prefill is measured.
-        max_length: Positions of the KV cache, all of which a decode step may read.
+        max_length: Positions of the KV cache.
         context: Tokens before those whose decoding is measured.
         rounds: How often everything is measured, in turns.
         steps: Decode steps of one measurement.
@@ -39,6 +39,8 @@ class Plan:
                 "batch_size": batch,
                 "ctx_batch_size": 1,
                 "torch_dtype": "float32",
+                # As it is served: a step reads the positions of the smallest bucket that holds its sequences.
+                "enable_bucketing": True,
                 "is_continuous_batching": True,
                 "on_device_sampling_config": {"dynamic": True},
             }

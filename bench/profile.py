@@ -1,4 +1,4 @@
-"""Where a decode step's time goes, by samples of what the process runs, taken by `perf` where the host has it."""
+"""Where a step's time goes, by samples of what the process runs, taken by `perf` where the host has it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 from bench.worker import Worker
 
@@ -24,8 +25,8 @@ _KINDS = (
 )
 
 
-def profile_decoding(worker: Worker, name: str, position: int, work: Path) -> dict[str, float]:
-    """Shares of the samples of both threads, by kind; empty where there is no `perf`."""
+def profile(worker: Worker, work: Path, action: str, **arguments: Any) -> dict[str, float]:
+    """Shares of the samples of both threads while a worker does something, by kind; empty where there is no `perf`."""
     if shutil.which("perf") is None:
         return {}
     record = work / "perf.data"
@@ -33,7 +34,7 @@ def profile_decoding(worker: Worker, name: str, position: int, work: Path) -> di
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as perf:
         started = threading.Event()
         started.wait(1.0)
-        worker.call("decode", name=name, position=position, steps=150)
+        worker.call(action, **arguments)
         perf.terminate()
     report = ["perf", "report", "-i", str(record), "--stdio", "--no-children", "-t", "|", "--sort", "dso,symbol"]
     text = subprocess.run(report, capture_output=True, text=True, check=False).stdout

@@ -65,7 +65,7 @@ def render(measured: Measurements, plan: Plan, parameters: tuple[int, int]) -> s
         "## Decode, milliseconds a step of all streams\n\n" + _decode_table(measured, plan, parameters[1] * 4),
         f"## Prefill of {plan.prompt_tokens} tokens\n\n" + _prefill_table(measured, plan, parameters[1]),
         "## Services\n\n" + _table(("what", "figure"), _service_rows(measured, plan)),
-        "## Where a decode step's time goes\n\n" + _profile(measured),
+        "## Where the time of the bare steps goes\n\n" + _profiles(measured),
     ]
     notes = [f"- {name}: {note}." for name, note in {**measured.notes, **measured.skipped}.items()]
     return "\n\n".join([*sections, "## Notes\n\n" + "\n".join(notes)]) + "\n"
@@ -140,7 +140,9 @@ def _decode_table(measured: Measurements, plan: Plan, decode_bytes: int) -> str:
 
 
 def _prefill_table(measured: Measurements, plan: Plan, parameters: int) -> str:
-    operations = 2 * plan.prompt_tokens * parameters
+    # Every token passes through the layers, but only the last one's logits are wanted.
+    head = plan.model["vocab_size"] * plan.model["hidden_size"]
+    operations = 2 * (plan.prompt_tokens * (parameters - head) + head)
     rows = []
     for engine in _engines(measured, ".prefill"):
         name = f"{engine}.prefill"
@@ -174,13 +176,17 @@ def _service_rows(measured: Measurements, plan: Plan) -> list[Row]:
     return rows
 
 
-def _profile(measured: Measurements) -> str:
-    if not measured.profile:
+def _profiles(measured: Measurements) -> str:
+    profiles = measured.profiles
+    if not any(profiles.values()):
         return "Not known: this host has no `perf`."
-    return _table(
-        ("what", "share of both threads' time"),
-        [(what, f"{share:.1%}") for what, share in measured.profile.items() if share >= 0.002],
-    )
+    kinds = {what: max(one.get(what, 0.0) for one in profiles.values()) for one in profiles.values() for what in one}
+    rows = [
+        (what, *(f"{one.get(what, 0.0):.1%}" for one in profiles.values()))
+        for what, share in sorted(kinds.items(), key=lambda item: -item[1])
+        if share >= 0.002
+    ]
+    return "Shares of both threads' time.\n\n" + _table(("what", *profiles), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Row]) -> str:

@@ -28,7 +28,7 @@ def measured() -> Measurements:
                 measured.add(f"{name}.{batch}", seconds * slowness)
             measured.add(f"front.{batch}", 100e-6 * slowness)
     measured.skipped["openvino"] = "left out, not installed"
-    measured.profile = {"attention": 0.1}
+    measured.profiles = {"decode, batch 1": {"attention": 0.1}, "prefill": {"attention": 0.2, "kernel": 0.001}}
     return measured
 
 
@@ -52,7 +52,8 @@ def test_the_page_shows_every_engine_and_what_was_left_out(measured: Measurement
     assert "- openvino: left out, not installed." in page
     assert "| the same at the pace of 1 stream's tokens | 80 µs |" in page
     assert "| front, CPU a token, 4 streams | 100 µs (2.0× raw, 1.2× raw at that pace) |" in page
-    assert "| attention | 10.0% |" in page
+    assert "| attention | 10.0% | 20.0% |" in page
+    assert "| kernel |" not in page
 
 
 def test_goals_may_be_upper_limits() -> None:
