@@ -9,10 +9,12 @@ from typing import Any
 import psutil
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as runtime
+from kiln_client import Compiler, plan_request
+from kiln_client.cli.plan import plan_record
 
 from tests.compiler_svc.header_checkpoint import LLAMA_70B, LLAMA_70B_SHARDS, write_headers
 from tests.e2e.conftest import CONFIG, TINY
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Outcome, Stack
 
 #: How far a prediction may be off.
 TOLERANCE = 0.05
@@ -22,13 +24,11 @@ def changed(**values: Any) -> dict[str, Any]:
     return {"neuron_config": CONFIG["neuron_config"] | values}
 
 
-def plan(stack: Stack, config: dict[str, Any], *options: str, model: str | Path = TINY) -> dict[str, Any]:
-    path = stack.home / "to-plan.json"
-    path.write_text(json.dumps(config))
-    planned = stack.kiln("plan", path, "--model", model, *options, check=False)
-    assert len(planned.events) == 1
-    assert planned.exit_code == (0 if planned.last["fits"] else 3), planned.last
-    return planned.last
+def plan(stack: Stack, config: dict[str, Any], *, salt: str = "") -> dict[str, Any]:
+    """What `kiln plan --json` prints for the shipped model at -O0."""
+    with Compiler(stack.compiler) as compiler:
+        planned = compiler.plan_compile(plan_request(str(TINY), config, optimization_level=0, salt=salt))
+    return plan_record(planned)
 
 
 def cache_of(planned: dict[str, Any]) -> dict[str, str]:
@@ -68,7 +68,7 @@ def check_plan(stack: Stack, planned: dict[str, Any], deployment_id: str, ref: s
 
 
 def test_one_rank_maps_what_was_planned(stack: Stack, tiny: str) -> None:
-    planned = plan(stack, CONFIG, "-O", "0")
+    planned = plan(stack, CONFIG)
     assert planned["fits"]
     assert len(planned["ranks"]) == 1
     check_plan(stack, planned, tiny, "tiny")
@@ -77,7 +77,7 @@ def test_one_rank_maps_what_was_planned(stack: Stack, tiny: str) -> None:
 def test_each_of_two_ranks_maps_what_was_planned(stack: Stack) -> None:
     config = changed(tp_degree=2, enable_bucketing=False, context_encoding_buckets=None, token_generation_buckets=None)
     stack.compile("planned", TINY, config)
-    planned = plan(stack, config, "-O", "0")
+    planned = plan(stack, config)
     assert len(planned["ranks"]) == 2
     assert set(cache_of(planned).values()) == {"hit"}
     stack.kiln("load", "planned", "--deployment", "planned")
@@ -87,30 +87,37 @@ def test_each_of_two_ranks_maps_what_was_planned(stack: Stack) -> None:
 
 def test_the_cache_is_known_without_tracing(stack: Stack) -> None:
     config = changed(context_encoding_buckets=[48], token_generation_buckets=[96, 192])
-    options = ("-O", "0", "--salt", "plans")
+    salt = "plans"
+    options = ("--model", TINY, "--name", "planned-cache", "-O", "0", "--salt", salt)
     tags = ["context_encoding_48", "token_generation_96", "token_generation_192"]
-    assert cache_of(plan(stack, config, *options)) == dict.fromkeys(tags, "miss")
+    assert cache_of(plan(stack, config, salt=salt)) == dict.fromkeys(tags, "miss")
     path = stack.home / "planned-cache.json"
     path.write_text(json.dumps(config))
-    stack.kiln("compile", path, "--model", TINY, "--name", "planned-cache", *options)
-    assert cache_of(plan(stack, config, *options)) == dict.fromkeys(tags, "hit")
+    stack.kiln("compile", path, *options)
+    assert cache_of(plan(stack, config, salt=salt)) == dict.fromkeys(tags, "hit")
 
     other = changed(context_encoding_buckets=[48], token_generation_buckets=[80, 192])
-    planned = plan(stack, other, *options)
+    planned = plan(stack, other, salt=salt)
     assert cache_of(planned) == {tags[0]: "hit", "token_generation_80": "miss", tags[2]: "hit"}
     assert planned["cost"]["seconds"] > 0
     assert planned["cost"]["num_records"] > 0
     path.write_text(json.dumps(other))
-    compiled = stack.kiln("compile", path, "--model", TINY, "--name", "planned-cache", *options).last
+    compiled = stack.kiln("compile", path, *options).last
     assert {one["tag"]: one["cache"] for one in compiled["executables"]} == cache_of(planned), "the plan was right"
 
-    assert set(cache_of(plan(stack, config, "-O", "0", "--salt", "other")).values()) == {"miss"}
+    assert set(cache_of(plan(stack, config, salt="other")).values()) == {"miss"}
 
 
 def test_70b_from_headers(stack: Stack) -> None:
-    model = write_headers(stack.models / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
-    config = {"neuron_config": {"tp_degree": 8, "seq_len": 4096}}
-    planned = plan(stack, config, "--target", "trn1", model=model)
-    assert (planned["fits"], planned["cores_needed"], planned["largest"]) == (False, 16, None)
-    config["neuron_config"]["tp_degree"] = 16
-    assert plan(stack, config, "--target", "trn1", model=model)["fits"]
+    write_headers(stack.models / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
+    path = stack.home / "70b.json"
+
+    def run(tp_degree: int) -> Outcome:
+        path.write_text(json.dumps({"neuron_config": {"tp_degree": tp_degree, "seq_len": 4096}}))
+        return stack.kiln("plan", path, "--model", "70b", "--target", "trn1", check=False)
+
+    small, large = run(8), run(16)
+    assert (small.exit_code, large.exit_code) == (3, 0)
+    assert (len(small.events), len(large.events)) == (1, 1)
+    assert (small.last["fits"], small.last["cores_needed"], small.last["largest"]) == (False, 16, None)
+    assert (large.last["fits"], len(large.last["ranks"])) == (True, 16)
