@@ -36,6 +36,29 @@ def test_prompt_step_pads_tokens_and_idles_rows() -> None:
     assert step.top_logprobs is None
 
 
+def test_left_padded_prompts_end_their_rows() -> None:
+    manifest = make_manifest(num_slots=3, ctx_batch_size=3, prompt_buckets=(4,), flags=("left_padded", "tokens"))
+    short, whole = (make_request(tokens, SamplingParams(0.0, 0, 1.0, 7)) for tokens in ((11, 12), (21, 22, 23, 24)))
+    rows = (ScheduledRow(0, 1, short, 2), ScheduledRow(1, 2, whole, 4))
+    step = StepBuilder(manifest).build(StepPlan(BucketTable.from_manifest(manifest).context_encoding[0], rows))
+    assert step.inputs == {
+        "input_ids": [0, 0, 11, 12, 21, 22, 23, 24, 0, 0, 0, 0],
+        "position_ids": [0, 0, 0, 1, 0, 1, 2, 3, 0, 0, 0, 0],
+        "seq_ids": [1, 2, 3],
+        "num_tokens": [2, 4, 1],
+    }
+
+
+def test_logits_are_asked_for_where_a_row_wants_them() -> None:
+    manifest = make_manifest(num_slots=3, ctx_batch_size=2, prompt_buckets=(4,))
+    requests = [make_request((11,), SamplingParams(0.0, 0, 1.0, 7)) for _ in range(2)]
+    rows = tuple(ScheduledRow(row, row, request, 1) for row, request in enumerate(requests))
+    plan = StepPlan(BucketTable.from_manifest(manifest).context_encoding[0], rows)
+    assert not StepBuilder(manifest).build(plan).return_logits
+    requests[1].wants_logits = True
+    assert StepBuilder(manifest).build(plan).return_logits
+
+
 def test_token_step_feeds_the_newest_token_at_its_position() -> None:
     manifest = make_manifest(num_slots=3)
     request = make_request((11, 12), SamplingParams(0.0, 0, 1.0, 9), top_logprobs=2)
