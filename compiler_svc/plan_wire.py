@@ -68,16 +68,22 @@ def plan_to_pb(plan: Plan) -> pb.PlanCompileResponse:
 def _rank_to_pb(rank: int, memory: RankMemory, limit_bytes: int) -> pb.RankPlan:
     return pb.RankPlan(
         rank=rank,
-        weights_bytes=memory.weights_bytes,
-        kv_bytes=memory.kv_bytes,
-        activation_bytes=memory.activation_bytes,
-        code_bytes=memory.code_bytes,
+        weights_bytes=_int64(memory.weights_bytes),
+        kv_bytes=_int64(memory.kv_bytes),
+        activation_bytes=_int64(memory.activation_bytes),
+        code_bytes=_int64(memory.code_bytes),
         limit_bytes=limit_bytes,
-        lora_bytes=memory.lora_bytes,
+        lora_bytes=_int64(memory.lora_bytes),
         weight_groups=[
-            pb.WeightGroup(name=name, size_bytes=size_bytes) for name, size_bytes in memory.weight_groups.items()
+            pb.WeightGroup(name=name, size_bytes=_int64(size_bytes))
+            for name, size_bytes in memory.weight_groups.items()
         ],
     )
+
+
+def _int64(size_bytes: int) -> int:
+    """The size, or the largest that the wire can carry: configurations can ask for more than exists anywhere."""
+    return min(size_bytes, 2**63 - 1)
 
 
 def _largest_to_pb(largest: LargestSizes) -> pb.LargestSizes:

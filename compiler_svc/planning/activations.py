@@ -36,9 +36,8 @@ _MIB: Final = 1 << 20
 
 def measure_activations(model: LlamaConfig, config: NeuronConfig, submodels: Sequence[SubmodelShape]) -> int:
     """Bytes of the largest executable's step, without a second cache."""
-    largest = max(
-        _measure_step(model, config, submodel, bucket) for submodel in submodels for bucket in submodel.buckets
-    )
+    # Buckets of two lengths are all pairs of them, so that the last one is the largest in both.
+    largest = max(_measure_step(model, config, submodel, max(submodel.buckets)) for submodel in submodels)
     if config.scratchpad_page_size:
         page_bytes = config.scratchpad_page_size * _MIB
         return -(-largest // page_bytes) * page_bytes

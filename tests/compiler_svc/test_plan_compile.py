@@ -87,6 +87,16 @@ async def test_nothing_fits(client: Client) -> None:
     assert planned.cores_needed == 0
 
 
+async def test_sizes_beyond_all_memory(client: Client) -> None:
+    most = 2**31 - 1
+    config = neuron_config(seq_len=most, batch_size=most, is_continuous_batching=True, ctx_batch_size=1)
+    planned = await plan(client, config_json=config, target={"kind": "KIND_TRN1"})
+    assert not planned.fits
+    assert planned.ranks[0].kv_bytes == 2**63 - 1
+    # Each of the two is too large whatever the other is.
+    assert not planned.HasField("largest")
+
+
 async def test_a_message_says_what_text_says(client: Client) -> None:
     config = config_pb2.InferenceConfig(neuron_config=config_pb2.NeuronConfig(seq_len=64, batch_size=3))
     assert await plan(client, config=config) == await plan(client, config_json=neuron_config(seq_len=64, batch_size=3))
