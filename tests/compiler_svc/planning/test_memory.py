@@ -62,10 +62,10 @@ class TestWeights:
         assert attention * 32 == 2 * 32 * (2 * 4096 * 4096 + 4 * 2 * 4096 * 1024), "each of 8 heads four times"
 
     def test_query_heads_are_padded(self, memory: Measure) -> None:
-        """On 24 ranks 32 query heads become 48, and each gets a KV head of its own."""
+        """On 24 ranks 32 query heads become 48, and each of 8 KV heads is held three times."""
         padded = memory(target="inf2", tp_degree=24)
-        assert padded.weight_groups["attention"] * 24 == 2 * 32 * 4 * 4096 * 48 * 128
-        assert padded.kv_bytes == 2 * 256 * POSITION_BYTES * 2 // 8, "two heads on a rank, of 8"
+        assert padded.weight_groups["attention"] * 24 == 2 * 32 * 4096 * 128 * (2 * 48 + 2 * 24)
+        assert padded.kv_bytes == 2 * 256 * POSITION_BYTES // 8
 
     @pytest.mark.parametrize(
         ("kind", "num_scales"),
