@@ -65,7 +65,7 @@ def render(measured: Measurements, plan: Plan, parameters: tuple[int, int]) -> s
         "## Decode, milliseconds a step of all streams\n\n" + _decode_table(measured, plan, parameters[1] * 4),
         f"## Prefill of {plan.prompt_tokens} tokens\n\n" + _prefill_table(measured, plan, parameters[1]),
         "## Services\n\n" + _table(("what", "figure"), _service_rows(measured, plan)),
-        "## Where the time of the bare steps goes\n\n" + _profiles(measured),
+        "## Where the time of the bare steps goes\n\nSee also docs/performance.md. " + _profiles(measured),
     ]
     notes = [f"- {name}: {note}." for name, note in {**measured.notes, **measured.skipped}.items()]
     return "\n\n".join([*sections, "## Notes\n\n" + "\n".join(notes)]) + "\n"
