@@ -78,14 +78,15 @@ class AttributeReader:
         self.note_invalid(name, value, "true or false")
         return default
 
-    def choice(self, name: str, served: Collection[str]) -> str:
-        """One of the served words, required."""
+    def choice(self, name: str, default: str, served: Collection[str]) -> str:
+        """One of the served words."""
         value = self.values.get(name)
+        if value is None:
+            return default
         if isinstance(value, str) and value in served:
             return value
-        note = self.note_invalid if value is None else self.note_not_served
-        note(name, value, ", ".join(sorted(served)))
-        return min(served)
+        self.note_not_served(name, value, ", ".join(sorted(served)))
+        return default
 
     def note_invalid(self, name: str, value: object, accepted: str) -> None:
         """Notes an impossible value."""

@@ -68,8 +68,8 @@ class LlamaConfig:
 def parse_llama_config(config: Mapping[str, Any], architecture: str) -> LlamaConfig:
     """Reads a `config.json`, with a configuration's model attributes in it.
 
-    Those that NxD Inference requires of a Llama model are required, but for `pad_token_id`, see `read_token_ids`;
-    others take transformers' defaults.
+    Attributes that shape the weights are required; others take transformers' defaults, as in the configurations that
+    NxD Inference reads. `pad_token_id` is `read_token_ids`' matter.
 
     Raises:
         ModelConfigInvalid: Attributes are missing or impossible; all of them are named.
@@ -78,14 +78,14 @@ def parse_llama_config(config: Mapping[str, Any], architecture: str) -> LlamaCon
     model = AttributeReader(config, family="Llama")
     hidden_size = model.integer("hidden_size")
     num_attention_heads = model.integer("num_attention_heads")
-    num_key_value_heads = model.integer("num_key_value_heads")
+    num_key_value_heads = model.integer("num_key_value_heads", num_attention_heads)
     head_dim = model.integer("head_dim", max(1, hidden_size // num_attention_heads))
     # Values that stand in for mistakes would only cause more of them.
     if not model.invalid:
         _check_dimensions(model, hidden_size, num_attention_heads, num_key_value_heads, head_dim)
     if config.get("quantization_config"):
         model.note_not_served("quantization_config", config["quantization_config"], "an unquantized checkpoint")
-    max_position_embeddings = model.integer("max_position_embeddings")
+    max_position_embeddings = model.integer("max_position_embeddings", 2048)
     parsed = LlamaConfig(
         architecture=architecture,
         vocab_size=model.integer("vocab_size"),
@@ -95,9 +95,9 @@ def parse_llama_config(config: Mapping[str, Any], architecture: str) -> LlamaCon
         num_attention_heads=num_attention_heads,
         num_key_value_heads=num_key_value_heads,
         head_dim=head_dim,
-        hidden_act=model.choice("hidden_act", HIDDEN_ACTS),
+        hidden_act=model.choice("hidden_act", "silu", HIDDEN_ACTS),
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=model.number("rms_norm_eps"),
+        rms_norm_eps=model.number("rms_norm_eps", 1e-6),
         rope=read_rope(model, head_dim=head_dim, max_position_embeddings=max_position_embeddings),
         tie_word_embeddings=model.boolean("tie_word_embeddings", False),
         attention_bias=model.boolean("attention_bias", False),

@@ -92,7 +92,7 @@ def read_rope(model: AttributeReader, *, head_dim: int, max_position_embeddings:
     original = reader.integer("original_max_position_embeddings", max_position_embeddings)
     rope = _Rope(
         reader=reader,
-        theta=reader.optional_number("rope_theta") or model.number("rope_theta"),
+        theta=reader.optional_number("rope_theta") or model.number("rope_theta", 10_000.0),
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
         original_max_position_embeddings=model.integer("original_max_position_embeddings", original),

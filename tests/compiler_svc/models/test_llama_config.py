@@ -16,11 +16,6 @@ REQUIRED: dict[str, Any] = {
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10_000.0,
 }
 
 # config.json of Llama 3.1 8B as transformers 4 wrote it.
