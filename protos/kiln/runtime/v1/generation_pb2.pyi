@@ -441,7 +441,7 @@ class Accepted(_message.Message):
     request_id: _builtins.str
     """Id for Abort."""
     prompt_token_count: _builtins.int
-    """Prompt length."""
+    """Prompt length, in tokens; what was cut does not count."""
     max_new_tokens: _builtins.int
     """The limit in force."""
     truncated_tokens: _builtins.int

@@ -330,7 +330,7 @@ class Capabilities(_message.Message):
     padding_side: _builtins.str
     """Side on which short inputs are padded: "right" or "left"."""
     async_mode: _builtins.bool
-    """Whether step N+1 is prepared while step N runs."""
+    """Whether the output of step N is handed out while step N+1 runs."""
     speculation_length: _builtins.int
     """Tokens that are proposed and verified in one step; 0 is no speculation."""
     @_builtins.property

@@ -415,7 +415,7 @@ export type Accepted = Message<"kiln.runtime.v1.Accepted"> & {
   requestId: string;
 
   /**
-   * Prompt length.
+   * Prompt length, in tokens; what was cut does not count.
    *
    * @generated from field: int32 prompt_token_count = 2;
    */

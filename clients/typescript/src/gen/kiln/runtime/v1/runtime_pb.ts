@@ -386,7 +386,7 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
   paddingSide: string;
 
   /**
-   * Whether step N+1 is prepared while step N runs.
+   * Whether the output of step N is handed out while step N+1 runs.
    *
    * @generated from field: bool async_mode = 20;
    */
