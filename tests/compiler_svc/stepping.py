@@ -76,6 +76,11 @@ class Stepper:
             for tensor in describe_state(spec).tensors
         ]
 
+    def prepare(self) -> None:
+        """Makes all that steps may need."""
+        for kind, bucket in self.submodels:
+            self._find_run(kind, bucket)
+
     def prefill(self, prompts: Mapping[int, list[int]], **extra: Any) -> dict[str, torch.Tensor]:
         """Encodes one prompt a slot; rows are in the order of `prompts`, idle rows last."""
         length = max(len(prompt) for prompt in prompts.values())

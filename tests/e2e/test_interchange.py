@@ -148,7 +148,7 @@ def test_attributes_that_a_model_lacks_may_come_from_the_configuration(stack: St
     bare = stack.models / "bare"
     bare.mkdir(exist_ok=True)
     config = json.loads((TINY / "config.json").read_text())
-    lacking = ("num_key_value_heads", "rms_norm_eps", "rope_parameters")
+    lacking = ("num_attention_heads", "num_hidden_layers", "vocab_size")
     (bare / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in lacking}))
     for name in ("model.safetensors", "tokenizer.json"):
         (bare / name).symlink_to(TINY / name)
@@ -158,4 +158,7 @@ def test_attributes_that_a_model_lacks_may_come_from_the_configuration(stack: St
     error = stack.kiln(*options, check=False).last["error"]
     assert error["reason"] == "MODEL_CONFIG_INVALID"
     assert error["metadata"]["family"] == "Llama"
-    assert set(error["metadata"]["missing"].split(", ")) == {"num_key_value_heads", "rms_norm_eps", "rope_theta"}
+    assert set(error["metadata"]["missing"].split(", ")) == {*lacking}
+    path.write_text(json.dumps(CONFIG | {name: config[name] for name in lacking}))
+    result = stack.kiln(*options).last
+    assert {executable["cache"] for executable in result["executables"]} == {"hit"}

@@ -20,6 +20,7 @@ from bundle.abi import state_names
 from bundle.digest import sha256_file
 from bundle.manifest import (
     ABI_VERSION,
+    KNOWN_FLAGS,
     ConstantBinding,
     Executable,
     Limits,
@@ -289,5 +290,5 @@ def _executable(lowered: LoweredExecutable, digests: dict[Path, str], picks: Pic
             ConstantBinding(name=constant, weight_set="model", tensor=constant) for constant in lowered.constants
         ),
         graph_digest="sha256:" + "0" * 64,
-        flags=(),
+        flags=tuple(sorted({tensor.name for tensor in (*submodel.inputs, *submodel.outputs)} & KNOWN_FLAGS)),
     )

@@ -36,9 +36,12 @@ async def test_builds_that_come_to_nothing(tmp_path: Path) -> None:
 
     # The nursery dies: its builds end by name.
     orphan = nursery.start(tmp_path / "none")
-    find_nursery().kill()
+    killed = find_nursery()
+    killed.kill()
     assert await follow(orphan) == []
     await orphan.end()
+    # What is asked of it while it dies would end likewise.
+    killed.wait(10)
     with pytest.raises(BuildFailed, match="without a result \\(with the process that it was forked from\\)"):
         read_result(JobDirectory(tmp_path / "none"), orphan.return_code)
 

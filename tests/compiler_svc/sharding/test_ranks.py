@@ -51,8 +51,10 @@ def generate_together(
     tiny: TinyLlama, spec: ModelSpec, make_run: Callable[..., Run] = run_eagerly, **extra: torch.Tensor
 ) -> list[dict[str, torch.Tensor]]:
     """What every rank generates."""
-    # Here, as torch exports in one thread at a time.
     steppers = [make_stepper(tiny, rank, spec, make_run) for rank in range(spec.tp_degree)]
+    for stepper in steppers:
+        # Not in the ranks' threads, as torch exports in one at a time.
+        stepper.prepare()
     return run_ranks(spec.tp_degree, lambda rank: generate(steppers[rank], **extra))
 
 
