@@ -107,6 +107,10 @@ class Attribute:
         """The default, given the values of the rows before."""
         return self.default(values) if callable(self.default) else self.default
 
+    def cite(self, accepted: str) -> str:
+        """What is accepted, with the section that describes the attribute."""
+        return f"{accepted} ({self.section})" if self.section else accepted
+
     def support_on(self, target: TargetKind) -> Support:
         """What a target makes of the attribute."""
         return self.exceptions.get(target, self.cpu if target == "cpu" else self.neuron)

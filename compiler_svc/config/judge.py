@@ -146,7 +146,7 @@ class Judge:
                 continue
             elif not attribute.domain.accepts(value):
                 mistaken.add(attribute.name)
-                self.findings.add_mistake(join_path(path, name), value, attribute.domain.accepted)
+                self.findings.add_mistake(join_path(path, name), value, attribute.cite(attribute.domain.accepted))
             else:
                 read = self._read_value(path, name, attribute, value)
                 first = spellings.setdefault(attribute.name, name)
@@ -174,7 +174,7 @@ class Judge:
         if support.level != "refused" or is_same(value, default):
             return False
         only = "unset" if default is None else show(default)
-        self.findings.add_mistake(path, value, f"{only}: {support.reason}")
+        self.findings.add_mistake(path, value, attribute.cite(f"{only}: {support.reason}"))
         return True
 
     def _judge_support(self, path: str, attribute: Attribute, value: Any, default: Any) -> None:

@@ -26,6 +26,9 @@ from tests.compiler_svc.running_compiler import (
     serve_compiler,
 )
 
+#: What sizes and lengths take.
+LENGTH = "an integer from 1 to 2147483647 (NxD Inference API guide, General configuration)"
+
 
 class TestCompile:
     async def test_an_operation_goes_from_queued_to_a_version(self, client: Client, runner: DirectedRunner) -> None:
@@ -56,7 +59,7 @@ class TestCompile:
         config = config_pb2.InferenceConfig(neuron_config=config_pb2.NeuronConfig(batch_size=0))
         refused = await refusal(client.compile(config=config))
         assert refused.fields == {
-            "neuron_config.batch_size": "got 0; accepted: an integer from 1 to 2147483647",
+            "neuron_config.batch_size": f"got 0; accepted: {LENGTH}",
         }
 
     async def test_a_relative_path_is_tried_under_each_root(self, home: Path) -> None:
@@ -72,7 +75,7 @@ class TestRefusals:
         refused = await refusal(client.compile(config_json=text))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONFIG_INVALID")
         assert refused.fields == {
-            "neuron_config.seq_len": "got '64'; accepted: an integer from 1 to 2147483647",
+            "neuron_config.seq_len": f"got '64'; accepted: {LENGTH}",
             "neuron_config.max_contxt_length": "got 3; accepted: did you mean 'max_context_length'?",
             "neuron_config.fused_qkv": "got True; accepted: False, all that this version serves",
         }

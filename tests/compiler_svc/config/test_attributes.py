@@ -18,4 +18,4 @@ def test_more_or_fewer_ranks_than_are_served(tp_degree: int) -> None:
         resolve_config({"neuron_config": {"tp_degree": tp_degree}}, checkpoint_dtype=None)
     (violation,) = caught.value.violations
     assert (violation.field, violation.value) == ("neuron_config.tp_degree", str(tp_degree))
-    assert violation.accepted == "an integer from 1 to 64"
+    assert violation.accepted == "an integer from 1 to 64 (NxD Inference API guide, Distributed configuration)"

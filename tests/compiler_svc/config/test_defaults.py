@@ -162,7 +162,9 @@ def test_speculation_decides_about_fusing_and_the_token_generation_model(
 def test_unset_and_null_take_the_default_and_zero_does_not() -> None:
     assert resolve(max_new_tokens=None, seq_len=None).config == resolve().config
     assert mistakes_in(max_new_tokens=0)["max_new_tokens"].value == "0"
-    assert mistakes_in(batch_size=0)["batch_size"].accepted == "an integer from 1 to 2147483647"
+    assert mistakes_in(batch_size=0)["batch_size"].accepted == (
+        "an integer from 1 to 2147483647 (NxD Inference API guide, General configuration)"
+    )
 
 
 def test_minus_one_is_no_top_k_limit() -> None:

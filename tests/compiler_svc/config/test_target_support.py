@@ -135,7 +135,8 @@ class TestRefused:
     @pytest.mark.parametrize("target", ["inf2", "trn1"])
     def test_two_physical_cores_where_there_is_one(self, target: TargetKind) -> None:
         found = mistakes_in(target, logical_nc_config=2)
-        assert found["logical_nc_config"].accepted == "1: a logical core is one physical core there"
+        accepted = "1: a logical core is one physical core there (NxD Inference API guide, General configuration)"
+        assert found["logical_nc_config"].accepted == accepted
         assert resolve(target=target, logical_nc_config=1).warnings == ()
 
     @pytest.mark.parametrize("target", TARGET_KINDS)
