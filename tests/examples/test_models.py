@@ -128,7 +128,7 @@ def test_chat_template_refuses_an_unknown_role() -> None:
 
 
 @pytest.mark.parametrize("name", ["kiln-tiny", "kiln-tiny-pirate"])
-@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("seed", [None, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_stories_are_made_of_known_words_and_end(name: str, seed: int | None) -> None:
     known = lexicon(SEED)
     written = [complete(name, tuple(prompt_ids(prompt)), seed) for prompt in PROMPTS]
