@@ -135,8 +135,9 @@ async def test_fewer_cores_than_before(tmp_path: Path) -> None:
         await first.load("pair", "a", [2, 3])
         await first.load("pair", "b", [0, 1])
     async with serve_runtime(tmp_path, "--cores=2") as second:
-        states = {one: (await second.get(one)).state for one in "ab"}
-        assert sorted(states.values()) == [pb.Deployment.STATE_LOADING, pb.Deployment.STATE_FAILED]
+        first_seen, other = [(await second.get(one)).state for one in "ab"]
+        assert other == pb.Deployment.STATE_FAILED
+        assert first_seen in {pb.Deployment.STATE_LOADING, pb.Deployment.STATE_READY}
         failed = await second.wait_for_state("FAILED", "b")
         assert "free cores: none" in failed.message
         ready = await second.wait_for_state("READY", "a")
