@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 
 from execution.control import PACKET_SIZE_BYTES, Ended, Fork, Forked, decode_fork, encode
 from execution.executor import preload
+from execution.forking import check_single_thread
 from execution.parent_death import die_with_parent
 from execution.rank_process import serve_parent
 
@@ -99,7 +100,7 @@ class Nursery:
 
     def _fork(self, call: Fork, report: socket.socket, own: Sequence[int]) -> None:
         try:
-            _check_threads()
+            check_single_thread()
             pid = os.fork()
         except (OSError, RuntimeError):
             # The host has no room for the rank, which is no reason to end the others.
@@ -142,12 +143,6 @@ class Nursery:
         _send(child.report, Ended(return_code=os.waitstatus_to_exitcode(status)))
         self._children.remove(child)
         child.close()
-
-
-def _check_threads() -> None:
-    num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
-    if num_threads != 1:
-        raise RuntimeError(f"a process with {num_threads} threads cannot be forked")
 
 
 def _send(report: socket.socket, message: Forked | Ended, *descriptors: int) -> None:

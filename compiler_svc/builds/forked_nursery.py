@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compiler_svc.builds.job import BuildJob
+from execution.forking import check_single_thread
 from execution.nursery_process import Nursery
 from execution.parent_death import die_with_parent
 from execution.rank_nursery import NurseryProcess, RankNursery
@@ -48,6 +49,7 @@ class ForkedNursery(RankNursery):
 
 class _ForkedProcess(NurseryProcess):
     def __init__(self, report: socket.socket) -> None:
+        check_single_thread()
         build_pid = os.getpid()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._return_code: int | None = None

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from execution.executor import preload
+from execution.forking import check_single_thread
 from execution.parent_death import die_with_parent
 
 _PATH_SIZE_BYTES: Final = 1 << 12
@@ -93,7 +94,7 @@ class Nursery:
             report.close()
             return
         try:
-            _check_threads()
+            check_single_thread()
             pid = os.fork()
         except (OSError, RuntimeError):
             # The host has no room for the build, which is no reason to end the others.
@@ -131,12 +132,6 @@ class Nursery:
         _tell(child.report, str(os.waitstatus_to_exitcode(status)).encode())
         self._children.remove(child)
         child.close()
-
-
-def _check_threads() -> None:
-    num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
-    if num_threads != 1:
-        raise RuntimeError(f"a process with {num_threads} threads cannot be forked")
 
 
 def _tell(report: socket.socket, packet: bytes) -> None:

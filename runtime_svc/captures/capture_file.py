@@ -9,6 +9,9 @@ captured_steps          steps that the file has, from first_step on
 dropped_steps           chosen steps that were left out because the file would have become too large
 STEP.executable, STEP.row, STEP.num_tokens, STEP.weight_epoch
                         the executable's tag, the request's row, its tokens in the step, and the weights in use
+
+Written by hand: the library writes arrays of torch or numpy, which this process does not load, or raw addresses. Tests
+read the files with the library.
 """
 
 from __future__ import annotations
