@@ -17,7 +17,7 @@ from bundle.layout import Layout
 from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.reader import open_bundle
 from bundle.writer import BundleWriter
-from compiler_svc.builds.build import Build
+from compiler_svc.builds.build import Build, Nurseries
 from compiler_svc.builds.build_facts import describe_facts
 from compiler_svc.builds.build_record import BuildRecorder
 from compiler_svc.builds.debug_graphs import keep_graphs
@@ -38,19 +38,16 @@ from compiler_svc.model_overrides import override_model
 from compiler_svc.records import Stage
 from compiler_svc.spec import CompileSpec, ShardSpec
 from compiler_svc.weights.checkpoint import Checkpoint
-from execution.rank_nursery import RankNursery
 
 # NxD Inference's name.
 CONFIG_TITLE: Final = "neuron_config.json"
 
 
-def run_build(
-    job: BuildJob, directory: JobDirectory, report: ProgressReport, nursery: RankNursery | None
-) -> BuildResult:
+def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, nurseries: Nurseries) -> BuildResult:
     """Builds and publishes what a job asks for.
 
     Args:
-        nursery: Where the ranks of the golden check come from; None for one of their own.
+        nurseries: Where the build's processes come from.
 
     Raises:
         KilnError: What went wrong; nothing was published.
@@ -60,9 +57,11 @@ def run_build(
         if isinstance(job.spec, CompileSpec) and job.graphs_of is not None:
             result = keep_graphs(job.spec, job.graphs_of, layout, report)
         elif isinstance(job.spec, CompileSpec):
-            result = build_bundle(job, job.spec, layout, database, directory=directory, report=report, nursery=nursery)
+            result = build_bundle(
+                job, job.spec, layout, database, directory=directory, report=report, nurseries=nurseries
+            )
         else:
-            result = build_weights(job, job.spec, layout, report, nursery)
+            result = build_weights(job, job.spec, layout, report, nurseries)
         # The pins end with this process: from here on, until a version names the bundle, a lease keeps it.
         keep = partial(
             leases.set_lease,
@@ -82,7 +81,7 @@ def build_bundle(
     directory: JobDirectory,
     *,
     report: ProgressReport,
-    nursery: RankNursery | None,
+    nurseries: Nurseries,
 ) -> BuildResult:
     """Compiles a checkpoint.
 
@@ -102,6 +101,7 @@ def build_bundle(
         finished=FinishedLowerings(directory.lowered),
         work=directory.work,
         report=report,
+        nurseries=nurseries,
     )
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
@@ -124,7 +124,7 @@ def build_bundle(
     if not config.skip_sharding:
         report.enter(Stage.VERIFY, "comparing logits with the reference")
         blob_path = partial(_find_blob, layout, aside)
-        recorder.golden = check_golden(manifest, blob_path, checkpoint, nursery)
+        recorder.golden = check_golden(manifest, blob_path, checkpoint, nurseries.ranks)
     if not config.save_sharded_checkpoint:
         manifest = with_shards(manifest, weights.describe())
 
@@ -141,7 +141,7 @@ def build_bundle(
 
 
 def build_weights(
-    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, nursery: RankNursery | None
+    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, nurseries: Nurseries
 ) -> BuildResult:
     """Writes a checkpoint's weights for the executables of a bundle.
 
@@ -163,7 +163,7 @@ def build_weights(
     manifest = with_shards(executables.manifest, shards)
 
     report.enter(Stage.VERIFY, "comparing logits with the reference")
-    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, nursery)
+    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, nurseries.ranks)
 
     report.enter(Stage.PUBLISH, "publishing")
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]

@@ -1,10 +1,17 @@
 """What every test may take for granted."""
 
+from __future__ import annotations
+
 import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fuzzing import SEED
+
+if TYPE_CHECKING:
+    from compiler_svc.nurseries.nursery import Nursery
 
 # A run that a shell started in the background ignores interrupts, and so would every child that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -12,6 +19,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"fuzz seed: {SEED} (KILN_FUZZ_SEED={SEED} repeats it)"
+
+
+@pytest.fixture(scope="session")
+def lowerings() -> Iterator[Nursery]:
+    """Where the lowerings of all tests run that call no service."""
+    # Tests of what is installed without the compiler begin here, too.
+    from compiler_svc.lower.nursery_process import MODULE  # noqa: PLC0415
+    from compiler_svc.nurseries.nursery import StartedNursery  # noqa: PLC0415
+
+    nursery = StartedNursery(MODULE)
+    yield nursery
+    nursery.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,8 +11,23 @@ from compiler_svc.builds.job import BuildJob
 from compiler_svc.builds.plan import BuildPlan
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.database.engine import Database
+from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
+from execution.rank_nursery import RankNursery
+
+
+@dataclass(frozen=True, slots=True)
+class Nurseries:
+    """Where a build's processes come from.
+
+    Attributes:
+        ranks: Of the golden check; None for one of the check's own.
+        lowerings: Of all builds.
+    """
+
+    ranks: RankNursery | None
+    lowerings: Nursery
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Build:
         finished: What is lowered already, by this attempt or an earlier one.
         work: Scratch directory of this attempt alone.
         report: Where progress goes.
+        nurseries: Where processes come from.
     """
 
     job: BuildJob
@@ -36,3 +52,4 @@ class Build:
     finished: FinishedLowerings
     work: Path
     report: ProgressReport
+    nurseries: Nurseries

@@ -16,10 +16,12 @@ from types import FrameType
 import structlog
 
 from bundle.errors import KilnError
+from compiler_svc.builds.build import Nurseries
 from compiler_svc.builds.forked_nursery import open_nursery
 from compiler_svc.builds.job import BuildOutcome, JobDirectory
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
+from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.pipeline import run_build
 from compiler_svc.records import Progress
 from edge.logs import configure_logging
@@ -27,26 +29,28 @@ from execution.failure import Failure
 from execution.parent_death import die_with_parent
 
 
-def run_job(path: Path, report: socket.socket, nursery_pid: int) -> None:
+def run_job(path: Path, report: socket.socket, nursery_pid: int, lowerings: Nursery) -> None:
     """Runs the job of a directory.
 
     Args:
         report: Where progress goes.
         nursery_pid: The process that this one was forked from, and ends with.
+        lowerings: Where lowerings run.
     """
     signal.signal(signal.SIGTERM, _end_process_group)
     die_with_parent(signal.SIGTERM, nursery_pid)
     configure_logging("compiler-build")
     directory = JobDirectory(path)
     with directory.working():
-        directory.write_outcome(_build(directory, report))
+        directory.write_outcome(_build(directory, report, lowerings))
 
 
-def _build(directory: JobDirectory, report: socket.socket) -> BuildOutcome:
+def _build(directory: JobDirectory, report: socket.socket, lowerings: Nursery) -> BuildOutcome:
     try:
         job = directory.read_job()
-        with open_nursery(job, report) as nursery:
-            return BuildOutcome(result=run_build(job, directory, ProgressReport(_sender(report)), nursery))
+        with open_nursery(job, report) as ranks:
+            nurseries = Nurseries(ranks, lowerings)
+            return BuildOutcome(result=run_build(job, directory, ProgressReport(_sender(report)), nurseries))
     except KilnError as error:
         return BuildOutcome(error=Failure.of(error))
     except Exception as error:  # noqa: BLE001 - the last line before the service

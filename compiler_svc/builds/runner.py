@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+import msgspec
 
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
-from compiler_svc.builds.nursery import BuildNursery
 from compiler_svc.errors import BuildFailed
+from compiler_svc.nurseries.nursery import StartedNursery
 from compiler_svc.records import Progress
+
+#: Not imported here: it loads what this process must not.
+NURSERY_MODULE: Final = "compiler_svc.builds.nursery_process"
 
 #: Called with every progress of a build.
 OnProgress = Callable[[Progress], Awaitable[None]]
@@ -42,7 +48,7 @@ class ProcessBuildRunner:
         jobs.mkdir(parents=True, exist_ok=True)
         self._jobs = jobs
         self._running: set[str] = set()
-        self._nursery = BuildNursery()
+        self._nursery = StartedNursery(NURSERY_MODULE)
 
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         """Runs one build; cancelling the call kills its process group.
@@ -56,10 +62,10 @@ class ProcessBuildRunner:
         self._running.add(job.build_id)
         try:
             directory.begin(job)
-            process = self._nursery.start(path)
+            process = self._nursery.start(os.fsencode(path))
             try:
-                async for progress in process.follow():
-                    await on_progress(progress)
+                async for packet in process.follow():
+                    await on_progress(msgspec.json.decode(packet, type=Progress))
             finally:
                 await asyncio.shield(process.end())
             return read_result(directory, process.return_code)

@@ -27,15 +27,14 @@ _REFUSALS: Final = re.compile(
 class MemoryWatch:
     """Remembers the most data memory that any process of a group was seen to have."""
 
-    def __init__(self, process_group: int) -> None:
-        """Takes the group; see `watching`."""
-        self._process_group = process_group
+    def __init__(self) -> None:
+        """Has seen nothing yet."""
         self._peak_bytes = 0
 
     @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
+    async def watching(self, process_group: int) -> AsyncIterator[None]:
         """Looks now and then inside the block."""
-        task = asyncio.create_task(self._watch())
+        task = asyncio.create_task(self._watch(process_group))
         try:
             yield
         finally:
@@ -46,9 +45,9 @@ class MemoryWatch:
         is_near = self._peak_bytes >= _NEAR_LIMIT * limit_bytes
         return is_near or _REFUSALS.search(log.read_text(errors="replace")) is not None
 
-    async def _watch(self) -> None:
+    async def _watch(self, process_group: int) -> None:
         while True:
-            self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, self._process_group))
+            self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, process_group))
             await asyncio.sleep(_INTERVAL_S)
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.lower.exported_program import ExportedProgramBackend
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
+from compiler_svc.lower.process import Begun, LoweringCall, encode_call
 from compiler_svc.lower.toolchain import find_compiler
+from compiler_svc.nurseries.nursery import ForkedProcess, Nursery
 from execution.failure import Failure
-from execution.parent_death import parent_environment
 
 _LOG_TAIL_LINES: Final = 40
 
@@ -38,15 +40,19 @@ class LoweringProgress:
 
 
 class LoweringPool:
-    """Runs lowerings in child processes, a limited number at a time."""
+    """Runs lowerings in processes of their own, a limited number at a time."""
 
-    def __init__(self, *, num_processes: int, timeout_s: float, memory_limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, nursery: Nursery, *, num_processes: int, timeout_s: float, memory_limit_bytes: int | None = None
+    ) -> None:
         """Sets the limits.
 
         Args:
+            nursery: Of lowerings; see `nursery_process`.
             timeout_s: Of one lowering.
             memory_limit_bytes: Of each process of one lowering, the C++ compiler's among them.
         """
+        self._nursery = nursery
         self._slots = asyncio.Semaphore(num_processes)
         self._timeout_s = timeout_s
         self._memory_limit_bytes = memory_limit_bytes
@@ -91,7 +97,7 @@ class LoweringPool:
             # Calls no compiler and runs no graph: there is nothing to contain in a process.
             return IN_PROCESS_BACKEND.lower(job)
         find_compiler()
-        return_code, memory = await self._run_child(job)
+        return_code, memory = await self._run(job)
         outcome = read_outcome(job)
         if isinstance(outcome, Failure):
             raise outcome.to_error()
@@ -99,47 +105,36 @@ class LoweringPool:
             limit_bytes = self._memory_limit_bytes
             if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, job.log_path):
                 raise LoweringMemoryExceeded(job.tag, limit_bytes)
-            how = signal.Signals(-return_code).name if return_code < 0 else f"exit code {return_code}"
-            raise LoweringFailed(job.tag, how, _tail(job.log_path))
+            raise LoweringFailed(job.tag, _describe_end(return_code), _tail(job.log_path))
         return outcome
 
-    async def _run_child(self, job: LoweringJob) -> tuple[int, MemoryWatch]:
-        command = [sys.executable, "-m", "compiler_svc.lower.child", str(job.directory)]
-        if self._memory_limit_bytes is not None:
-            command.append(str(self._memory_limit_bytes))
-        with job.log_path.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=_child_environment(job),
-                start_new_session=True,
-            )
-        memory = MemoryWatch(process.pid)
+    async def _run(self, job: LoweringJob) -> tuple[int | None, MemoryWatch]:
+        # There from the start, whatever becomes of the process.
+        job.log_path.touch()
+        call = LoweringCall(directory=job.directory, memory_limit_bytes=self._memory_limit_bytes)
+        process = self._nursery.start(encode_call(call))
+        memory = MemoryWatch()
         try:
-            async with asyncio.timeout(self._timeout_s), memory.watching():
-                return await process.wait(), memory
+            async with asyncio.timeout(self._timeout_s):
+                await _follow(process, memory)
         except TimeoutError:
             raise LoweringTimedOut(job.tag, self._timeout_s) from None
         finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            await asyncio.shield(process.end())
+        return process.return_code, memory
 
 
-def _child_environment(job: LoweringJob) -> dict[str, str]:
-    own = job.directory / "inductor"
-    own.mkdir(exist_ok=True)
-    return {
-        **os.environ,
-        **parent_environment(),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "TORCHINDUCTOR_CACHE_DIR": str(own),
-        "TMPDIR": str(own),
-        # Lowering is g++ and Python; more threads would only get into the way of the other processes.
-        "OMP_NUM_THREADS": "1",
-    }
+async def _follow(process: ForkedProcess, memory: MemoryWatch) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async for packet in process.follow():
+            begun = msgspec.json.decode(packet, type=Begun)
+            await stack.enter_async_context(memory.watching(begun.pid))
+
+
+def _describe_end(return_code: int | None) -> str:
+    if return_code is None:
+        return "the process that it was forked from"
+    return signal.Signals(-return_code).name if return_code < 0 else f"exit code {return_code}"
 
 
 def _tail(log: Path) -> str:

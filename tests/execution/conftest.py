@@ -9,6 +9,7 @@ from typing import Protocol
 import pytest
 
 from compiler_svc.lower.pool import LoweringPool
+from compiler_svc.nurseries.nursery import Nursery
 from tests.execution.toy import Picks, ToyBundle, make_bundle, stage_toy
 
 
@@ -23,7 +24,7 @@ def lowering_cache(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory, lowering_cache: Path) -> MakeToy:
+def toy(tmp_path_factory: pytest.TempPathFactory, lowering_cache: Path, lowerings: Nursery) -> MakeToy:
     """Makes a bundle of each kind at its first use."""
     made: dict[tuple[Picks, int, int], ToyBundle] = {}
 
@@ -32,7 +33,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory, lowering_cache: Path) -> MakeT
         if kind not in made:
             directory = tmp_path_factory.mktemp(f"{picks}-O{level}-tp{tp_degree}")
             jobs = stage_toy(directory, lowering_cache, picks, level, tp_degree)
-            executables = asyncio.run(LoweringPool(num_processes=2, timeout_s=240).lower(jobs))
+            executables = asyncio.run(LoweringPool(lowerings, num_processes=2, timeout_s=240).lower(jobs))
             made[kind] = make_bundle(executables, picks, directory / "bundle", tp_degree)
         return made[kind]
 

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from bundle.oci import EXPORTED_PROGRAM_TYPE, WEIGHTS_TYPE
 from bundle.writer import BundleWriter
 from compiler_svc.lower.pool import LoweringPool
+from compiler_svc.nurseries.nursery import Nursery
 from execution.executor import load_executor
 from execution.rank_group import RankGroup
 from execution.rank_nursery import RankNursery
@@ -35,10 +36,10 @@ STATE_BYTES = 2 * LAYERS * 4 * torch.Size(STATE_SHAPE).numel()
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> ToyBundle:
+def toy(tmp_path_factory: pytest.TempPathFactory, lowerings: Nursery) -> ToyBundle:
     directory = tmp_path_factory.mktemp("toy")
     jobs = stage_toy(directory, directory / "cache", "logits", 0)
-    executables = asyncio.run(LoweringPool(num_processes=2, timeout_s=240).lower(jobs))
+    executables = asyncio.run(LoweringPool(lowerings, num_processes=2, timeout_s=240).lower(jobs))
     return make_bundle(executables, "logits", directory / "bundle")
 
 

@@ -21,6 +21,7 @@ from compiler_svc.lower.linear import MAX_ROWS, use_linear_kernel
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.staging import stage_job
 from compiler_svc.lower.toolchain import find_compiler
+from compiler_svc.nurseries.nursery import Nursery
 from execution.aoti_library import AotiLibrary
 from execution.isa import supported_isas
 
@@ -144,7 +145,7 @@ def test_layers_of_many_rows_and_of_computed_weights_stay() -> None:
 
 
 @pytest.mark.toolchain
-def test_a_library_holds_the_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_library_holds_the_kernel(tmp_path: Path, request: pytest.FixtureRequest, lowerings: Nursery) -> None:
     model, x, last = Layers().requires_grad_(False), random(3, 1, 40), torch.ones(3, 1, 10, dtype=torch.bfloat16)
     job = stage_job(
         torch.export.export(model, (x, last)),
@@ -154,7 +155,7 @@ def test_a_library_holds_the_kernel(tmp_path: Path, request: pytest.FixtureReque
         directory=tmp_path / "layers",
         cache_dir=Path(request.config.cache.mkdir("lowering")),
     )
-    (executable,) = asyncio.run(LoweringPool(num_processes=1, timeout_s=240).lower([job]))
+    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     symbols = subprocess.run(["nm", "-C", executable.path], capture_output=True, text=True, check=True).stdout
     assert {"kiln_linear_float", "kiln_linear_uint16_t"} <= {line.split()[-1] for line in symbols.splitlines()}
     library = AotiLibrary(executable.path)

@@ -1,5 +1,4 @@
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def log(tmp_path: Path) -> Path:
     ],
 )
 def test_a_log_that_tells_of_a_refusal(log: Path, refusal: str) -> None:
-    watch = MemoryWatch(os.getpgid(0))
+    watch = MemoryWatch()
     assert not watch.explains_end(1 << 40, log)
     log.write_text(f"Traceback:\n  {refusal}\nSegmentation fault\n")
     assert watch.explains_end(1 << 40, log)
@@ -41,8 +40,8 @@ async def test_a_process_near_its_limit(log: Path) -> None:
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    watch = MemoryWatch(child.pid)
-    async with watch.watching():
+    watch = MemoryWatch()
+    async with watch.watching(child.pid):
         assert child.stdout is not None
         await child.stdout.readline()
         async with asyncio.timeout(10):

@@ -17,13 +17,16 @@ from compiler_svc.lower.errors import (
     ToolchainMissing,
 )
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.nursery_process import MODULE
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
+from compiler_svc.nurseries.nursery import Nursery, StartedNursery
 from tests.compiler_svc.lower.conftest import StageToy
 from tests.processes import note_others, own_children
 
 pytestmark = pytest.mark.toolchain
 
-CHILD = "compiler_svc.lower.child"
+CHILD = "kiln-lowering"
+NURSERY = "kiln-lowerings"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,15 +38,15 @@ def descendants() -> list[psutil.Process]:
     return [one for one in own_children() if one.status() != psutil.STATUS_ZOMBIE]
 
 
-async def wait_for(command: str) -> list[psutil.Process]:
-    """Waits for a descendant with `command` in its command line; returns all of them."""
+async def wait_for(name: str) -> list[psutil.Process]:
+    """Waits for a process of this name; returns the lowering's processes, without their nursery."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = descendants()
-        if any(command in " ".join(one.cmdline()) for one in found if one.is_running()):
-            return found
+        if any(one.name() == name for one in found):
+            return [one for one in found if one.name() != NURSERY]
         await asyncio.sleep(0.02)
-    raise TimeoutError(command)
+    raise TimeoutError(name)
 
 
 def spoil(job: LoweringJob) -> LoweringJob:
@@ -54,11 +57,11 @@ def spoil(job: LoweringJob) -> LoweringJob:
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> None:
     yield
-    assert not [one for one in descendants() if CHILD in one.cmdline() or "cc1plus" in one.name()]
+    assert not [one for one in descendants() if one.name() in (CHILD, "cc1plus")]
 
 
-async def test_a_failing_child_is_named_with_the_end_of_its_log(stage_toy: StageToy) -> None:
-    pool = LoweringPool(num_processes=2, timeout_s=120)
+async def test_a_failing_child_is_named_with_the_end_of_its_log(stage_toy: StageToy, lowerings: Nursery) -> None:
+    pool = LoweringPool(lowerings, num_processes=2, timeout_s=120)
     with pytest.raises(LoweringFailed) as caught:
         await pool.lower([spoil(stage_toy("bad", 1))])
     assert caught.value.metadata["tag"] == "bad"
@@ -66,24 +69,24 @@ async def test_a_failing_child_is_named_with_the_end_of_its_log(stage_toy: Stage
     assert "Traceback (most recent call last):" in caught.value.metadata["log"]
 
 
-async def test_one_failure_ends_the_others(stage_toy: StageToy) -> None:
-    pool = LoweringPool(num_processes=2, timeout_s=120)
+async def test_one_failure_ends_the_others(stage_toy: StageToy, lowerings: Nursery) -> None:
+    pool = LoweringPool(lowerings, num_processes=2, timeout_s=120)
     progress: list[LoweringProgress] = []
     with pytest.raises(LoweringFailed, match="lowering of bad"):
         await pool.lower([stage_toy("good", 1), spoil(stage_toy("bad", 1))], progress.append)
     assert progress == []
 
 
-async def test_timeout(stage_toy: StageToy) -> None:
-    pool = LoweringPool(num_processes=1, timeout_s=0.3)
+async def test_timeout(stage_toy: StageToy, lowerings: Nursery) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=0.3)
     started = time.perf_counter()
     with pytest.raises(LoweringTimedOut, match=r"lowering of slow took longer than 0\.3 s"):
         await pool.lower([stage_toy("slow", 1)])
     assert time.perf_counter() - started < 5
 
 
-async def test_cancelling_ends_the_compiler_too(stage_toy: StageToy) -> None:
-    pool = LoweringPool(num_processes=1, timeout_s=120)
+async def test_cancelling_ends_the_compiler_too(stage_toy: StageToy, lowerings: Nursery) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
     task = asyncio.create_task(pool.lower([stage_toy("cancelled", 1)]))
     processes = await wait_for("cc1plus")
     task.cancel()
@@ -93,34 +96,34 @@ async def test_cancelling_ends_the_compiler_too(stage_toy: StageToy) -> None:
     assert not alive
 
 
-async def test_a_child_that_loses_its_parent_takes_the_compiler_along(stage_toy: StageToy) -> None:
-    pool = LoweringPool(num_processes=1, timeout_s=120)
+async def test_a_child_that_loses_its_parent_takes_the_compiler_along(stage_toy: StageToy, lowerings: Nursery) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
     task = asyncio.create_task(pool.lower([stage_toy("orphan", 1)]))
     processes = await wait_for("cc1plus")
     # What the kernel sends when the parent ends.
-    next(one for one in processes if CHILD in one.cmdline()).terminate()
+    next(one for one in processes if one.name() == CHILD).terminate()
     with pytest.raises(LoweringFailed, match="ended with SIGKILL"):
         await task
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
 
 
-@pytest.mark.parametrize("limit_bytes", [20_000_000, 300_000_000])
-async def test_memory_limit(stage_toy: StageToy, limit_bytes: int) -> None:
-    """At these limits torch ends in many ways: errors of memory, of the system, segmentation faults."""
-    pool = LoweringPool(num_processes=1, timeout_s=120, memory_limit_bytes=limit_bytes)
+@pytest.mark.parametrize("limit_bytes", [20_000_000, 400_000_000])
+async def test_memory_limit(stage_toy: StageToy, lowerings: Nursery, limit_bytes: int) -> None:
+    """The lower one is less than a process begins with; at the other, torch and the C++ compiler end in many ways."""
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120, memory_limit_bytes=limit_bytes)
     with pytest.raises(LoweringMemoryExceeded, match=rf"lowering of hungry needs more memory than the {limit_bytes} "):
         await pool.lower([stage_toy("hungry", 1)])
 
 
-async def test_a_failure_far_from_the_limit(stage_toy: StageToy) -> None:
-    pool = LoweringPool(num_processes=1, timeout_s=120, memory_limit_bytes=1 << 40)
+async def test_a_failure_far_from_the_limit(stage_toy: StageToy, lowerings: Nursery) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120, memory_limit_bytes=1 << 40)
     with pytest.raises(LoweringFailed, match="lowering of bad"):
         await pool.lower([spoil(stage_toy("bad", 1))])
 
 
 async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A child's environment is its parent's: a backend that refuses, put in its way.
+    # A nursery's environment is its parent's: a backend that refuses, put in its way.
     (tmp_path / "sitecustomize.py").write_text(
         "import compiler_svc.lower.aoti as aoti\n"
         "from compiler_svc.lower.errors import ProgramUnsupported\n"
@@ -129,23 +132,27 @@ async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pyte
         "aoti.AotiBackend.lower = refuse\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    nursery = StartedNursery(MODULE)
     with pytest.raises(ProgramUnsupported, match="the graph cannot be lowered: constant x is odd"):
-        await LoweringPool(num_processes=1, timeout_s=120).lower([stage_toy("odd", 1)])
+        await LoweringPool(nursery, num_processes=1, timeout_s=120).lower([stage_toy("odd", 1)])
+    nursery.close()
 
 
-async def test_a_missing_compiler(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_missing_compiler(
+    stage_toy: StageToy, lowerings: Nursery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     job = stage_toy("uncompilable", 1)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainMissing):
-        await LoweringPool(num_processes=1, timeout_s=120).lower([job])
+        await LoweringPool(lowerings, num_processes=1, timeout_s=120).lower([job])
 
 
 async def test_level_0_starts_no_process(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     jobs = [stage_toy(tag, 0) for tag in ("a", "b", "c")]
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", None)
     progress: list[LoweringProgress] = []
-    executables = await LoweringPool(num_processes=2, timeout_s=1).lower(jobs, progress.append)
+    nursery = StartedNursery("a module that is not there")
+    executables = await LoweringPool(nursery, num_processes=2, timeout_s=1).lower(jobs, progress.append)
     assert [one.tag for one in executables] == ["a", "b", "c"]
     assert [(one.format, one.state_convention) for one in executables] == [("exported_program", "functional")] * 3
     assert [one.path for one in executables] == [job.program_path for job in jobs]

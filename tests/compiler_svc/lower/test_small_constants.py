@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.staging import stage_job
+from compiler_svc.nurseries.nursery import Nursery
 from execution.aoti_library import AotiLibrary
 
 pytestmark = pytest.mark.toolchain
@@ -30,7 +31,7 @@ class Offset(nn.Module):
         return ids * (self.scale * 2), state + 1
 
 
-def test_they_stay_constants_of_the_library(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_they_stay_constants_of_the_library(tmp_path: Path, request: pytest.FixtureRequest, lowerings: Nursery) -> None:
     places, state = torch.arange(4, dtype=torch.int32), torch.zeros(2)
     job = stage_job(
         torch.export.export(Offset(), (places, state)),
@@ -40,7 +41,7 @@ def test_they_stay_constants_of_the_library(tmp_path: Path, request: pytest.Fixt
         directory=tmp_path / "offset",
         cache_dir=Path(request.config.cache.mkdir("lowering")),
     )
-    (lowered,) = asyncio.run(LoweringPool(num_processes=1, timeout_s=240).lower([job]))
+    (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     assert set(lowered.constants) == {"rank", "scale"}
     library = AotiLibrary(lowered.path)
     for rank in (0, 3):

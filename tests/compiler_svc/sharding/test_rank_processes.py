@@ -14,6 +14,7 @@ from bundle.digest import sha256_file
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.staging import stage_job
+from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.spec import ModelSpec
 from compiler_svc.trace.submodels import describe_submodel
@@ -69,8 +70,13 @@ def expected(tiny: TinyLlama, spec: ModelSpec) -> list[list[int]]:
 
 
 @pytest.fixture
-def compiled_bundle(
-    bundle: UnpublishedBundle, tiny: TinyLlama, spec: ModelSpec, tmp_path: Path, request: pytest.FixtureRequest
+def compiled_bundle(  # noqa: PLR0917 - fixtures, which pytest gives by name
+    bundle: UnpublishedBundle,
+    tiny: TinyLlama,
+    spec: ModelSpec,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    lowerings: Nursery,
 ) -> UnpublishedBundle:
     """The bundle with its decode step compiled, and nothing else."""
     (decode,) = bundle.manifest.executables_of("token_generation")
@@ -83,7 +89,7 @@ def compiled_bundle(
         directory=tmp_path / "lowered",
         cache_dir=Path(request.config.cache.mkdir("lowering")),
     )
-    (lowered,) = asyncio.run(LoweringPool(num_processes=1, timeout_s=240).lower([job]))
+    (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     digest = sha256_file(lowered.path)
     compiled = msgspec.structs.replace(
         decode,

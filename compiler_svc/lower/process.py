@@ -1,0 +1,133 @@
+"""What a lowering process does once it has been forked.
+
+Runs the job of a directory and leaves its outcome there. A named error is an outcome; anything else ends the process
+with a traceback in the job's log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import socket
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from bundle.errors import KilnError
+from compiler_svc.lower.job import LoweringJob, read_job, write_outcome
+from execution.failure import Failure
+from execution.parent_death import die_with_parent
+
+#: What a lowering imports sooner or later, beside its own code; most of it where Inductor needs it first.
+_LOADED: Final = (
+    "compiler_svc.lower.aoti",
+    "setuptools",
+    "torch._inductor.codegen.cpp",
+    "torch._inductor.codegen.cpp_wrapper_cpu",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.post_grad",
+)
+_CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class LoweringCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is asked for.
+
+    Attributes:
+        directory: A job's.
+        memory_limit_bytes: Of data, beside what the job reserves; of the process and of each one that it starts.
+    """
+
+    directory: Path
+    memory_limit_bytes: int | None
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process says first.
+
+    Attributes:
+        pid: Its id, and its process group's.
+    """
+
+    pid: int
+
+
+def encode_call(call: LoweringCall) -> bytes:
+    """The call as a nursery's request."""
+    return msgspec.json.encode(call, enc_hook=str)
+
+
+def load_inductor() -> None:
+    """Imports what lowerings need."""
+    with tempfile.TemporaryDirectory() as directory:
+        # Inductor makes its cache directory when it is imported; each lowering has one of its own.
+        os.environ[_CACHE_VARIABLE] = directory
+        for module in _LOADED:
+            import_module(module)
+    del os.environ[_CACHE_VARIABLE]
+
+
+def run_call(request: bytes, report: socket.socket, nursery_pid: int) -> None:
+    """Runs the job that a call names.
+
+    Args:
+        report: Is told the process's id.
+        nursery_pid: The process that this one was forked from, and ends with.
+    """
+    signal.signal(signal.SIGTERM, _end_process_group)
+    die_with_parent(signal.SIGTERM, nursery_pid)
+    report.send(msgspec.json.encode(Begun(pid=os.getpid())))
+    call = msgspec.json.decode(request, type=LoweringCall, dec_hook=lambda path_type, text: path_type(text))
+    job = read_job(call.directory)
+    _settle(job)
+    if call.memory_limit_bytes is not None:
+        _limit_memory(call.memory_limit_bytes + job.reserved_bytes)
+    # Not loaded where this module is known for its calls only.
+    from compiler_svc.lower.aoti import AotiBackend  # noqa: PLC0415
+
+    try:
+        write_outcome(job, AotiBackend().lower(job))
+    except KilnError as error:
+        write_outcome(job, Failure.of(error))
+
+
+def _settle(job: LoweringJob) -> None:
+    """Makes the job's directory the place of all that is written."""
+    log_fd = os.open(job.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    for stream_fd in (1, 2):
+        os.dup2(log_fd, stream_fd)
+    os.close(log_fd)
+    own = job.directory / "inductor"
+    own.mkdir(exist_ok=True)
+    os.environ |= {
+        _CACHE_VARIABLE: str(own),
+        "TMPDIR": str(own),
+        # Lowering is g++ and Python; more threads would only get into the way of the other processes.
+        "OMP_NUM_THREADS": "1",
+    }
+    # Found anew from the environment.
+    tempfile.tempdir = None
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    """Limits data memory.
+
+    Raises:
+        MemoryError: The process, with all that it was forked with, has more already.
+    """
+    found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is not None and 1024 * int(found[1]) > limit_bytes:
+        raise MemoryError(f"{found[1]} kB of data before anything was lowered")
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+def _end_process_group(_signal: int, _frame: FrameType | None) -> None:
+    """Takes the C++ compiler along, which would otherwise compile on for nobody."""
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,65 @@
+"""The nursery of lowerings, which all builds share: what becomes of them when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from google.longrunning import operations_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from tests.compiler_svc.compiler_process import CompilerProcess, run_compiler, wait_until_gone
+from tests.compiler_svc.running_compiler import read_refusal
+
+pytestmark = pytest.mark.toolchain
+
+
+async def begin_compile(compiler: CompilerProcess) -> operations_pb2.Operation:
+    neuron_config = {"seq_len": 16, "batch_size": 1}
+    return await compiler.client.compile(
+        config_json=json.dumps({"neuron_config": neuron_config}), optimization_level=pb.OPTIMIZATION_LEVEL_O1
+    )
+
+
+def find(compiler: CompilerProcess, name: str) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(compiler.process.pid).children(recursive=True):
+        # C++ compilers come and go.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
+async def wait_for(compiler: CompilerProcess, name: str) -> psutil.Process:
+    async with asyncio.timeout(120):
+        while not (found := find(compiler, name)):  # noqa: ASYNC110 - processes tell nobody
+            await asyncio.sleep(0.02)
+    return found[0]
+
+
+async def test_lowerings_end_with_their_nursery_and_the_next_build_has_another(home: Path) -> None:
+    async with run_compiler(home) as compiler:
+        operation = await begin_compile(compiler)
+        lowering = await wait_for(compiler, "kiln-lowering")
+        (nursery,) = find(compiler, "kiln-lowerings")
+        nursery.kill()
+        refused = read_refusal((await compiler.client.finish(operation)).error)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "LOWERING_FAILED")
+        assert "ended with the process that it was forked from" in refused.message
+        await wait_until_gone(lowering)
+
+        operation = await begin_compile(compiler)
+        lowering = await wait_for(compiler, "kiln-lowering")
+        (another,) = find(compiler, "kiln-lowerings")
+        assert another.pid != nursery.pid
+        await compiler.client.cancel(operation.name)
+        assert read_refusal((await compiler.client.finish(operation)).error).reason == "COMPILE_CANCELLED"
+        await wait_until_gone(lowering)
+        assert another.is_running()
+    await wait_until_gone(another)
