@@ -1,14 +1,16 @@
-"""Toy bundles, lowered once a session."""
+"""Toy bundles, lowered once a session, and what ranks that run them are forked from."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from compiler_svc.lower.pool import LoweringPool
+from execution.rank_nursery import RankNursery
 from tests.execution.toy import Picks, ToyBundle, make_bundle, stage_toy
 
 
@@ -37,3 +39,10 @@ def toy(tmp_path_factory: pytest.TempPathFactory, lowering_cache: Path) -> MakeT
         return made[kind]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[RankNursery]:
+    """Where the groups of a module come from, as those of a runtime do: torch is loaded once for all of them."""
+    with RankNursery() as nursery:
+        yield nursery
