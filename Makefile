@@ -7,15 +7,21 @@ PACKAGES := bundle edge execution compiler_svc runtime_svc kiln_client
 SOURCES := bundle edge execution compiler_svc runtime_svc clients/python tests examples bench
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
+# Services and commands start hundreds of times in a run: what their modules compile to is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-full test-fast check lint fmt protos protos-check docs bench clean
 
+# pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
+	$(BIN)/python -m pip install --quiet --no-compile torch==2.13.0
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile \
+	  $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
+	$(BIN)/python -m compileall -qq -j 0 $(CURDIR)/$(VENV)/lib || true
 	touch $@
 
 # Compile the shipped tiny model, load it, stream text, swap to the fine-tune, stream again.

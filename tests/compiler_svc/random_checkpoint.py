@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-HIDDEN, INTERMEDIATE, VOCAB, LAYERS, HEADS, KV_HEADS = 32, 64, 96, 2, 4, 2
-
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "dtype": "float32",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
@@ -33,32 +31,37 @@ CONFIG: dict[str, Any] = {
 
 
 def write_checkpoint(path: Path, *, seed: int = 0, **changes: Any) -> Path:
-    """Writes a checkpoint; `changes` are made to `config.json`."""
+    """Writes a checkpoint; `changes` are made to `config.json`, and to nothing else."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(CONFIG | changes))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
     (path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "BPE"}}))
-    save_file(_random_tensors(seed), path / "model.safetensors")
+    save_file(random_tensors(CONFIG, seed), path / "model.safetensors")
     return path
 
 
-def _random_tensors(seed: int) -> dict[str, np.ndarray]:
+def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """What a model of this `config.json` consists of, by name."""
     random = np.random.default_rng(seed)
-    head_dim = HIDDEN // HEADS
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    for layer in range(LAYERS):
+    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
+    kv_size = config["num_key_value_heads"] * hidden // config["num_attention_heads"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(config["num_hidden_layers"]):
         shapes |= {
             f"model.layers.{layer}.{name}.weight": shape
             for name, shape in {
-                "input_layernorm": (HIDDEN,),
-                "post_attention_layernorm": (HIDDEN,),
-                "self_attn.q_proj": (HIDDEN, HIDDEN),
-                "self_attn.k_proj": (KV_HEADS * head_dim, HIDDEN),
-                "self_attn.v_proj": (KV_HEADS * head_dim, HIDDEN),
-                "self_attn.o_proj": (HIDDEN, HIDDEN),
-                "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-                "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-                "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+                "input_layernorm": (hidden,),
+                "post_attention_layernorm": (hidden,),
+                "self_attn.q_proj": (hidden, hidden),
+                "self_attn.k_proj": (kv_size, hidden),
+                "self_attn.v_proj": (kv_size, hidden),
+                "self_attn.o_proj": (hidden, hidden),
+                "mlp.gate_proj": (intermediate, hidden),
+                "mlp.up_proj": (intermediate, hidden),
+                "mlp.down_proj": (hidden, intermediate),
             }.items()
         }
     return {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}

@@ -1,7 +1,6 @@
 """One pair of services for the whole run; bundles are compiled once and shared."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -36,11 +35,3 @@ def tiny(stack: Stack) -> str:
     """The shipped model at -O0, loaded."""
     stack.compile("tiny", TINY, CONFIG)
     return stack.deploy("tiny", "tiny")
-
-
-@pytest.fixture
-def own_stack(tmp_path: Path) -> Iterator[Stack]:
-    """Services that a test may break."""
-    services = Stack.start(tmp_path)
-    yield services
-    services.stop()

@@ -95,6 +95,9 @@ class RuntimeProcess:
         request = runtime.LoadBundleRequest(ref=ref, deployment_id=deployment_id, **options)
         return [*self.control.LoadBundle(request)][-1].deployment
 
+    def unload(self, deployment_id: str = "d") -> None:
+        self.control.UnloadBundle(runtime.UnloadBundleRequest(deployment_id=deployment_id))
+
     def load_weights(self, ref: str, deployment_id: str = "d") -> runtime.LoadWeightsResult:
         request = runtime.LoadWeightsRequest(ref=ref, deployment_id=deployment_id)
         return [*self.control.LoadWeights(request)][-1].result

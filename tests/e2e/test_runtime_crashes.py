@@ -42,32 +42,42 @@ class Fleet:
     expected: dict[str, list[int]]
 
 
-def compile_pair(stack: Stack, directory: Path, degree: int) -> Fleet:
-    config = {"neuron_config": {**SMALL_CONFIG["neuron_config"], "tp_degree": degree}}
-    names = [f"crash-story-{degree}", f"crash-pirate-{degree}"]
-    stack.compile(names[0], TINY, config)
-    stack.compile(names[1], PIRATE, config)
+@pytest.fixture(scope="module")
+def lasting(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimeProcess]:
+    """A runtime that fetches every blob into its own cache, and is not killed."""
+    with run_runtime(stack.compiler, tmp_path_factory.mktemp("lasting")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def fleet(stack: Stack, lasting: RuntimeProcess) -> Fleet:
+    """At degree 2, so that a mixture over ranks would show."""
+    config = {"neuron_config": {**SMALL_CONFIG["neuron_config"], "tp_degree": 2}}
     expected = {}
-    with run_runtime(stack.compiler, directory, f"--bundle-store={stack.home / 'store'}") as process:
-        for name in names:
-            digest = process.load(name, name).roles[0].bundle_digest
-            expected[digest] = process.generate(deployment_id=name)
+    for name, model in (("crash-story", TINY), ("crash-pirate", PIRATE)):
+        stack.compile(name, model, config)
+        digest = lasting.load(name, name).roles[0].bundle_digest
+        expected[digest] = lasting.generate(deployment_id=name)
+        lasting.unload(name)
     story, pirate = expected
     assert expected[story] != expected[pirate]
     return Fleet(stack.compiler, story, pirate, expected)
 
 
-@pytest.fixture(scope="module")
-def fleet(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """At degree 2, so that a mixture over ranks would show."""
-    return compile_pair(stack, tmp_path_factory.mktemp("reference"), 2)
+@pytest.fixture
+def process(fleet: Fleet, tmp_path: Path) -> Iterator[RuntimeProcess]:
+    """A runtime to be killed, with a cache of its own."""
+    with run_runtime(fleet.compiler, tmp_path) as started:
+        yield started
 
 
 @pytest.fixture
-def process(fleet: Fleet, tmp_path: Path) -> Iterator[RuntimeProcess]:
-    """A runtime that fetches every blob into its own cache."""
-    with run_runtime(fleet.compiler, tmp_path) as started:
-        yield started
+def survivor(lasting: RuntimeProcess) -> Iterator[RuntimeProcess]:
+    """A runtime whose ranks are killed; it has no deployments."""
+    assert lasting.ids() == []
+    yield lasting
+    for deployment_id in lasting.ids():
+        lasting.unload(deployment_id)
 
 
 def run_until(events: Any, stage: str) -> None:
@@ -123,13 +133,13 @@ def test_runtime_killed_while_weights_change(process: RuntimeProcess, fleet: Fle
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_rank_killed_during_generation(process: RuntimeProcess, fleet: Fleet, victim: int) -> None:
-    process.load(fleet.story)
+def test_rank_killed_during_generation(survivor: RuntimeProcess, fleet: Fleet, victim: int) -> None:
+    survivor.load(fleet.story)
 
     def collect(request: generation.GenerateRequest) -> tuple[list[Any], grpc.RpcError | None]:
         events: list[Any] = []
         try:
-            events.extend(process.generation.Generate(request, timeout=60))
+            events.extend(survivor.generation.Generate(request, timeout=60))
         except grpc.RpcError as error:
             return events, error
         return events, None
@@ -137,8 +147,8 @@ def test_rank_killed_during_generation(process: RuntimeProcess, fleet: Fleet, vi
     requests = [token_request("d", [index + 3], 240, temperature=0.0) for index in range(8)]
     with ThreadPoolExecutor(len(requests)) as pool:
         streams = [pool.submit(collect, request) for request in requests]
-        wait_until(lambda: process.get().load.used_slots == 4)
-        kill_rank(process.ranks()[victim])
+        wait_until(lambda: survivor.get().load.used_slots == 4)
+        kill_rank(survivor.ranks()[victim])
         outcomes = [stream.result() for stream in streams]
     failed = [(events, error) for events, error in outcomes if error is not None]
     assert 1 <= len(failed) <= 4, "those that held a slot, and nobody else"
@@ -148,46 +158,48 @@ def test_rank_killed_during_generation(process: RuntimeProcess, fleet: Fleet, vi
         if events:
             assert [event.HasField("finished") for event in events].count(True) == 1
     assert all(events[-1].HasField("finished") for events, error in outcomes if error is None)
-    assert assert_serves(process, fleet) == fleet.story
-    assert process.get().load.used_slots == 0
-    assert len(process.ranks()) == 2
+    assert assert_serves(survivor, fleet) == fleet.story
+    assert survivor.get().load.used_slots == 0
+    assert len(survivor.ranks()) == 2
 
 
 @pytest.mark.parametrize("stage", stages("SWAP", of=("VERIFY", "MAP", "SWAP")))
-def test_rank_killed_while_weights_change(process: RuntimeProcess, fleet: Fleet, stage: str) -> None:
-    process.load(fleet.story)
-    events = process.control.LoadWeights(runtime.LoadWeightsRequest(deployment_id="d", ref=fleet.pirate))
+def test_rank_killed_while_weights_change(survivor: RuntimeProcess, fleet: Fleet, stage: str) -> None:
+    survivor.load(fleet.story)
+    events = survivor.control.LoadWeights(runtime.LoadWeightsRequest(deployment_id="d", ref=fleet.pirate))
     run_until(events, stage)
-    kill_rank(process.ranks()[1])
+    victim = survivor.ranks()[1]
+    kill_rank(victim)
     result, error = None, None
     try:
         result = [*events][-1].result
     except grpc.RpcError as caught:
         error = caught
     assert error is None or reason_of(error) in {"RANK_DIED", "DEPLOYMENT_NOT_READY"}
-    wait_until(lambda: len(process.ranks()) == 2)
-    role = process.wait_for("READY").roles[0]
+    # The swap may be over before the death is noticed.
+    wait_until(lambda: victim not in (ranks := survivor.ranks()) and len(ranks) == 2)
+    role = survivor.wait_for("READY").roles[0]
     assert (role.weights_digest, role.weight_epoch) in {(fleet.story, 1), (fleet.pirate, 2)}
     assert result is None or role.weight_epoch == result.weight_epoch == 2
-    assert assert_serves(process, fleet) == role.weights_digest
-    assert process.load_weights(fleet.pirate).weight_epoch == role.weight_epoch + 1
-    assert assert_serves(process, fleet) == fleet.pirate
+    assert assert_serves(survivor, fleet) == role.weights_digest
+    assert survivor.load_weights(fleet.pirate).weight_epoch == role.weight_epoch + 1
+    assert assert_serves(survivor, fleet) == fleet.pirate
 
 
 @pytest.mark.parametrize("stage", stages("WARMUP", of=("MAP", "WARMUP")))
-def test_rank_killed_while_it_loads(process: RuntimeProcess, fleet: Fleet, stage: str) -> None:
-    events = process.control.LoadBundle(runtime.LoadBundleRequest(ref=fleet.story, deployment_id="d"))
+def test_rank_killed_while_it_loads(survivor: RuntimeProcess, fleet: Fleet, stage: str) -> None:
+    events = survivor.control.LoadBundle(runtime.LoadBundleRequest(ref=fleet.story, deployment_id="d"))
     run_until(events, stage)
-    wait_until(lambda: len(process.ranks()) == 2)
-    kill_rank(process.ranks()[0])
+    wait_until(lambda: len(survivor.ranks()) == 2)
+    kill_rank(survivor.ranks()[0])
     with pytest.raises(grpc.RpcError) as caught:
         list(events)
     assert reason_of(caught.value) == "RANK_DIED"
-    assert process.get().state == State.STATE_FAILED
-    assert process.ranks() == []
-    assert process.control.GetServerInfo(runtime.GetServerInfoRequest()).free_cores == 4
-    process.load(fleet.story)
-    assert assert_serves(process, fleet) == fleet.story
+    assert survivor.get().state == State.STATE_FAILED
+    assert survivor.ranks() == []
+    assert survivor.control.GetServerInfo(runtime.GetServerInfoRequest()).free_cores == 4
+    survivor.load(fleet.story)
+    assert assert_serves(survivor, fleet) == fleet.story
 
 
 @pytest.mark.slow

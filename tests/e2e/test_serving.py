@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import json
 import statistics
 import subprocess
 import threading
@@ -20,7 +19,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
+from safetensors.numpy import save_file
 
+from tests.compiler_svc.random_checkpoint import CONFIG as CHECKPOINT_CONFIG
+from tests.compiler_svc.random_checkpoint import random_tensors
 from tests.e2e.conftest import CONFIG, TINY
 from tests.e2e.stack import KILN, ROOT, Stack, token_request, tokens_of
 
@@ -154,47 +156,50 @@ def test_abort_answers_after_the_slot_is_free(stack: Stack, tiny: str) -> None:
     assert stub.Abort(abort).outcome == generation.AbortResponse.OUTCOME_ALREADY_FINISHED
 
 
-def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(own_stack: Stack) -> None:
-    config = {"neuron_config": {**CONFIG["neuron_config"], "enable_bucketing": False, "max_context_length": 64}}
+def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(stack: Stack) -> None:
+    # A length that no other test compiles for.
+    config = {"neuron_config": {**CONFIG["neuron_config"], "enable_bucketing": False, "max_context_length": 72}}
     config["neuron_config"].pop("context_encoding_buckets")
     config["neuron_config"].pop("token_generation_buckets")
-    assert own_stack.compile("story", TINY, config)["cache"] == "miss"
-    pirate = own_stack.compile("pirate", PIRATE, config)
+    assert stack.compile("story", TINY, config)["cache"] == "miss"
+    pirate = stack.compile("pirate", PIRATE, config)
     assert [executable["cache"] for executable in pirate["executables"]] == ["hit", "hit"], "same graphs, other weights"
-    assert own_stack.compile("story", TINY, config)["cache"] == "hit"
-    own_stack.kiln("load", "story", "--deployment", "d")
+    assert stack.compile("story", TINY, config)["cache"] == "hit"
+    stack.kiln("load", "story", "--deployment", "swapped")
 
     def story() -> dict[str, Any]:
         arguments = ["--prompt", "Once upon a time", "--max-new-tokens", "40", "--temperature", "0"]
-        return own_stack.kiln("generate", "--deployment", "d", *arguments).last
+        return stack.kiln("generate", "--deployment", "swapped", *arguments).last
 
     before = story()
-    swapped = own_stack.kiln("load-weights", "d", "pirate").last
+    swapped = stack.kiln("load-weights", "swapped", "pirate").last
     assert swapped["weight_epoch"] == 2
     after = story()
     assert after["text"] != before["text"]
-    own_stack.kiln("load-weights", "d", "story")
+    stack.kiln("load-weights", "swapped", "story")
     assert story()["text"] == before["text"]
-    receipt = own_stack.kiln("reset-kv", "d").last
-    deployment = own_stack.runtime_service().GetDeployment(runtime.GetDeploymentRequest(deployment_id="d")).deployment
-    assert receipt["zeroed_bytes"] == deployment.kv_bytes
+    receipt = stack.kiln("reset-kv", "swapped").last
+    request = runtime.GetDeploymentRequest(deployment_id="swapped")
+    assert receipt["zeroed_bytes"] == stack.runtime_service().GetDeployment(request).deployment.kv_bytes
     assert receipt["weight_epoch"] == 3
+    stack.kiln("unload", "swapped")
 
 
-def test_killed_rank_ends_its_streams_and_the_next_request_works(own_stack: Stack) -> None:
-    own_stack.compile("tiny", TINY, CONFIG)
-    own_stack.kiln("load", "tiny", "--deployment", "d")
-    stub = own_stack.generation()
-    expected = tokens_of(list(stub.Generate(token_request("d", [5, 6, 7], 30, temperature=0.0))))
-    stream = iter(stub.Generate(token_request("d", [5, 6, 7], 240, temperature=0.0)))
+def list_ranks(stack: Stack) -> set[psutil.Process]:
+    processes = psutil.Process(stack.process.pid).children(recursive=True)
+    return {process for process in processes if process.name().startswith("kiln-rank")}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_killed_rank_ends_its_streams_and_the_next_request_works(stack: Stack) -> None:
+    others = list_ranks(stack)
+    stack.kiln("load", "tiny", "--deployment", "killed")
+    stub = stack.generation()
+    expected = tokens_of(list(stub.Generate(token_request("killed", [5, 6, 7], 30, temperature=0.0))))
+    stream = iter(stub.Generate(token_request("killed", [5, 6, 7], 240, temperature=0.0)))
     next(stream)
-    ranks = [
-        process
-        for process in psutil.Process(own_stack.process.pid).children(recursive=True)
-        if process.name().startswith("kiln-rank")
-    ]
-    assert len(ranks) == 1
-    os.kill(ranks[0].pid, signal.SIGKILL)
+    (rank,) = list_ranks(stack) - others
+    rank.kill()
     killed_at = time.monotonic()
     events: list[generation.GenerateResponse] = []
     with pytest.raises(grpc.RpcError) as caught:
@@ -203,32 +208,36 @@ def test_killed_rank_ends_its_streams_and_the_next_request_works(own_stack: Stac
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert reason_of(caught.value) == "RANK_DIED"
     # The stream may have to wait for the restart, never fail for good.
-    again = token_request("d", [5, 6, 7], 30, temperature=0.0)
+    again = token_request("killed", [5, 6, 7], 30, temperature=0.0)
     assert tokens_of(list(stub.Generate(again, timeout=60))) == expected
+    assert others < list_ranks(stack), "nobody else's rank was killed"
+    stack.kiln("unload", "killed")
 
 
-def test_health_answers_during_a_long_prefill(own_stack: Stack) -> None:
-    """The model is wide enough for a prefill of about a second on two cores."""
-    write_wide_checkpoint(own_stack.models / "wide")
+def test_health_answers_during_a_long_prefill(stack: Stack) -> None:
+    """The prompt is long enough for a prefill of over a second on two cores, and the model is soon written."""
+    write_long_checkpoint(stack.models / "long")
     config = {
         "neuron_config": {
-            "seq_len": 1024,
-            "max_context_length": 1016,
+            "seq_len": 4096,
+            "max_context_length": 4088,
             "batch_size": 1,
             "torch_dtype": "float32",
             "on_device_sampling_config": {},
         }
     }
-    own_stack.compile("wide", own_stack.models / "wide", config)
-    own_stack.kiln("load", "wide", "--deployment", "wide")
-    channel = grpc.insecure_channel(own_stack.runtime)
+    stack.compile("long", stack.models / "long", config)
+    stack.kiln("load", "long", "--deployment", "long")
+    channel = grpc.insecure_channel(stack.runtime)
     health = health_pb2_grpc.HealthStub(channel)
     health.Check(health_pb2.HealthCheckRequest())
     usage: list[generation.Usage] = []
 
     def prefill() -> None:
         for _ in range(3):
-            events = list(own_stack.generation().Generate(token_request("wide", list(range(3, 1000)), 1)))
+            events = list(
+                stack.generation().Generate(token_request("long", [3 + index % 90 for index in range(4088)], 1))
+            )
             usage.append(events[-1].finished.usage)
 
     thread = threading.Thread(target=prefill)
@@ -240,23 +249,20 @@ def test_health_answers_during_a_long_prefill(own_stack: Stack) -> None:
         latencies_s.append(time.perf_counter() - start)
         time.sleep(0.005)
     thread.join()
+    stack.kiln("unload", "long")
     longest = max(one.prefill_duration.ToTimedelta().total_seconds() for one in usage)
     p99 = statistics.quantiles(latencies_s, n=100)[98]
     assert longest > 0.8, f"the prefill took only {longest:.2f} s: the check proves nothing"
     assert p99 < 0.05, f"p99 {p99 * 1000:.0f} ms over {len(latencies_s)} checks during prefills of {longest:.2f} s"
 
 
-def write_wide_checkpoint(path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=1024,
-            hidden_size=1024,
-            intermediate_size=4096,
-            num_hidden_layers=8,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            max_position_embeddings=1024,
-        )
-    ).save_pretrained(path)
+def write_long_checkpoint(path: Path) -> None:
+    config = CHECKPOINT_CONFIG | {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 4096,
+    }
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(random_tensors(config, 0), path / "model.safetensors")

@@ -1,8 +1,11 @@
-"""Toy bundles, lowered once a session."""
+"""Toy bundles, lowered once a run, and what ranks that run them are forked from."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +13,7 @@ import pytest
 
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.nurseries.nursery import Nursery
+from execution.rank_nursery import RankNursery
 from tests.execution.toy import Picks, ToyBundle, make_bundle, stage_toy
 
 
@@ -24,17 +28,35 @@ def lowering_cache(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory, lowering_cache: Path, lowerings: Nursery) -> MakeToy:
-    """Makes a bundle of each kind at its first use."""
-    made: dict[tuple[Picks, int, int], ToyBundle] = {}
+def toy_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where toy bundles are kept; one for all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    directory = (own.parent if hasattr(request.config, "workerinput") else own) / "toys"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def toy(toy_directory: Path, lowering_cache: Path, lowerings: Nursery) -> MakeToy:
+    """Makes a bundle of each kind at its first use by any worker."""
 
     def make(picks: Picks, level: int, tp_degree: int = 1) -> ToyBundle:
-        kind = (picks, level, tp_degree)
-        if kind not in made:
-            directory = tmp_path_factory.mktemp(f"{picks}-O{level}-tp{tp_degree}")
-            jobs = stage_toy(directory, lowering_cache, picks, level, tp_degree)
-            executables = asyncio.run(LoweringPool(lowerings, num_processes=2, timeout_s=240).lower(jobs))
-            made[kind] = make_bundle(executables, picks, directory / "bundle", tp_degree)
-        return made[kind]
+        directory = toy_directory / f"{picks}-O{level}-tp{tp_degree}"
+        record = directory.with_suffix(".pickle")
+        with directory.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not record.exists():
+                jobs = stage_toy(directory, lowering_cache, picks, level, tp_degree)
+                executables = asyncio.run(LoweringPool(lowerings, num_processes=2, timeout_s=240).lower(jobs))
+                record.write_bytes(pickle.dumps(make_bundle(executables, picks, directory / "bundle", tp_degree)))
+        made: ToyBundle = pickle.loads(record.read_bytes())
+        return made
 
     return make
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[RankNursery]:
+    """Where the groups of a module come from, as those of a runtime do: torch is loaded once for all of them."""
+    with RankNursery() as nursery:
+        yield nursery

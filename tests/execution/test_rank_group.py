@@ -30,6 +30,7 @@ from execution.errors import (
     WeightsNotStaged,
 )
 from execution.rank_group import LoadProgress, RankGroup
+from execution.rank_nursery import RankNursery
 from execution.sampling import sample
 from execution.step import Step
 from tests.contract.executor_suite import CTE, STATE_BYTES, TKG, Reference, prompt_inputs, token_inputs, with_executable
@@ -61,9 +62,11 @@ PREFILL = step(CTE, prompt_inputs([5, 6, 7], 0))
 DECODE = step(TKG, token_inputs([8, 9], [3, 0], [0, SLOTS]))
 
 
-async def start(manifest: Manifest, blobs: dict[str, Path], log: list[str] | None = None) -> RankGroup:
+async def start(
+    manifest: Manifest, blobs: dict[str, Path], nursery: RankNursery | None, log: list[str] | None = None
+) -> RankGroup:
     sink = None if log is None else (lambda rank, line: log.append(f"{rank} {line}"))
-    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink)
+    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink, nursery=nursery)
 
 
 def rank_processes() -> set[psutil.Process]:
@@ -78,10 +81,12 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 @asynccontextmanager
-async def loaded(manifest: Manifest, blobs: dict[str, Path]) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
+async def loaded(
+    manifest: Manifest, blobs: dict[str, Path], nursery: RankNursery | None
+) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
     """A group of its own, and its process, which is gone afterwards."""
     before = rank_processes()
-    group = await start(manifest, blobs, [])
+    group = await start(manifest, blobs, nursery, [])
     (process,) = rank_processes() - before
     try:
         await group.load()
@@ -107,8 +112,8 @@ def on_device(toy: MakeToy) -> ToyBundle:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(eager: ToyBundle) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
-    async with loaded(eager.manifest, eager.blobs) as shared:
+async def shared(eager: ToyBundle, nursery: RankNursery) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
+    async with loaded(eager.manifest, eager.blobs, nursery) as shared:
         yield shared
 
 
@@ -127,7 +132,7 @@ def process(shared: tuple[RankGroup, psutil.Process]) -> psutil.Process:
 # Steps
 
 
-async def test_steps_pick_what_the_model_picks(bundle: ToyBundle) -> None:
+async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, nursery: RankNursery) -> None:
     reference = Reference(0)
     params = (7.0, 0.95, 0.8)
     steps = [
@@ -136,7 +141,7 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle) -> None:
         (TKG, token_inputs([8, 14], [3, 5], [0, 1])),
         (TKG, token_inputs([9, 15], [4, 6], [0, 1])),
     ]
-    async with loaded(bundle.manifest, bundle.blobs) as (group, _):
+    async with loaded(bundle.manifest, bundle.blobs, nursery) as (group, _):
         for number, (tag, inputs) in enumerate(steps):
             rand = number / len(steps)
             result = await group.run(step(tag, inputs, 3, params=params, rand=rand))
@@ -153,10 +158,10 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle) -> None:
 
 
 @pytest.mark.toolchain
-async def test_tokens_picked_on_the_device(on_device: ToyBundle) -> None:
+async def test_tokens_picked_on_the_device(on_device: ToyBundle, nursery: RankNursery) -> None:
     params = torch.tensor([[7.0, 0.95, 0.8]])
     logits = Reference(0).run(prompt_inputs([5, 6, 7], 0))
-    async with loaded(on_device.manifest, on_device.blobs) as (group, _):
+    async with loaded(on_device.manifest, on_device.blobs, nursery) as (group, _):
         for rand in (0.0, 0.3, 0.6, 0.9):
             one = step(CTE, prompt_inputs([5, 6, 7], 0), 1, params=(7.0, 0.95, 0.8), rand=rand)
             result = await group.run(one)
@@ -207,11 +212,11 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_next(group: RankGroup
         assert (await group.run(other)).top_logprobs == expected.top_logprobs
 
 
-async def test_a_step_that_raises(eager: ToyBundle) -> None:
+async def test_a_step_that_raises(eager: ToyBundle, nursery: RankNursery) -> None:
     layout = eager.manifest.state
     shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
     manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-    async with loaded(manifest, eager.blobs) as (group, _):
+    async with loaded(manifest, eager.blobs, nursery) as (group, _):
         with pytest.raises(StepFailed, match=f"step of {CTE} failed"):
             await group.run(PREFILL)
         assert not group.died.done()
@@ -220,8 +225,8 @@ async def test_a_step_that_raises(eager: ToyBundle) -> None:
 # Weights and state
 
 
-async def test_weights_are_swapped_between_steps(bundle: ToyBundle, tmp_path: Path) -> None:
-    async with loaded(bundle.manifest, bundle.blobs) as (group, _):
+async def test_weights_are_swapped_between_steps(bundle: ToyBundle, nursery: RankNursery, tmp_path: Path) -> None:
+    async with loaded(bundle.manifest, bundle.blobs, nursery) as (group, _):
         before = await group.run(PREFILL)
         with pytest.raises(WeightsNotStaged):
             await group.swap_weights()
@@ -254,18 +259,19 @@ async def test_memory_and_state(group: RankGroup) -> None:
 # Loading
 
 
-async def test_progress_names_the_parts(eager: ToyBundle) -> None:
-    group = await start(eager.manifest, eager.blobs)
+async def test_progress_names_the_parts(eager: ToyBundle, nursery: RankNursery) -> None:
+    group = await start(eager.manifest, eager.blobs, nursery)
     progress: list[LoadProgress] = []
     await group.load(progress.append)
     assert progress == [LoadProgress(0, 1, 3, "weights"), LoadProgress(0, 2, 3, CTE), LoadProgress(0, 3, 3, TKG)]
     await group.close()
 
 
-async def test_a_failed_load_is_named_and_cleans_up(eager: ToyBundle, tmp_path: Path) -> None:
+async def test_a_failed_load_is_named_and_cleans_up(eager: ToyBundle, nursery: RankNursery, tmp_path: Path) -> None:
     log: list[str] = []
     before = rank_processes()
-    group = await start(eager.manifest, eager.blobs | {eager.manifest.executables[1].blob: tmp_path / "absent"}, log)
+    blobs = eager.blobs | {eager.manifest.executables[1].blob: tmp_path / "absent"}
+    group = await start(eager.manifest, blobs, nursery, log)
     assert len(rank_processes() - before) == 1
     with pytest.raises(ExecutableInvalid, match=f"executable {TKG} cannot be loaded"):
         await group.load()
@@ -273,14 +279,14 @@ async def test_a_failed_load_is_named_and_cleans_up(eager: ToyBundle, tmp_path: 
     assert log[:2] == ["0 Load failed", "0 Traceback (most recent call last):"]
 
 
-async def test_weights_of_another_dtype(eager: ToyBundle) -> None:
+async def test_weights_of_another_dtype(eager: ToyBundle, nursery: RankNursery) -> None:
     def retype(shard: WeightShard) -> WeightShard:
         tensors = tuple(msgspec.structs.replace(one, dtype="bfloat16") for one in shard.tensors)
         return msgspec.structs.replace(shard, tensors=tensors)
 
     (weight_set,) = eager.manifest.weight_sets
     retyped = msgspec.structs.replace(weight_set, shards=tuple(map(retype, weight_set.shards)))
-    group = await start(msgspec.structs.replace(eager.manifest, weight_sets=(retyped,)), eager.blobs, [])
+    group = await start(msgspec.structs.replace(eager.manifest, weight_sets=(retyped,)), eager.blobs, nursery, [])
     with pytest.raises(WeightsInvalid, match="11 of 11 tensors differ") as caught:
         await group.load()
     violation = "tensors[embedding.weight]: got float32 [48, 16]; accepted: bfloat16 [48, 16]"
@@ -292,7 +298,7 @@ async def test_a_host_without_the_instructions(eager: ToyBundle) -> None:
     manifest = msgspec.structs.replace(manifest, target=Target(kind="cpu", isa="x86-64-v9"))
     before = rank_processes()
     with pytest.raises(IsaUnsupported, match="x86-64-v9"):
-        await start(manifest, eager.blobs)
+        await start(manifest, eager.blobs, None)
     assert rank_processes() == before
 
 
@@ -301,7 +307,7 @@ async def test_a_process_that_never_gets_ready(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/ls")
     with pytest.raises(RankDied, match="rank 0 died: exit code 2"):
-        await start(eager.manifest, eager.blobs)
+        await start(eager.manifest, eager.blobs, None)
     assert "execution.nursery_process" in capfd.readouterr().err
 
 
@@ -330,8 +336,8 @@ async def test_an_idle_rank_sleeps(group: RankGroup, process: psutil.Process) ->
     assert sum(process.cpu_times()[:2]) - before <= 0.02
 
 
-async def test_a_killed_rank_fails_what_waits_and_what_follows(eager: ToyBundle) -> None:
-    async with loaded(eager.manifest, eager.blobs) as (group, process):
+async def test_a_killed_rank_fails_what_waits_and_what_follows(eager: ToyBundle, nursery: RankNursery) -> None:
+    async with loaded(eager.manifest, eager.blobs, nursery) as (group, process):
         process.suspend()
         waiting = [asyncio.create_task(group.run(PREFILL)), asyncio.create_task(group.zero_state(None))]
         await asyncio.sleep(0.05)
@@ -350,7 +356,7 @@ async def test_a_killed_rank_fails_what_waits_and_what_follows(eager: ToyBundle)
 
 
 async def test_closing_is_no_death(eager: ToyBundle) -> None:
-    async with loaded(eager.manifest, eager.blobs) as (group, _):
+    async with loaded(eager.manifest, eager.blobs, None) as (group, _):
         await group.close()
         assert group.died.cancelled()
         for late in (group.warm_up(), group.run(PREFILL), group.stage_weights({0: eager.weights[1]})):
@@ -358,9 +364,11 @@ async def test_closing_is_no_death(eager: ToyBundle) -> None:
                 await late
 
 
-async def test_closing_ends_a_rank_that_does_not_listen(eager: ToyBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_ends_a_rank_that_does_not_listen(
+    eager: ToyBundle, nursery: RankNursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("execution.rank_handle.CLOSE_GRACE_S", 0.1)
-    async with loaded(eager.manifest, eager.blobs) as (group, process):
+    async with loaded(eager.manifest, eager.blobs, nursery) as (group, process):
         process.suspend()
         waiting = asyncio.create_task(group.run(PREFILL))
         await asyncio.sleep(0.05)

@@ -28,20 +28,23 @@ from execution.errors import (
     WeightsNotStaged,
 )
 from execution.rank_group import RankGroup
+from execution.rank_nursery import RankNursery
 from execution.step import Step
 from tests.contract.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
 from tests.execution.conftest import MakeToy
-from tests.execution.test_rank_group import DECODE, PREFILL, rank_processes, step
+from tests.execution.test_rank_group import DECODE, PREFILL, rank_processes, start, step
 from tests.execution.toy import SLOTS, ToyBundle
 
 Act = Callable[[RankGroup, ToyBundle], Awaitable[object]]
 
 
 @asynccontextmanager
-async def loaded(manifest: Manifest, blobs: dict[str, Path]) -> AsyncIterator[tuple[RankGroup, list[psutil.Process]]]:
+async def loaded(
+    manifest: Manifest, blobs: dict[str, Path], nursery: RankNursery
+) -> AsyncIterator[tuple[RankGroup, list[psutil.Process]]]:
     """A group and its processes in rank order, which are gone afterwards."""
     before = rank_processes()
-    group = await RankGroup.start(manifest, blobs, num_threads=1, log_sink=lambda _rank, _line: None)
+    group = await start(manifest, blobs, nursery, [])
     processes = sorted(rank_processes() - before, key=lambda process: process.pid)
     try:
         await group.load()
@@ -57,7 +60,7 @@ def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
     return toy("logits", level, tp_degree)
 
 
-async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle) -> None:
+async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle, nursery: RankNursery) -> None:
     reference = Reference(0)
     steps = [
         (CTE, prompt_inputs([5, 6, 7], 0)),
@@ -65,7 +68,7 @@ async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle) ->
         (TKG, token_inputs([8, 14], [3, 5], [0, 1])),
         (TKG, token_inputs([9, 15], [4, 6], [0, 1])),
     ]
-    async with loaded(bundle.manifest, bundle.blobs) as (group, _):
+    async with loaded(bundle.manifest, bundle.blobs, nursery) as (group, _):
         await group.warm_up()
         for tag, inputs in steps:
             result = await group.run(Step(tag, step(tag, inputs).inputs, 3, return_logits=True))
@@ -95,9 +98,11 @@ def with_rank(path: Path, rank: int, directory: Path) -> Path:
     return directory / "wrong.safetensors"
 
 
-async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(pair: ToyBundle, tmp_path: Path) -> None:
+async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(
+    pair: ToyBundle, nursery: RankNursery, tmp_path: Path
+) -> None:
     shards = pair.shards[0]
-    async with loaded(pair.manifest, pair.blobs) as (group, _):
+    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
         before = await group.run(PREFILL)
         await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
         await group.swap_weights()
@@ -111,8 +116,10 @@ async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(pair: ToyBundle, t
         assert (await group.run(PREFILL)).tokens == before.tokens
 
 
-async def test_an_aborted_collective_fails_the_step_and_not_the_next(each_pair: ToyBundle) -> None:
-    async with loaded(each_pair.manifest, each_pair.blobs) as (group, processes):
+async def test_an_aborted_collective_fails_the_step_and_not_the_next(
+    each_pair: ToyBundle, nursery: RankNursery
+) -> None:
+    async with loaded(each_pair.manifest, each_pair.blobs, nursery) as (group, processes):
         before = await group.run(PREFILL)
         processes[1].suspend()
         waiting = asyncio.create_task(group.run(PREFILL))
@@ -126,8 +133,8 @@ async def test_an_aborted_collective_fails_the_step_and_not_the_next(each_pair: 
         assert (await group.run(PREFILL)).tokens == before.tokens
 
 
-async def test_inputs_that_all_ranks_refuse(pair: ToyBundle) -> None:
-    async with loaded(pair.manifest, pair.blobs) as (group, _):
+async def test_inputs_that_all_ranks_refuse(pair: ToyBundle, nursery: RankNursery) -> None:
+    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
         with pytest.raises(StepInvalid, match=r"inputs\[seq_ids\]"):
             await group.run(step(CTE, prompt_inputs([5], SLOTS + 1)))
         await group.run(PREFILL)
@@ -136,8 +143,8 @@ async def test_inputs_that_all_ranks_refuse(pair: ToyBundle) -> None:
 # Weights
 
 
-async def test_weights_are_staged_on_all_ranks_or_none(pair: ToyBundle, tmp_path: Path) -> None:
-    async with loaded(pair.manifest, pair.blobs) as (group, _):
+async def test_weights_are_staged_on_all_ranks_or_none(pair: ToyBundle, nursery: RankNursery, tmp_path: Path) -> None:
+    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
         before = await group.run(PREFILL)
         await group.stage_weights(pair.shards[1])
         with pytest.raises(WeightsInvalid, match="absent"):
@@ -152,8 +159,8 @@ async def test_weights_are_staged_on_all_ranks_or_none(pair: ToyBundle, tmp_path
         torch.testing.assert_close(torch.tensor(after.logprobs), logprobs.amax(-1))
 
 
-async def test_ranks_that_swap_apart_end(pair: ToyBundle) -> None:
-    async with loaded(pair.manifest, pair.blobs) as (group, _):
+async def test_ranks_that_swap_apart_end(pair: ToyBundle, nursery: RankNursery) -> None:
+    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
         # As no caller can: one rank has weights to swap in, the other has none.
         await group.stage_weights(pair.shards[1])
         await group._ranks[1].call(DiscardStaged(), Done)
@@ -162,8 +169,8 @@ async def test_ranks_that_swap_apart_end(pair: ToyBundle) -> None:
         assert group.died.done()
 
 
-async def test_a_bundle_without_weights_waits_for_some(each_pair: ToyBundle) -> None:
-    async with loaded(without_weights(each_pair.manifest), each_pair.blobs) as (group, _):
+async def test_a_bundle_without_weights_waits_for_some(each_pair: ToyBundle, nursery: RankNursery) -> None:
+    async with loaded(without_weights(each_pair.manifest), each_pair.blobs, nursery) as (group, _):
         assert group.weights_bytes == 0
         for call in (group.warm_up(), group.run(PREFILL)):
             with pytest.raises(WeightsAwaited):
@@ -214,9 +221,9 @@ async def zero(group: RankGroup, _bundle: ToyBundle) -> None:
 @pytest.mark.parametrize(
     ("act", "victim"), [(run_a_step, 0), (run_a_step, 1), (warm_up, 0), (stage, 1), (swap, 0), (zero, 1)]
 )
-async def test_a_killed_rank_ends_the_group(pair: ToyBundle, act: Act, victim: int) -> None:
+async def test_a_killed_rank_ends_the_group(pair: ToyBundle, nursery: RankNursery, act: Act, victim: int) -> None:
     """The victim stands still, so that it is killed while the others wait for it, in a collective or out of one."""
-    async with loaded(pair.manifest, pair.blobs) as (group, processes):
+    async with loaded(pair.manifest, pair.blobs, nursery) as (group, processes):
         await group.stage_weights(pair.shards[1])
         processes[victim].suspend()
         waiting = asyncio.create_task(act(group, pair))
@@ -225,8 +232,8 @@ async def test_a_killed_rank_ends_the_group(pair: ToyBundle, act: Act, victim: i
         await assert_death_ends_it(group, processes, victim, waiting)
 
 
-async def test_a_rank_killed_among_running_steps(pair: ToyBundle) -> None:
-    async with loaded(pair.manifest, pair.blobs) as (group, processes):
+async def test_a_rank_killed_among_running_steps(pair: ToyBundle, nursery: RankNursery) -> None:
+    async with loaded(pair.manifest, pair.blobs, nursery) as (group, processes):
         waiting = asyncio.create_task(run_steps(group, pair))
         await asyncio.sleep(0.3)
         await assert_death_ends_it(group, processes, 1, waiting)
@@ -247,9 +254,9 @@ async def assert_death_ends_it(
     assert (len(gone), alive) == (len(processes), [])
 
 
-async def test_a_rank_killed_while_it_loads(pair: ToyBundle) -> None:
+async def test_a_rank_killed_while_it_loads(pair: ToyBundle, nursery: RankNursery) -> None:
     before = rank_processes()
-    group = await RankGroup.start(pair.manifest, pair.blobs, num_threads=1, log_sink=lambda _rank, _line: None)
+    group = await start(pair.manifest, pair.blobs, nursery, [])
     processes = sorted(rank_processes() - before, key=lambda process: process.pid)
     processes[1].suspend()
     loading = asyncio.create_task(group.load())

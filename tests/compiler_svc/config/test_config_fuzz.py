@@ -67,7 +67,7 @@ NESTED: Final = {
 }
 
 
-@fuzz(2000)
+@fuzz()
 @given(
     data=mutated(CONFIG) | broken(json.dumps(CONFIG).encode()),
     checkpoint_dtype=st.sampled_from([None, "float32", "bfloat16", "?"]),
@@ -76,7 +76,7 @@ def test_configurations(data: bytes, checkpoint_dtype: str | None) -> None:
     assert_named_or_resolved(data.decode(errors="replace"), checkpoint_dtype, "cpu")
 
 
-@fuzz(1000)
+@fuzz(500)
 @given(data=mutated(NESTED), target=st.sampled_from(TARGET_KINDS))
 def test_nested_configurations(data: bytes, target: TargetKind) -> None:
     assert_named_or_resolved(data.decode(errors="replace"), None, target)
