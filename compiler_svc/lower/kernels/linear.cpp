@@ -1,10 +1,16 @@
-// Products of a few rows of activations with weights [outputs, inputs], for decoding: bound by how fast weights are read.
+// Products of some rows of activations with weights [outputs, inputs], for decoding and short prompts.
 //
 // Every weight is read from memory once, in the order of its addresses, by which the processor recognizes a stream. With
 // one row of activations it fetches ahead by itself. With more, a tile holds several outputs' weights at once and they
-// would be several short streams: so a tile asks for the next tile's weights, in the order of their addresses.
+// would be several short streams: so tiles ask for weights ahead, in the order of their addresses.
 //
-// An output depends on its own row and weights alone: neither on other rows nor on the number of threads.
+// What is read again comes from the caches. Outputs are taken by panels whose weights fit the second-level cache, and
+// the next panel's are asked for meanwhile, a few lines at a step of every tile. Within a panel a few rows, of a block of
+// inputs, stay in the first-level cache while all the panel's weights pass by them. For that, activations are copied
+// first: where a row is a multiple of 4 KiB, as is usual, a tile's rows would lie in the same few sets of the cache.
+//
+// An output depends on its own row and weights alone: neither on other rows nor on the number of threads. With two rows or
+// more it does not depend on their number either: lanes are always added up in the order of the inputs.
 //
 // Compiled for x86-64-v3 (AVX2 and FMA) or x86-64-v4 (AVX-512), by -march.
 
@@ -33,6 +39,17 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_p
 inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 inline float sum(Vector lanes) { return _mm512_reduce_add_ps(lanes); }
 
+// Four sums with fewer instructions, each in the order in which `sum` adds: lanes 8 apart, then 4, 2 and 1.
+inline void sum(const Vector (&lanes)[4], float (&sums)[4]) {
+  const Vector low = add(_mm512_shuffle_f32x4(lanes[0], lanes[1], 0x44), _mm512_shuffle_f32x4(lanes[0], lanes[1], 0xee));
+  const Vector high = add(_mm512_shuffle_f32x4(lanes[2], lanes[3], 0x44), _mm512_shuffle_f32x4(lanes[2], lanes[3], 0xee));
+  Vector all = add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+  all = add(all, _mm512_permute_ps(all, 0x4e));
+  all = add(all, _mm512_permute_ps(all, 0xb1));
+  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all)));
+}
+
 #else
 
 using Vector = __m256;
@@ -52,13 +69,18 @@ inline float sum(Vector lanes) {
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
+inline void sum(const Vector (&lanes)[2], float (&sums)[2]) {
+  for (int i = 0; i < 2; i++) sums[i] = sum(lanes[i]);
+}
 
 #endif
 
 constexpr int kTileRows = 6;
-constexpr int kFewOutputs = 2;         // of a tile of up to kFewRows rows, which waits for memory anyway
-constexpr int64_t kFewRows = 4;
-constexpr int64_t kAheadBytes = 16 << 10;  // how far ahead of their use weights are asked for, at least
+constexpr int kFewRows = 4;
+constexpr int kFewOutputs = 2;              // of a tile of up to kFewRows rows, which waits for memory anyway
+constexpr int64_t kBlockInputs = 768;       // at most: with six rows of activations 18 KiB of the first-level cache
+constexpr int64_t kPanelBytes = 192 << 10;  // of weights, twice in the second-level cache
+constexpr int64_t kPanelTiles = 16;         // at most
 
 // The first `count` elements, and zeros.
 template <class Element>
@@ -93,88 +115,176 @@ inline float dot(const Element* activations, const Element* weights, int64_t inp
   return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
-// `Rows` rows of activations by `Outputs` rows of weights; `next` is what to ask memory for meanwhile, or null.
-template <int Rows, int Outputs, class Element>
-inline void multiply_tile(
-    const Element* activations, const Element* weights, int64_t inputs, Element* out, int64_t out_stride, const char* next) {
-  Vector sums[Rows][Outputs];
-#pragma GCC unroll 6
-  for (int row = 0; row < Rows; row++)
+// A row's inputs as they are added up: in blocks of whole vectors, the last one of which is filled up with zeros.
+struct Blocks {
+  int64_t inputs;
+
+  int64_t vectors() const { return (inputs + kLanes - 1) / kLanes; }
+  int64_t count() const { return (inputs + kBlockInputs - 1) / kBlockInputs; }
+  // The first vector of a block.
+  int64_t begin(int64_t block) const { return vectors() * block / count(); }
+};
+
+// Rows as they are taken together: in as few tiles as can be, as even as can be.
+struct RowTiles {
+  int64_t rows;
+
+  int64_t count() const { return rows <= kFewRows ? 1 : (rows + kTileRows - 1) / kTileRows; }
+  // The first row of a tile.
+  int64_t begin(int64_t tile) const { return rows * tile / count(); }
+};
+
+// Copies a tile of activations [rows, inputs] as vectors [block][row][vector of the block].
+template <class Element>
+inline void pack(const Element* activations, int64_t rows, int64_t inputs, Vector* packed) {
+  const Blocks blocks{inputs};
+  for (int64_t block = 0; block < blocks.count(); block++)
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t vector = blocks.begin(block); vector < blocks.begin(block + 1); vector++) {
+        const int64_t at = vector * kLanes;
+        const Element* from = activations + row * inputs + at;
+        *packed++ = at + kLanes <= inputs ? load(from) : load_part(from, inputs - at);
+      }
+}
+
+// Adds the products of one block of `Rows` packed rows and of `Outputs` rows of weights to sums. At each of its `vectors`
+// steps it asks memory for `Asked` vectors of weights from `next` on.
+template <int Rows, int Outputs, int Asked, class Element>
+inline void add_products(
+    Vector (&sums)[Rows][Outputs], const Vector* activations, int64_t vectors, const Element* weights, int64_t inputs,
+    int64_t count, const char* next) {
+  const int64_t whole = count / kLanes;
+  for (int64_t vector = 0; vector < whole; vector++) {
 #pragma GCC unroll 4
-    for (int output = 0; output < Outputs; output++) sums[row][output] = zero();
-  const int64_t whole = inputs / kLanes * kLanes;
-  for (int64_t at = 0; at < whole; at += kLanes) {
+    for (int i = 0; i < Asked; i++)
+      _mm_prefetch(next + (vector * Asked + i) * kLanes * static_cast<int64_t>(sizeof(Element)), _MM_HINT_T1);
     Vector held[Outputs];
-    if (next != nullptr) {
 #pragma GCC unroll 4
-      for (int output = 0; output < Outputs; output++)
-        _mm_prefetch(next + (at * Outputs + output * kLanes) * static_cast<int64_t>(sizeof(Element)), _MM_HINT_T1);
-    }
-#pragma GCC unroll 4
-    for (int output = 0; output < Outputs; output++) held[output] = load(weights + output * inputs + at);
+    for (int output = 0; output < Outputs; output++) held[output] = load(weights + output * inputs + vector * kLanes);
 #pragma GCC unroll 6
     for (int row = 0; row < Rows; row++) {
-      const Vector activation = load(activations + row * inputs + at);
+      const Vector activation = activations[row * vectors + vector];
 #pragma GCC unroll 4
       for (int output = 0; output < Outputs; output++)
         sums[row][output] = multiply_add(activation, held[output], sums[row][output]);
     }
   }
-  for (int row = 0; row < Rows; row++)
+  if (whole < vectors) {
+#pragma GCC unroll 4
     for (int output = 0; output < Outputs; output++) {
-      Vector total = sums[row][output];
-      if (whole < inputs)
-        total = multiply_add(
-            load_part(activations + row * inputs + whole, inputs - whole),
-            load_part(weights + output * inputs + whole, inputs - whole), total);
-      store(out + row * out_stride + output, sum(total));
+      const Vector held = load_part(weights + output * inputs + whole * kLanes, count - whole * kLanes);
+#pragma GCC unroll 6
+      for (int row = 0; row < Rows; row++)
+        sums[row][output] = multiply_add(activations[row * vectors + whole], held, sums[row][output]);
     }
-}
-
-// The tile for a number of rows known only now.
-template <int Rows, int Outputs, class Element>
-inline void multiply_rows(
-    int64_t rows, const Element* activations, const Element* weights, int64_t inputs, Element* out, int64_t out_stride,
-    const char* next) {
-  if constexpr (Rows > 1) {
-    if (rows < Rows) return multiply_rows<Rows - 1, Outputs>(rows, activations, weights, inputs, out, out_stride, next);
   }
-  multiply_tile<Rows, Outputs>(activations, weights, inputs, out, out_stride, next);
 }
 
-// All rows by outputs [first, end) of one weight, `Outputs` at a time.
+template <class Element>
+inline void store_sums(Element* to, const Vector (&lanes)[1]) {
+  store(to, sum(lanes[0]));
+}
+template <int Outputs, class Element>
+inline void store_sums(Element* to, const Vector (&lanes)[Outputs]) {
+  if constexpr (Outputs == kManyOutputs) {
+    float sums[Outputs];
+    sum(lanes, sums);
+    for (int output = 0; output < Outputs; output++) store(to + output, sums[output]);
+  } else {
+    for (int output = 0; output < Outputs; output++) store(to + output, sum(lanes[output]));
+  }
+}
+
+// A tile of rows by a panel of `tiles` times `Outputs` outputs, asking for weights from `next` on, but not beyond `end`.
+template <int Rows, int Outputs, int Asked, class Element>
+inline void multiply_panel(
+    int64_t rows, const Vector* packed, const Element* weights, int64_t tiles, int64_t inputs, Element* out,
+    int64_t out_stride, const char* next, const char* end) {
+  if constexpr (Rows > 2) {  // the number of rows is known only now
+    if (rows < Rows)
+      return multiply_panel<Rows - 1, Outputs, Asked>(rows, packed, weights, tiles, inputs, out, out_stride, next, end);
+  }
+  const Blocks blocks{inputs};
+  const int64_t last = blocks.count() - 1;
+  Vector held[kPanelTiles][Rows][Outputs];  // sums over the blocks before
+  for (int64_t block = 0; block <= last; block++) {
+    const int64_t begin = blocks.begin(block), vectors = blocks.begin(block + 1) - begin;
+    const int64_t count = std::min(vectors * kLanes, inputs - begin * kLanes);
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      Vector sums[Rows][Outputs];
+#pragma GCC unroll 6
+      for (int row = 0; row < Rows; row++)
+#pragma GCC unroll 4
+        for (int output = 0; output < Outputs; output++) sums[row][output] = block == 0 ? zero() : held[tile][row][output];
+      const Element* at = weights + tile * Outputs * inputs + begin * kLanes;
+      if (Asked > 0 && next < end)
+        add_products<Rows, Outputs, Asked>(sums, packed + Rows * begin, vectors, at, inputs, count, next);
+      else
+        add_products<Rows, Outputs, 0>(sums, packed + Rows * begin, vectors, at, inputs, count, next);
+      next += count * Asked * sizeof(Element);
+      if (block == last) {
+#pragma GCC unroll 6
+        for (int row = 0; row < Rows; row++) store_sums(out + row * out_stride + tile * Outputs, sums[row]);
+      } else {
+#pragma GCC unroll 6
+        for (int row = 0; row < Rows; row++)
+#pragma GCC unroll 4
+          for (int output = 0; output < Outputs; output++) held[tile][row][output] = sums[row][output];
+      }
+    }
+  }
+}
+
+// All rows by outputs [first, end) of one weight, `Outputs` at a time. Returns the first output that is left over.
 template <int MaxRows, int Outputs, class Element>
 inline int64_t multiply_outputs(
-    int64_t rows, const Element* activations, const Element* weights, int64_t inputs, int64_t first, int64_t end, Element* out,
+    int64_t rows, const Vector* packed, const Element* weights, int64_t inputs, int64_t first, int64_t end, Element* out,
     int64_t out_stride) {
-  const int64_t tiles = (rows + MaxRows - 1) / MaxRows;
-  const int64_t ahead = std::max<int64_t>(kAheadBytes, Outputs * inputs * sizeof(Element));
-  for (; first + Outputs <= end; first += Outputs) {
-    const Element* block = weights + first * inputs;
-    for (int64_t tile = 0; tile < tiles; tile++) {
-      const int64_t row = rows * tile / tiles;
-      const char* next = tile == 0 ? reinterpret_cast<const char*>(block) + ahead : nullptr;
-      multiply_rows<MaxRows, Outputs>(
-          rows * (tile + 1) / tiles - row, activations + row * inputs, block, inputs, out + row * out_stride + first,
-          out_stride, next);
+  const RowTiles row_tiles{rows};
+  const int64_t tile_bytes = Outputs * inputs * sizeof(Element);
+  const int64_t most = std::clamp<int64_t>(kPanelBytes / tile_bytes, 1, kPanelTiles);
+  while (first + Outputs <= end) {
+    const int64_t tiles = std::min(most, (end - first) / Outputs);
+    const Element* panel = weights + first * inputs;
+    const char* next = reinterpret_cast<const char*>(panel) + tiles * tile_bytes;
+    for (int64_t row_tile = 0; row_tile < row_tiles.count(); row_tile++) {
+      const int64_t row = row_tiles.begin(row_tile);
+      // The next panel is asked for by as many row tiles as it takes with so many lines at a step.
+      const auto multiply = [&]<int Asked>() {
+        multiply_panel<MaxRows, Outputs, Asked>(
+            row_tiles.begin(row_tile + 1) - row, packed + row * Blocks{inputs}.vectors(), panel, tiles, inputs,
+            out + row * out_stride + first, out_stride, next + row_tile * tiles * tile_bytes * Asked / Outputs,
+            next + tiles * tile_bytes);
+      };
+      if constexpr (Outputs == 1) {
+        multiply.template operator()<0>();
+      } else if (MaxRows == kFewRows || row_tiles.count() == 1) {
+        multiply.template operator()<Outputs>();
+      } else if constexpr (MaxRows > kFewRows) {
+        if (row_tiles.count() < Outputs)
+          multiply.template operator()<Outputs / 2>();
+        else
+          multiply.template operator()<1>();
+      }
     }
+    first += tiles * Outputs;
   }
   return first;
 }
 
 template <class Element>
 inline void multiply_share(
-    int64_t rows, const Element* activations, const Element* weights, int64_t inputs, int64_t first, int64_t end, Element* out,
-    int64_t out_stride) {
+    int64_t rows, const Element* activations, const Vector* packed, const Element* weights, int64_t inputs, int64_t first,
+    int64_t end, Element* out, int64_t out_stride) {
   if (rows == 1) {
     for (; first < end; first++) store(out + first, dot(activations, weights + first * inputs, inputs));
-    return;
+  } else if (rows <= kFewRows) {
+    first = multiply_outputs<kFewRows, kFewOutputs>(rows, packed, weights, inputs, first, end, out, out_stride);
+    multiply_outputs<kFewRows, 1>(rows, packed, weights, inputs, first, end, out, out_stride);
+  } else {
+    first = multiply_outputs<kTileRows, kManyOutputs>(rows, packed, weights, inputs, first, end, out, out_stride);
+    multiply_outputs<kTileRows, 1>(rows, packed, weights, inputs, first, end, out, out_stride);
   }
-  if (rows <= kFewRows)
-    first = multiply_outputs<kFewRows, kFewOutputs>(rows, activations, weights, inputs, first, end, out, out_stride);
-  else
-    first = multiply_outputs<kTileRows, kManyOutputs>(rows, activations, weights, inputs, first, end, out, out_stride);
-  multiply_outputs<kTileRows, 1>(rows, activations, weights, inputs, first, end, out, out_stride);
 }
 
 // activations [rows, inputs] by weights [outputs[i], inputs] into the columns of out [rows, sum of outputs], side by side.
@@ -183,23 +293,35 @@ template <class Element>
 void multiply(
     void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, int64_t rows,
     int64_t inputs) {
+  const Element* from = static_cast<const Element*>(activations);
+  const int64_t vectors = Blocks{inputs}.vectors();
+  const RowTiles row_tiles{rows};
+  Vector* const packed = rows == 1 ? nullptr : new Vector[rows * vectors];
   int64_t out_stride = 0;
   for (int64_t i = 0; i < count; i++) out_stride += outputs[i];
 #pragma omp parallel num_threads(omp_get_max_threads())
   {
+    if (packed != nullptr) {
+#pragma omp for schedule(static)
+      for (int64_t tile = 0; tile < row_tiles.count(); tile++) {
+        const int64_t row = row_tiles.begin(tile);
+        pack(from + row * inputs, row_tiles.begin(tile + 1) - row, inputs, packed + row * vectors);
+      }
+    }
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     // In whole tiles, unless a weight ends within one.
     const int64_t tiles = (out_stride + kManyOutputs - 1) / kManyOutputs;
     const int64_t first = tiles * thread / threads * kManyOutputs;
     const int64_t end = std::min(tiles * (thread + 1) / threads * kManyOutputs, out_stride);
     for (int64_t i = 0, column = 0; i < count; column += outputs[i++]) {
-      const int64_t from = std::max<int64_t>(first - column, 0), to = std::min(end - column, outputs[i]);
-      if (from < to)
+      const int64_t begin = std::max<int64_t>(first - column, 0), stop = std::min(end - column, outputs[i]);
+      if (begin < stop)
         multiply_share(
-            rows, static_cast<const Element*>(activations), static_cast<const Element*>(weights[i]), inputs, from, to,
+            rows, from, packed, static_cast<const Element*>(weights[i]), inputs, begin, stop,
             static_cast<Element*>(out) + column, out_stride);
     }
   }
+  delete[] packed;
 }
 
 }  // namespace kiln

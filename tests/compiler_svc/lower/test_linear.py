@@ -89,10 +89,32 @@ def test_results_are_those_of_a_wide_product(multiply: Multiply, dtype: torch.dt
 
 
 @pytest.mark.toolchain
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_results_are_those_of_a_wide_product_in_blocks_of_inputs(multiply: Multiply, dtype: torch.dtype) -> None:
+    for rows, inputs in ((2, 769), (5, 1540), (16, 3072), (128, 2309)):
+        x = random(rows, inputs, dtype=dtype)
+        weights = [random(outputs, inputs, dtype=dtype) for outputs in (3, 138)]
+        expected = x.double() @ torch.cat(weights).double().T
+        error = (multiply(x, weights) - expected).abs().max() / expected.abs().max()
+        assert error < TOLERANCES[dtype], (rows, inputs)
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("inputs", [200, 2309])
+def test_a_row_does_not_depend_on_how_many_there_are(multiply: Multiply, inputs: int) -> None:
+    weights = [random(outputs, inputs) for outputs in (13, 64)]
+    x = random(128, inputs)
+    expected = multiply(x, weights)
+    for rows in (*range(2, 20), 127):
+        assert multiply(x[:rows], weights).equal(expected[:rows]), rows
+
+
+@pytest.mark.toolchain
 @pytest.mark.parametrize("rows", [2, 3, 5, 7, 16])
-def test_a_row_depends_on_no_other_row_and_not_on_the_threads(multiply: Multiply, rows: int) -> None:
-    weights = [random(outputs, 200) for outputs in (13, 64)]
-    x = random(rows, 200)
+@pytest.mark.parametrize("inputs", [200, 2309])
+def test_a_row_depends_on_no_other_row_and_not_on_the_threads(multiply: Multiply, rows: int, inputs: int) -> None:
+    weights = [random(outputs, inputs) for outputs in (13, 64)]
+    x = random(rows, inputs)
     expected = multiply(x, weights, 1)
     for threads in (2, 3):
         assert multiply(x, weights, threads).equal(expected)
