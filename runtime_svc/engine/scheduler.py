@@ -98,7 +98,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Takes an ended request out and frees its slot at once.
 
-        A step that is under way may still write the slot; the next owner's step runs after it.
+        Steps that are under way may still write the slot; the next owner's step runs after them.
         """
         if request.slot is None:
             self._waiting.remove(request)

@@ -24,7 +24,6 @@ from execution.errors import (
     IsaUnsupported,
     RankDied,
     SlotUnknown,
-    StepAborted,
     StepFailed,
     StepInvalid,
     WeightsInvalid,
@@ -105,12 +104,6 @@ def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
 @pytest.fixture
 def on_device(toy: MakeToy) -> ToyBundle:
     return toy("tokens", 1)
-
-
-@pytest.fixture(params=LEVELS, ids=["O0", "O1"])
-def picking(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
-    """Picks tokens on the device."""
-    return toy("tokens", request.param)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -222,110 +215,6 @@ async def test_a_step_that_raises(eager: ToyBundle) -> None:
         with pytest.raises(StepFailed, match=f"step of {CTE} failed"):
             await group.run(PREFILL)
         assert not group.died.done()
-
-
-# Steps that follow
-
-
-def decode(tokens: list[int], position: int, *, follows: bool = False) -> Step:
-    """A step of both rows, sampled with a number of its own; tokens that are not known yet are 0."""
-    inputs = token_inputs([0, 0] if follows else tokens, [position, position + 1], [0, 1])
-    one = step(TKG, inputs, 2, params=(7.0, 0.95, 0.8), rand=position / 16)
-    return msgspec.structs.replace(one, follows=follows)
-
-
-async def prefill_both(group: RankGroup) -> None:
-    await group.run(step(CTE, prompt_inputs([5, 6, 7], 0)))
-    await group.run(step(CTE, prompt_inputs([9, 10, 11, 12], 1)))
-
-
-async def test_steps_that_follow_compute_what_they_compute_one_by_one(picking: ToyBundle) -> None:
-    async with loaded(picking.manifest, picking.blobs) as (group, _):
-        await prefill_both(group)
-        expected = [await group.run(decode([8, 14], 3))]
-        for position in range(4, 12):
-            expected.append(await group.run(decode(expected[-1].tokens, position)))
-        await group.zero_state(None)
-        await prefill_both(group)
-        results, under_way = [], await group.begin(decode([8, 14], 3))
-        for position in range(4, 12):
-            ahead = await group.begin(decode([], position, follows=True))
-            results.append(await under_way)
-            under_way = ahead
-        results.append(await under_way)
-        assert [one.tokens for one in results] == [one.tokens for one in expected]
-        assert [one.top_logprobs for one in results] == [one.top_logprobs for one in expected]
-        assert len({tuple(one.tokens) for one in results}) > 1
-
-
-async def test_a_step_may_follow_one_that_has_ended(picking: ToyBundle) -> None:
-    async with loaded(picking.manifest, picking.blobs) as (group, _):
-        await prefill_both(group)
-        before = await group.run(decode([8, 14], 3))
-        followed = await group.run(decode([], 4, follows=True))
-        assert (await group.run(decode(before.tokens, 4))).top_logprobs == followed.top_logprobs
-
-
-async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(picking: ToyBundle) -> None:
-    async with loaded(picking.manifest, picking.blobs) as (group, process):
-        await prefill_both(group)
-        before = await group.run(decode([8, 14], 3))
-        expected = await group.run(decode(before.tokens, 4))
-        await group.stage_weights({0: picking.weights[1]})
-        process.suspend()
-        under_way = await group.begin(decode([8, 14], 3))
-        swapping = asyncio.create_task(group.swap_weights())
-        await asyncio.sleep(0)
-        other = asyncio.create_task(group.run(PREFILL))
-        await asyncio.sleep(0)
-        ahead = await group.begin(decode([], 4, follows=True))
-        process.resume()
-        assert (await under_way).tokens == before.tokens
-        assert (await ahead).top_logprobs == expected.top_logprobs, "by the old weights"
-        assert not swapping.done()
-        assert not other.done()
-        await swapping
-        assert (await other).tokens == (await group.run(PREFILL)).tokens, "by the new weights"
-
-
-async def test_callers_that_give_up_leave_both_steps_to_their_end(picking: ToyBundle) -> None:
-    async with loaded(picking.manifest, picking.blobs) as (group, process):
-        await prefill_both(group)
-        process.suspend()
-        for one in (decode([8, 14], 3), decode([], 4, follows=True)):
-            (await group.begin(one)).cancel()
-        last = asyncio.create_task(group.run(decode([8, 14], 3)))
-        process.resume()
-        assert (await last).tokens == (await group.run(decode([8, 14], 3))).tokens
-
-
-async def test_nothing_follows_a_step_that_failed(eager: ToyBundle) -> None:
-    layout = eager.manifest.state
-    shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
-    manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-    async with loaded(manifest, eager.blobs) as (group, _):
-        failing = await group.begin(DECODE)
-        ahead = await group.begin(msgspec.structs.replace(DECODE, follows=True))
-        with pytest.raises(StepFailed) as caught:
-            await failing
-        assert caught.value.reason == "STEP_FAILED"
-        with pytest.raises(StepAborted, match="the step before it has no tokens"):
-            await ahead
-        await group.zero_state(None)
-        assert not group.died.done()
-
-
-async def test_a_killed_rank_fails_both_steps(picking: ToyBundle) -> None:
-    async with loaded(picking.manifest, picking.blobs) as (group, process):
-        process.suspend()
-        under_way = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, follows=True))]
-        process.kill()
-        async with asyncio.timeout(5):
-            for result in under_way:
-                with pytest.raises(RankDied, match="rank 0 died: SIGKILL"):
-                    await result
-            with pytest.raises(RankDied):
-                await (await group.begin(decode([], 5, follows=True)))
 
 
 # Weights and state

@@ -16,11 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bundle.manifest import Manifest
-from execution.control import DiscardStaged, Done, RunStep, Stepped
+from execution.control import DiscardStaged, Done
 from execution.errors import (
     CollectivesMissing,
     RankDied,
-    RankFailed,
     StepAborted,
     StepFailed,
     StepInvalid,
@@ -32,7 +31,7 @@ from execution.rank_group import RankGroup
 from execution.step import Step
 from tests.contract.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
 from tests.execution.conftest import MakeToy
-from tests.execution.test_rank_group import DECODE, PREFILL, decode, prefill_both, rank_processes, step
+from tests.execution.test_rank_group import DECODE, PREFILL, rank_processes, step
 from tests.execution.toy import SLOTS, ToyBundle
 
 Act = Callable[[RankGroup, ToyBundle], Awaitable[object]]
@@ -134,72 +133,6 @@ async def test_inputs_that_all_ranks_refuse(pair: ToyBundle) -> None:
         await group.run(PREFILL)
 
 
-# Steps that follow
-
-
-@pytest.fixture(params=[(0, 2), (0, 4), pytest.param((1, 2), marks=pytest.mark.toolchain)], ids=str)
-def picking(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
-    """Picks tokens on the device, on every rank."""
-    level, tp_degree = request.param
-    return toy("tokens", level, tp_degree)
-
-
-async def test_every_rank_takes_the_tokens_of_the_step_before(picking: ToyBundle) -> None:
-    async with loaded(picking.manifest, picking.blobs) as (group, _):
-        await prefill_both(group)
-        expected = [await group.run(decode([8, 14], 3))]
-        for position in range(4, 12):
-            expected.append(await group.run(decode(expected[-1].tokens, position)))
-        await group.zero_state(None)
-        await prefill_both(group)
-        results, under_way = [], await group.begin(decode([8, 14], 3))
-        for position in range(4, 12):
-            ahead = await group.begin(decode([], position, follows=True))
-            results.append(await under_way)
-            under_way = ahead
-        results.append(await under_way)
-        assert [one.tokens for one in results] == [one.tokens for one in expected]
-        assert [one.top_logprobs for one in results] == [one.top_logprobs for one in expected]
-
-
-@pytest.fixture
-def picking_pair(toy: MakeToy) -> ToyBundle:
-    return toy("tokens", 0, 2)
-
-
-async def test_a_step_that_follows_one_that_failed_fails_on_every_rank(picking_pair: ToyBundle, tmp_path: Path) -> None:
-    shards = picking_pair.shards[0]
-    async with loaded(picking_pair.manifest, picking_pair.blobs) as (group, _):
-        before = await group.run(decode([8, 14], 3))
-        await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
-        await group.swap_weights()
-        async with asyncio.timeout(5):
-            failing = await group.begin(decode([8, 14], 3))
-            ahead = await group.begin(decode([], 4, follows=True))
-            with pytest.raises(StepFailed) as caught:
-                await failing
-            assert caught.value.reason == "STEP_FAILED", "the cause, not what followed from it"
-            with pytest.raises(StepAborted):
-                await ahead
-            await group.stage_weights(shards)
-            await group.swap_weights()
-            assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
-
-
-@pytest.mark.parametrize("without", [0, 1])
-async def test_a_rank_that_cannot_follow_leaves_nobody_waiting(picking_pair: ToyBundle, without: int) -> None:
-    async with loaded(picking_pair.manifest, picking_pair.blobs) as (group, _):
-        before = await group.run(decode([8, 14], 3))
-        # As a rank that fails behind its last collective: it has no tokens, and the other has.
-        lone = RunStep(tag="none", memory_set=0, follows=False, top_logprobs=None, return_logits=False)
-        with pytest.raises(RankFailed):
-            await group._ranks[without].call(lone, Stepped)
-        async with asyncio.timeout(5):
-            with pytest.raises(StepAborted):
-                await group.run(decode([], 4, follows=True))
-            assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
-
-
 # Weights
 
 
@@ -262,13 +195,6 @@ async def run_a_step(group: RankGroup, _bundle: ToyBundle) -> None:
     await group.run(PREFILL)
 
 
-async def run_and_follow(group: RankGroup, _bundle: ToyBundle) -> None:
-    results = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, follows=True))]
-    for outcome in await asyncio.gather(*results, return_exceptions=True):
-        assert isinstance(outcome, RankDied)
-    await results[1]
-
-
 async def warm_up(group: RankGroup, _bundle: ToyBundle) -> None:
     await group.warm_up()
 
@@ -286,17 +212,7 @@ async def zero(group: RankGroup, _bundle: ToyBundle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "victim"),
-    [
-        (run_a_step, 0),
-        (run_a_step, 1),
-        (run_and_follow, 0),
-        (run_and_follow, 1),
-        (warm_up, 0),
-        (stage, 1),
-        (swap, 0),
-        (zero, 1),
-    ],
+    ("act", "victim"), [(run_a_step, 0), (run_a_step, 1), (warm_up, 0), (stage, 1), (swap, 0), (zero, 1)]
 )
 async def test_a_killed_rank_ends_the_group(pair: ToyBundle, act: Act, victim: int) -> None:
     """The victim stands still, so that it is killed while the others wait for it, in a collective or out of one."""
