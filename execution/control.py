@@ -62,6 +62,10 @@ class RunStep(_Message, frozen=True, kw_only=True):
     """Run the executable whose inputs are in shared memory. Answered by `Stepped`, with the results there too."""
 
     tag: str
+    #: Which of the sets of regions the step uses; see `step_memory`.
+    memory_set: int
+    #: Take the tokens of the step before as `input_ids`.
+    follows: bool
     top_logprobs: int | None
     return_logits: bool
 

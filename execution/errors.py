@@ -11,7 +11,7 @@ KilnError
     ├── SlotUnknown           a slot that the KV cache does not have
     ├── StepInvalid           inputs that do not fit the executable
     ├── StepFailed            an executable that raised while it ran
-    │   └── StepAborted       one that did not go on because another rank had failed
+    │   └── StepAborted       one that did not go on because another rank or the step before it had failed
     ├── CollectivesMissing    several ranks where the native library of their collectives has not been built
     ├── TooManyRanks          more ranks than the native library of their collectives serves
     ├── RankFailed            a rank process met an error that is not one of these: our bug
@@ -127,7 +127,8 @@ class StepFailed(ExecutionError):
 
 
 class StepAborted(StepFailed):
-    """An executable that did not go on because another rank had failed. State may be half written."""
+    """An executable that did not go on because another rank or the step before it had failed. State may be half
+    written."""
 
     reason = "STEP_ABORTED"
 

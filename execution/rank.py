@@ -67,11 +67,14 @@ class Rank:
         self._communicator = communicator
         self._launch = launch
         self._manifest = launch.manifest
-        self._views = {
-            tag: _view_step(memory, regions) for tag, regions in StepLayout.of(self._manifest).regions.items()
-        }
+        self._views = [
+            {tag: _view_step(memory, regions) for tag, regions in steps.items()}
+            for steps in StepLayout.of(self._manifest).sets
+        ]
         self._executables = {executable.tag: executable for executable in self._manifest.executables}
         self._loaded: Executor | None = None
+        # What the step before picked, for one that follows it; None where it failed or left picking to the host.
+        self._tokens: Tensor | None = None
 
     def answer(self, call: Call, on_loaded: Callable[[str], None]) -> Answer:
         """Does what a call asks.
@@ -125,13 +128,19 @@ class Rank:
     @torch.no_grad()
     def _run_step(self, call: RunStep) -> Stepped:
         started = time.perf_counter()
-        views = self._views[call.tag]
-        names = [spec.name for spec in self._executables[call.tag].inputs]
+        tokens_before, self._tokens = self._tokens, None
+        views = self._views[call.memory_set][call.tag]
+        inputs = {spec.name: views.inputs[spec.name] for spec in self._executables[call.tag].inputs}
         with self._failing_together(call.tag):
-            outputs = self._executor.run(call.tag, {name: views.inputs[name] for name in names})
+            if call.follows:
+                if tokens_before is None:
+                    raise StepAborted(call.tag, "the step before it has no tokens")
+                inputs["input_ids"] = tokens_before.view(inputs["input_ids"].shape)
+            outputs = self._executor.run(call.tag, inputs)
         # The outputs are the same on all ranks.
         if self._launch.rank == 0:
             self._write_result(call, outputs, views)
+        self._tokens = outputs.get("tokens")
         return Stepped(duration_s=time.perf_counter() - started)
 
     def _write_result(self, call: RunStep, outputs: Mapping[str, Tensor], views: _StepViews) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -33,7 +35,7 @@ from execution.isa import require_isa
 from execution.rank_handle import AnswerT, RankHandle
 from execution.rank_nursery import RankNursery
 from execution.step import Step, StepResult
-from execution.step_memory import StepMemory
+from execution.step_memory import NUM_SETS, StepMemory
 
 ResultT = TypeVar("ResultT")
 
@@ -51,9 +53,9 @@ class LoadProgress:
 class RankGroup:
     """The rank processes of one deployment.
 
-    Calls are answered in order and one step runs at a time. What concerns all ranks happens on all: a call that its
-    caller gives up is seen through, and where a rank ends or cannot follow the others, the group is dead. Then its
-    processes end and every call raises `RankDied`.
+    Calls are answered in order and one step runs at a time; the one that follows it may be called meanwhile. What
+    concerns all ranks happens on all: a call that its caller gives up is seen through, and where a rank ends or cannot
+    follow the others, the group is dead. Then its processes end and every call raises `RankDied`.
 
     Processes end with the thread that first used their nursery: start a group from a thread that lives as long as the
     group.
@@ -80,8 +82,11 @@ class RankGroup:
         self._ranks: list[RankHandle] = []
         self._own_nursery: RankNursery | None = None
         self._first_dead: RankHandle | None = None
-        # Held by what must come between the same two steps on all ranks.
+        # Held by what must come between the same two steps on all ranks, and from one step to those that follow it.
         self._turn = asyncio.Lock()
+        self._steps: deque[_StepUnderWay] = deque()
+        self._next_set = 0
+        self._has_failed_step = False
         self._calls: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
@@ -163,36 +168,49 @@ class RankGroup:
         """
         await self._see_through(self._warm_up())
 
-    async def run(self, step: Step, on_started: Callable[[], None] = lambda: None) -> StepResult:
-        """Runs one executable once on every rank.
+    async def run(self, step: Step) -> StepResult:
+        """Runs one executable once on every rank; raises what `begin` and its future raise."""
+        return await (await self.begin(step))
 
-        Args:
-            on_started: Called while the ranks compute, for what would otherwise come between two steps.
+    async def begin(self, step: Step) -> asyncio.Future[StepResult]:
+        """Calls the ranks for a step: after all that they were called for before, or, where it follows the step under
+        way, at once and right behind it. The caller need not wait for the result.
+
+        Whoever always has a step follow lets nothing else have its turn.
+
+        Returns:
+            The result. It raises:
+            StepFailed: The executable raised, on one rank at least, or the step that this one follows failed.
+            WeightsAwaited: The bundle came without weights and none have been swapped in.
 
         Raises:
             ExecutableUnknown: No executable has this tag.
             StepInvalid: The inputs do not fit, or log probabilities were asked of an executable without logits.
-            StepFailed: The executable raised, on one rank at least.
-            WeightsAwaited: The bundle came without weights and none have been swapped in.
         """
-        await self._turn.acquire()
+        if not (step.follows and self._steps):
+            await self._turn.acquire()
+        assert len(self._steps) < NUM_SETS, "no memory for a step more"
+        memory_set = self._next_set
         try:
-            self._memory.write_inputs(step)
+            self._memory.write_inputs(step, memory_set)
         except BaseException:
-            self._turn.release()
+            if not self._steps:
+                self._turn.release()
             raise
-        call = RunStep(tag=step.tag, top_logprobs=step.top_logprobs, return_logits=step.return_logits)
-        answers = _Answers(len(self._ranks))
+        self._next_set = (memory_set + 1) % NUM_SETS
+        under_way = _StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
+        self._steps.append(under_way)
+        call = RunStep(
+            tag=step.tag,
+            memory_set=memory_set,
+            follows=step.follows,
+            top_logprobs=step.top_logprobs,
+            return_logits=step.return_logits,
+        )
+        on_answer = partial(self._take_answer, under_way)
         for rank in self._ranks:
-            rank.begin(call, answers.add)
-        # Every token pays for this: there is a task only where the caller gives up.
-        try:
-            on_started()
-            await answers.wait()
-        except BaseException:
-            self._keep(asyncio.create_task(self._see_step_through(step, answers)))
-            raise
-        return self._end_step(step, answers)
+            rank.begin(call, on_answer)
+        return under_way.result
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use, replacing what was staged: on all ranks or on none.
@@ -262,20 +280,27 @@ class RankGroup:
         async with self._turn:
             await self._compute(WarmUp(), Done)
 
-    def _end_step(self, step: Step, answers: _Answers) -> StepResult:
-        """Ends the turn of a step that all ranks have answered."""
+    def _take_answer(self, step: _StepUnderWay, outcome: Stepped | KilnError) -> None:
+        """Ends a step that all ranks have answered, whether or not its caller still waits."""
+        step.outcomes.append(outcome)
+        if len(step.outcomes) < len(self._ranks):
+            return
+        ended = self._steps.popleft()
+        assert ended is step, "ranks answer in order"
         try:
-            stepped = self._unwrap(answers.outcomes)
-            return self._memory.read_result(step, max(answer.duration_s for answer in stepped))
-        except KilnError:
+            stepped = self._unwrap(step.outcomes)
+            duration_s = max(answer.duration_s for answer in stepped)
+            step.settle(self._memory.read_result(step.step, step.memory_set, duration_s))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
+            self._has_failed_step = True
+            step.settle(error)
+        if self._steps:
+            return
+        if self._has_failed_step:
+            # Not before: a rank may be in a step that follows, which another one will not come to.
+            self._has_failed_step = False
             self._reset_collectives()
-            raise
-        finally:
-            self._turn.release()
-
-    async def _see_step_through(self, step: Step, answers: _Answers) -> None:
-        await answers.wait()
-        self._end_step(step, answers)
+        self._turn.release()
 
     async def _stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
@@ -342,24 +367,25 @@ class RankGroup:
             other.kill()
 
 
-class _Answers:
-    """What the ranks answer to one step, their errors included, in order of arrival."""
+@dataclass(eq=False, slots=True)
+class _StepUnderWay:
+    """A step that the ranks were called for, and what they have answered so far, their errors included."""
 
-    def __init__(self, expected: int) -> None:
-        self.outcomes: list[Stepped | BaseException] = []
-        self._expected = expected
-        self._complete: asyncio.Future[None] | None = None
+    step: Step
+    memory_set: int
+    result: asyncio.Future[StepResult]
+    outcomes: list[Stepped | KilnError] = field(default_factory=list)
 
-    def add(self, outcome: Stepped | BaseException) -> None:
-        self.outcomes.append(outcome)
-        if len(self.outcomes) == self._expected and self._complete is not None and not self._complete.done():
-            self._complete.set_result(None)
-
-    async def wait(self) -> None:
-        """Returns when all have answered; whoever gives up may wait again."""
-        if len(self.outcomes) < self._expected:
-            self._complete = asyncio.get_running_loop().create_future()
-            await self._complete
+    def settle(self, outcome: StepResult | Exception) -> None:
+        if self.result.done():
+            # Whoever called has given up.
+            return
+        if isinstance(outcome, Exception):
+            self.result.set_exception(outcome)
+            # Nobody may be left to hear of it.
+            self.result.exception()
+        else:
+            self.result.set_result(outcome)
 
 
 def _blobs_of(manifest: Manifest, rank: int) -> set[str]:

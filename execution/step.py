@@ -22,12 +22,15 @@ class Step(msgspec.Struct, frozen=True):
         top_logprobs: None: no log probabilities. 0: those of the picked tokens. n: also the n most probable tokens.
             Needs an executable that outputs logits; at most MAX_TOP_LOGPROBS.
         return_logits: Return all logits; needs an executable that outputs them. For comparing models: they are large.
+        follows: Its `input_ids` are the tokens of the step that was begun before it and may still run; what `inputs`
+            has for them is not read. Needs executables that output tokens, as many as this one takes.
     """
 
     tag: str
     inputs: Mapping[str, Sequence[int] | Sequence[float]]
     top_logprobs: int | None = None
     return_logits: bool = False
+    follows: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Memory that a parent and its ranks share, for the inputs and results of steps.
 
 Both sides compute the same layout from the manifest. The parent writes inputs before it calls, rank 0 writes results
-before it answers: nothing else orders their accesses.
+before it answers: nothing else orders their accesses. Everything is there twice, because a step may be called while the
+one before it runs: steps take the sets in turn.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from bundle.errors import FieldViolation
 from bundle.manifest import Executable, Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
 from execution.step import MAX_TOP_LOGPROBS, Step, StepResult, step_inputs
+
+#: Steps that may be under way at the same time.
+NUM_SETS: Final = 2
 
 _ALIGNMENT: Final = 64
 _ITEM_SIZE: Final = 4
@@ -56,9 +60,9 @@ class StepRegions:
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Where everything lies."""
+    """Where everything lies: for each set, the regions of each executable's steps by its tag."""
 
-    regions: dict[str, StepRegions]
+    sets: tuple[dict[str, StepRegions], ...]
     size_bytes: int
 
     @classmethod
@@ -87,8 +91,10 @@ class StepLayout:
                 logits=place("f", *logits.shape) if logits is not None else None,
             )
 
-        regions = {executable.tag: place_step(executable) for executable in manifest.executables}
-        return cls(regions, end)
+        def place_set() -> dict[str, StepRegions]:
+            return {executable.tag: place_step(executable) for executable in manifest.executables}
+
+        return cls(tuple(place_set() for _ in range(NUM_SETS)), end)
 
 
 def max_top_logprobs(manifest: Manifest) -> int:
@@ -107,19 +113,19 @@ class StepMemory:
         os.ftruncate(self.fd, self._layout.size_bytes)
         self._memory = memoryview(mmap.mmap(self.fd, self._layout.size_bytes))
         # What every step writes and reads.
-        steps = self._layout.regions.items()
-        self._packings = {tag: _Packing.of(step.inputs) for tag, step in steps}
-        self._token_views = {tag: self._view(step.tokens) for tag, step in steps}
+        sets = self._layout.sets
+        self._packings = [{tag: _Packing.of(step.inputs) for tag, step in steps.items()} for steps in sets]
+        self._token_views = [{tag: self._view(step.tokens) for tag, step in steps.items()} for steps in sets]
 
-    def write_inputs(self, step: Step) -> None:
-        """Puts a step's inputs where the ranks find them.
+    def write_inputs(self, step: Step, memory_set: int) -> None:
+        """Puts a step's inputs where the ranks find them. No step of the same set may be under way.
 
         Raises:
             ExecutableUnknown: No executable has this tag.
             StepInvalid: Names, lengths or values do not fit, or what the step asks for is not to be had.
         """
-        regions = self._regions(step.tag)
-        packing = self._packings[step.tag]
+        regions = self._regions(step.tag, memory_set)
+        packing = self._packings[memory_set][step.tag]
         if step.inputs.keys() != regions.inputs.keys():
             got = ", ".join(sorted(step.inputs)) or "nothing"
             raise StepInvalid(step.tag, FieldViolation("inputs", got, ", ".join(regions.inputs)))
@@ -141,10 +147,10 @@ class StepMemory:
                 _check_values(step.tag, name, step.inputs[name], region)
             raise
 
-    def read_result(self, step: Step, duration_s: float) -> StepResult:
+    def read_result(self, step: Step, memory_set: int, duration_s: float) -> StepResult:
         """Takes the results of a step that the ranks have answered."""
-        regions = self._regions(step.tag)
-        tokens: list[int] = self._token_views[step.tag].tolist()
+        regions = self._regions(step.tag, memory_set)
+        tokens: list[int] = self._token_views[memory_set][step.tag].tolist()
         logits = None
         if step.return_logits and regions.logits is not None:
             copied = bytearray(self._view(regions.logits))
@@ -160,10 +166,11 @@ class StepMemory:
         """Lets no more ranks in. The memory itself goes with this object, whom late callers may still ask."""
         os.close(self.fd)
 
-    def _regions(self, tag: str) -> StepRegions:
-        if tag not in self._layout.regions:
-            raise ExecutableUnknown(tag, sorted(self._layout.regions))
-        return self._layout.regions[tag]
+    def _regions(self, tag: str, memory_set: int) -> StepRegions:
+        regions = self._layout.sets[memory_set]
+        if tag not in regions:
+            raise ExecutableUnknown(tag, sorted(regions))
+        return regions[tag]
 
     def _view(self, region: Region) -> Any:
         """A memoryview of int or float, as the region says."""

@@ -4,15 +4,16 @@
                           ▲                           │
                           └────── next step ◀─────────┘
 
-Detokenizing and writing events of step N happen while step N+1 runs in the ranks. Operations that need the ranks to
-themselves run between two steps.
+Detokenizing and writing events of step N happen while step N+1 runs in the ranks. Where step N+2 lacks nothing but the
+tokens of that one, which the ranks have, it is called meanwhile. Operations that need the ranks to themselves run
+between two steps of which the second has not been called.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import structlog
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankDied
+from execution.step import StepResult
 from runtime_svc.engine.buckets import BucketTable
 from runtime_svc.engine.capture_log import CaptureLog
 from runtime_svc.engine.inputs import StepBuilder
@@ -31,7 +33,7 @@ from runtime_svc.engine.publisher import OutputText, outputs_of
 from runtime_svc.engine.ranks import RankLauncher, Ranks
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
-from runtime_svc.engine.scheduler import Scheduler
+from runtime_svc.engine.scheduler import Scheduler, StepPlan
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
@@ -81,6 +83,14 @@ class WeightsReceipt:
     pause_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _RunningStep:
+    """A step that the ranks have been called for."""
+
+    plan: StepPlan
+    result: Awaitable[StepResult]
+
+
 class Engine:
     """Serves one deployment; construct with `start`."""
 
@@ -112,6 +122,10 @@ class Engine:
             wake=self._work.set,
         )
         self.requests.weight_epoch = weight_epoch
+        # Called while the step before it ran; the next to be waited for.
+        self._ahead: _RunningStep | None = None
+        # Tokens that are picked outside of the executables are on one rank only.
+        self._can_look_ahead = manifest.sampling.mode == "on_device"
         # Set where a swap may have reached some ranks only.
         self._half_swapped: ExecutionError | None = None
         self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
@@ -291,6 +305,23 @@ class Engine:
     async def _advance(self) -> None:
         if self._ranks.died.done():
             raise self._ranks.died.result()
+        running = self._ahead or await self._begin_next()
+        self._ahead = None
+        # The ranks compute meanwhile, if there is anything to compute.
+        self.requests.publish()
+        if running is None:
+            self.scheduler.check_integrity()
+            await self._work.wait()
+            self._work.clear()
+            return
+        self._ahead = await self._begin_ahead(running)
+        result = await running.result
+        self.num_steps += 1
+        rows = self.scheduler.update(running.plan, result.tokens, self._now())
+        self.requests.add_outputs(outputs_of(rows, result, self.weight_epoch))
+
+    async def _begin_next(self) -> _RunningStep | None:
+        """Runs the operations that are due, then calls the next step; None where nothing can run."""
         if not self._operations.is_empty:
             await self._operations.run_due()
         if self._half_swapped is not None:
@@ -298,21 +329,24 @@ class Engine:
             raise error
         plan = self.scheduler.schedule()
         if plan is None:
-            self.requests.publish()
-            self.scheduler.check_integrity()
-            await self._work.wait()
-            self._work.clear()
-            return
+            return None
         for row in plan.rows:
             if row.request.timeline.started_s is None:
                 row.request.timeline.started_s = self._now()
         step = self._builder.build(plan)
         if self.requests.num_captures:
             self._captures.record(plan, step, self.weight_epoch)
-        result = await self._ranks.run(step, self.requests.publish)
-        self.num_steps += 1
-        rows = self.scheduler.update(plan, result.tokens, self._now())
-        self.requests.add_outputs(outputs_of(rows, result, self.weight_epoch))
+        return _RunningStep(plan, await self._ranks.begin(step))
+
+    async def _begin_ahead(self, running: _RunningStep) -> _RunningStep | None:
+        """Calls the step that follows a running one; None where that has to end first.
+
+        A capture shows what a step is called with, and these are not called with their tokens.
+        """
+        if not self._can_look_ahead or self.requests.num_captures or not self._operations.is_empty:
+            return None
+        plan = self.scheduler.schedule_ahead(running.plan)
+        return None if plan is None else _RunningStep(plan, await self._ranks.begin(self._builder.build(plan)))
 
     async def _recover(self, error: ExecutionError) -> None:
         """Ends what ran, restarts the ranks; requests that wait keep waiting.
@@ -321,6 +355,7 @@ class Engine:
             KilnError: The ranks do not come up again.
         """
         self.state = EngineState.RECOVERING
+        self._ahead = None
         _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
         for request in self.scheduler.running:
             self.requests.end(request, Finish(FinishReason.ERROR, error=error))

@@ -34,21 +34,29 @@ class StepBuilder:
     def build(self, plan: StepPlan) -> Step:
         """Inputs of one step, every one row-major."""
         executable = plan.executable
+        # Tokens of each row that the step before is about to give, and that this one takes from it.
+        num_pending = int(plan.follows)
         by_row: list[ScheduledRow | None] = [None] * executable.batch_size
         for row in plan.rows:
             by_row[row.row] = row
         if executable.submodel == "context_encoding":
             inputs = self._prompt_inputs(executable, by_row)
         else:
-            inputs = self._token_inputs(by_row)
+            inputs = self._token_inputs(by_row, num_pending)
         names = self._input_names[executable.tag]
         if "sampling_params" in names:
             inputs["sampling_params"] = list(chain.from_iterable(map(_sampling_params, by_row)))
         if "rand" in names:
-            inputs["rand"] = [self._rand(row) for row in by_row]
+            inputs["rand"] = [self._rand(row, num_pending) for row in by_row]
         top_logprobs = [row.request.top_logprobs for row in plan.rows if row.request.top_logprobs is not None]
         wants_logits = any(row.request.wants_logits for row in plan.rows)
-        return Step(executable.tag, inputs, max(top_logprobs, default=None), return_logits=wants_logits)
+        return Step(
+            executable.tag,
+            inputs,
+            max(top_logprobs, default=None),
+            return_logits=wants_logits,
+            follows=plan.follows,
+        )
 
     def _prompt_inputs(
         self, executable: Executable, by_row: list[ScheduledRow | None]
@@ -75,20 +83,22 @@ class StepBuilder:
             "num_tokens": [1 if row is None else row.num_tokens for row in by_row],
         }
 
-    def _token_inputs(self, by_row: list[ScheduledRow | None]) -> dict[str, list[int] | list[float]]:
+    def _token_inputs(self, by_row: list[ScheduledRow | None], num_pending: int) -> dict[str, list[int] | list[float]]:
         return {
-            "input_ids": [self._pad_id if row is None else _next_tokens(row.request, 1)[0] for row in by_row],
-            "position_ids": [0 if row is None else row.request.num_computed_tokens for row in by_row],
+            "input_ids": [
+                self._pad_id if row is None or num_pending else _next_tokens(row.request, 1)[0] for row in by_row
+            ],
+            "position_ids": [0 if row is None else row.request.num_computed_tokens + num_pending for row in by_row],
             "seq_ids": self._seq_ids(by_row),
         }
 
     def _seq_ids(self, by_row: list[ScheduledRow | None]) -> list[int]:
         return [self._scratch_slot if row is None else row.slot for row in by_row]
 
-    def _rand(self, row: ScheduledRow | None) -> float:
+    def _rand(self, row: ScheduledRow | None, num_pending: int) -> float:
         if row is None or self._is_deterministic:
             return DETERMINISTIC_RAND
-        return uniform(row.request.sampling.seed, len(row.request.output_token_ids))
+        return uniform(row.request.sampling.seed, len(row.request.output_token_ids) + num_pending)
 
 
 def _next_tokens(request: Request, count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +29,9 @@ class Ranks(Protocol):
     async def warm_up(self) -> None:
         """Runs every executable once."""
 
-    async def run(self, step: Step, on_started: Callable[[], None]) -> StepResult:
-        """Runs one executable once on every rank; calls `on_started` while they compute."""
+    async def begin(self, step: Step) -> Awaitable[StepResult]:
+        """Has every rank run one executable once, and returns what to wait for. At once where `step` follows the one
+        under way, which need not have ended."""
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use; steps may run meanwhile."""

@@ -125,6 +125,11 @@ class Request:
         """Tokens of the prompt and generated so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that may still be generated."""
+        return self.stop.max_new_tokens - len(self.output_token_ids)
+
     def claim_finish(self, finish: Finish, now_s: float) -> bool:
         """Ends the request unless it has ended; tells whether this call did."""
         if self.finish is not None:

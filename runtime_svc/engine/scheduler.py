@@ -35,10 +35,18 @@ class ScheduledRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One call of one executable; rows that are not listed idle."""
+    """One call of one executable; rows that are not listed idle.
+
+    Attributes:
+        executable: What is called.
+        rows: Whom it computes.
+        follows: It is planned while the step before it runs: each row is one token further than its request says, and
+            that token is not known yet.
+    """
 
     executable: Executable
     rows: tuple[ScheduledRow, ...]
+    follows: bool = False
 
 
 class Scheduler:
@@ -90,7 +98,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Takes an ended request out and frees its slot at once.
 
-        A step that is under way may still write the slot; the next owner's step runs after it.
+        Steps that are under way may still write the slot; the next owner's step runs after them.
         """
         if request.slot is None:
             self._waiting.remove(request)
@@ -101,12 +109,31 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step; None where nothing can run."""
-        ready = [request for request in self._running.values() if request.num_computed_tokens and not request.is_paused]
+        ready = self._ready()
         can_admit = self.is_admitting and bool(self._waiting) and self._slots.num_free > 0
         self._prompt_ran_last = can_admit and not (ready and self._prompt_ran_last)
         if self._prompt_ran_last:
             return self._plan_prompts()
         return self._plan_tokens(ready) if ready else None
+
+    def schedule_ahead(self, running: StepPlan) -> StepPlan | None:
+        """Plans the step that follows one that runs, for the same rows; None where its result has to be known first.
+
+        That is so where somebody waits for a slot, where a row comes to its limit or beyond its bucket, and where not
+        all who are ready are in it. A row may end by its token all the same, or by its client: then it is computed once
+        more for nothing, and whoever gets its slot runs after that.
+        """
+        rows = running.rows
+        if self._waiting or running.executable.submodel != "token_generation":
+            return None
+        if [row.request for row in rows] != self._ready():
+            return None
+        if any(row.request.num_missing_tokens == 1 for row in rows):
+            return None
+        last_position = max([row.request.num_computed_tokens for row in rows]) + 1
+        if self._buckets.for_position(last_position) is not running.executable:
+            return None
+        return StepPlan(running.executable, rows, follows=True)
 
     def update(self, plan: StepPlan, tokens: Sequence[int], now_s: float) -> tuple[ScheduledRow, ...]:
         """Takes in the result of a step: one new token a row.
@@ -148,6 +175,10 @@ class Scheduler:
         queued = {id(request) for request in self._waiting} | {id(request) for request in self._running.values()}
         assert len(queued) == len(self._waiting) + len(self._running), "a request is queued twice"
 
+    def _ready(self) -> list[Request]:
+        """Requests whose newest token is to be computed, by slot."""
+        return [one for one in self.running if one.num_computed_tokens and not one.is_paused]
+
     def _plan_prompts(self) -> StepPlan:
         count = min(self._ctx_batch_size, self._slots.num_free, len(self._waiting))
         rows = []
@@ -160,8 +191,9 @@ class Scheduler:
 
     def _plan_tokens(self, ready: list[Request]) -> StepPlan:
         rows = []
-        for request in sorted(ready, key=_slot_of):
-            slot = _slot_of(request)
+        for request in ready:
+            slot = request.slot
+            assert slot is not None
             rows.append(ScheduledRow(slot, slot, request, 1))
         executable = self._buckets.for_position(max([request.num_computed_tokens for request in ready]))
         return StepPlan(executable, tuple(rows))
@@ -174,15 +206,10 @@ class Scheduler:
             row.request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
 
 
-def _slot_of(request: Request) -> int:
-    assert request.slot is not None
-    return request.slot
-
-
 def _finish_by_tokens(request: Request) -> Finish | None:
     newest = request.output_token_ids[-1]
     if newest in request.stop.stop_token_ids:
         return Finish(FinishReason.STOP_TOKEN, stop_token_id=newest)
-    if len(request.output_token_ids) >= request.stop.max_new_tokens:
+    if request.num_missing_tokens <= 0:
         return Finish(FinishReason.LENGTH)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -36,8 +37,25 @@ class CompilerProcess:
 
     def builds(self) -> list[psutil.Process]:
         """Its build processes."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if child.name() == "kiln-build"]
+        return self.find("kiln-build")
+
+    def lowerings(self) -> list[psutil.Process]:
+        """Its lowerings' processes, and the C++ compilers that they run."""
+        return [
+            process
+            for lowering in self.find("kiln-lowering")
+            for process in (lowering, *lowering.children(recursive=True))
+        ]
+
+    def find(self, name: str) -> list[psutil.Process]:
+        """Its processes of a name that have not ended."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            # C++ compilers come and go.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return found
 
 
 @asynccontextmanager

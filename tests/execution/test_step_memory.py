@@ -45,7 +45,8 @@ def decode_inputs() -> dict[str, list[int] | list[float]]:
 def regions_of(layout: StepLayout) -> list[Region]:
     return [
         region
-        for step in layout.regions.values()
+        for steps in layout.sets
+        for step in steps.values()
         for region in (*step.inputs.values(), step.tokens, step.logprobs, step.top_ids, step.top_logprobs, step.logits)
         if region is not None
     ]
@@ -69,12 +70,12 @@ def test_host_sampling_adds_its_inputs(manifest: Manifest) -> None:
 
 def test_top_logprobs_are_no_more_than_the_vocabulary(manifest: Manifest) -> None:
     small = msgspec.structs.replace(manifest, tokens=msgspec.structs.replace(manifest.tokens, vocab_size=7))
-    assert StepLayout.of(small).regions[TKG].top_ids.shape == (2, 7)
-    assert StepLayout.of(manifest).regions[TKG].top_ids.shape == (2, MAX_TOP_LOGPROBS)
+    assert StepLayout.of(small).sets[0][TKG].top_ids.shape == (2, 7)
+    assert StepLayout.of(manifest).sets[0][TKG].top_ids.shape == (2, MAX_TOP_LOGPROBS)
 
 
 def test_results_are_read_from_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:
-    regions = StepLayout.of(manifest).regions[TKG]
+    regions = StepLayout.of(manifest).sets[1][TKG]
     width = regions.top_ids.shape[1]
     for region, values in (
         (regions.tokens, [7, 8]),
@@ -83,31 +84,34 @@ def test_results_are_read_from_where_the_layout_says(manifest: Manifest, memory:
         (regions.top_logprobs, [-float(value) for value in range(2 * width)]),
     ):
         memory._view(region)[:] = array(region.format, values)
-    plain = memory.read_result(Step(TKG, {}), 0.5)
+    plain = memory.read_result(Step(TKG, {}), 1, 0.5)
     assert (plain.tokens, plain.logprobs, plain.top_ids, plain.top_logprobs) == ([7, 8], None, None, None)
-    zero = memory.read_result(Step(TKG, {}, 0), 0.5)
+    zero = memory.read_result(Step(TKG, {}, 0), 1, 0.5)
     assert (zero.logprobs, zero.top_ids, zero.top_logprobs) == ([-0.5, -0.25], [[], []], [[], []])
-    two = memory.read_result(Step(TKG, {}, 2), 0.5)
+    two = memory.read_result(Step(TKG, {}, 2), 1, 0.5)
     assert two.top_ids == [[0, 1], [100, 101]]
     assert two.top_logprobs == [[-0.0, -1.0], [-float(width), -float(width + 1)]]
 
 
 def test_logits_keep_their_shape(manifest: Manifest, memory: StepMemory) -> None:
-    region = StepLayout.of(manifest).regions[TKG].logits
+    region = StepLayout.of(manifest).sets[1][TKG].logits
     assert region is not None
     assert region.shape == (2, VOCAB)
     memory._view(region)[:] = array("f", range(2 * VOCAB))
-    logits = memory.read_result(Step(TKG, {}, return_logits=True), 0.5).logits
+    logits = memory.read_result(Step(TKG, {}, return_logits=True), 1, 0.5).logits
     assert logits is not None
     assert logits.shape == (2, VOCAB)
     assert logits[1, 2] == VOCAB + 2
-    assert memory.read_result(Step(TKG, {}), 0.5).logits is None
+    assert memory.read_result(Step(TKG, {}), 1, 0.5).logits is None
 
 
 def test_inputs_lie_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:
-    memory.write_inputs(Step(TKG, decode_inputs()))
-    for name, region in StepLayout.of(manifest).regions[TKG].inputs.items():
-        assert memory._view(region).tolist() == decode_inputs()[name]
+    others = decode_inputs() | {"input_ids": [5, 6]}
+    for memory_set, inputs in enumerate((decode_inputs(), others)):
+        memory.write_inputs(Step(TKG, inputs), memory_set)
+    for steps, inputs in zip(StepLayout.of(manifest).sets, (decode_inputs(), others), strict=True):
+        for name, region in steps[TKG].inputs.items():
+            assert memory._view(region).tolist() == inputs[name]
 
 
 @pytest.mark.parametrize(
@@ -131,27 +135,27 @@ def test_steps_that_do_not_fit(
     else:
         inputs[name] = values
     with pytest.raises(StepInvalid, match=message):
-        memory.write_inputs(Step(TKG, inputs))
+        memory.write_inputs(Step(TKG, inputs), 0)
 
 
 def test_an_unknown_tag(memory: StepMemory) -> None:
     with pytest.raises(ExecutableUnknown, match="no executable 'x'"):
-        memory.write_inputs(Step("x", {}))
+        memory.write_inputs(Step("x", {}), 0)
 
 
 @pytest.mark.parametrize("asked", [-1, MAX_TOP_LOGPROBS + 1])
 def test_too_many_top_logprobs(memory: StepMemory, asked: int) -> None:
     with pytest.raises(StepInvalid, match=f"top_logprobs: got {asked}; accepted: 0 to {MAX_TOP_LOGPROBS}"):
-        memory.write_inputs(Step(TKG, decode_inputs(), asked))
+        memory.write_inputs(Step(TKG, decode_inputs(), asked), 0)
 
 
 def test_logprobs_without_logits(manifest: Manifest) -> None:
     silent = tuple(msgspec.structs.replace(executable, outputs=()) for executable in manifest.executables)
     memory = StepMemory(msgspec.structs.replace(manifest, executables=silent))
     with pytest.raises(StepInvalid, match="top_logprobs: got 0; accepted: none: the executable returns no logits"):
-        memory.write_inputs(Step(TKG, decode_inputs(), 0))
+        memory.write_inputs(Step(TKG, decode_inputs(), 0), 0)
     with pytest.raises(StepInvalid, match="return_logits: got true; accepted: false: the executable returns no logits"):
-        memory.write_inputs(Step(TKG, decode_inputs(), return_logits=True))
+        memory.write_inputs(Step(TKG, decode_inputs(), return_logits=True), 0)
     memory.close()
 
 
@@ -159,8 +163,8 @@ def test_logprobs_without_logits(manifest: Manifest) -> None:
 @given(name=st.sampled_from(("input_ids", "rand")), values=VALUES)
 def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, values: list[object]) -> None:
     try:
-        memory.write_inputs(Step(TKG, decode_inputs() | {name: values}))  # type: ignore[arg-type, dict-item]
+        memory.write_inputs(Step(TKG, decode_inputs() | {name: values}), 0)  # type: ignore[arg-type, dict-item]
     except StepInvalid:
         return
-    written = memory._view(memory._regions(TKG).inputs[name]).tolist()
+    written = memory._view(memory._regions(TKG, 0).inputs[name]).tolist()
     assert written == pytest.approx(values, rel=1e-6, nan_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,8 @@ class FakeRanks:
         self.step_s = 0.0
         self.steps: list[Step] = []
         self.is_closed = False
-        self.is_running = False
+        self.num_under_way = 0
+        self._last_begun: asyncio.Future[StepResult] | None = None
         self.is_warm = False
         self.weights_bytes = 1000
         self.state_bytes = STATE_BYTES
@@ -216,23 +217,36 @@ class FakeRanks:
         if not self.died.done():
             self.died.set_result(RankDied(0, -9))
 
-    async def run(self, step: Step, on_started: Callable[[], None] = lambda: None) -> StepResult:
+    async def begin(self, step: Step) -> asyncio.Future[StepResult]:
+        before = self._last_begun
+        assert step.follows or not self.is_running, "two steps at once"
+        self._last_begun = asyncio.ensure_future(self._run(step, before))
+        self.num_under_way += 1
         # As the real group, it sees steps through that their caller gives up.
-        return await asyncio.shield(self._run(step, on_started))
+        self._last_begun.add_done_callback(self._end_step)
+        return asyncio.shield(self._last_begun)
 
-    async def _run(self, step: Step, on_started: Callable[[], None]) -> StepResult:
-        assert not self.is_running, "two steps at once"
-        self.is_running = True
-        try:
-            self.steps.append(step)
-            on_started()
-            await self._alive(self.gate.wait())
-            await self._alive(asyncio.sleep(self.step_s))
-            executable = self._executables[step.tag]
-            is_prompt = executable.submodel == "context_encoding"
-            tokens = [(self._prompt if is_prompt else self._token)(step, row) for row in range(executable.batch_size)]
-        finally:
-            self.is_running = False
+    def _end_step(self, step: asyncio.Future[StepResult]) -> None:
+        self.num_under_way -= 1
+        if not step.cancelled():
+            # Nobody may be left to hear of it.
+            step.exception()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step that it was called for has not ended."""
+        return self._last_begun is not None and not self._last_begun.done()
+
+    async def _run(self, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
+        if step.follows:
+            assert before is not None, "a step that follows none"
+            step = msgspec.structs.replace(step, inputs={**step.inputs, "input_ids": (await before).tokens})
+        self.steps.append(step)
+        await self._alive(self.gate.wait())
+        await self._alive(asyncio.sleep(self.step_s))
+        executable = self._executables[step.tag]
+        is_prompt = executable.submodel == "context_encoding"
+        tokens = [(self._prompt if is_prompt else self._token)(step, row) for row in range(executable.batch_size)]
         count = step.top_logprobs
         return StepResult(
             tokens=tokens,

@@ -35,12 +35,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 STATE_BYTES = 2 * LAYERS * 4 * torch.Size(STATE_SHAPE).numel()
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory, lowerings: Nursery) -> ToyBundle:
+@pytest.fixture(scope="module", params=["logits", "tokens"])
+def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lowerings: Nursery) -> ToyBundle:
+    """One whose tokens the host picks, and one that picks them itself, whose steps are called ahead."""
     directory = tmp_path_factory.mktemp("toy")
-    jobs = stage_toy(directory, directory / "cache", "logits", 0)
+    jobs = stage_toy(directory, directory / "cache", request.param, 0)
     executables = asyncio.run(LoweringPool(lowerings, num_processes=2, timeout_s=240).lower(jobs))
-    return make_bundle(executables, "logits", directory / "bundle")
+    return make_bundle(executables, request.param, directory / "bundle")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

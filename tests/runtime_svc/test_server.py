@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,14 @@ async def test_every_service_is_healthy_before_anything_is_loaded(served: Runtim
 
 async def test_health_answers_while_a_step_of_a_second_runs(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step burns a processor in another process, as a rank does."""
-    run_at_once = FakeRanks.run
+    run_at_once = FakeRanks._run
 
-    async def run(ranks: FakeRanks, step: Step, on_started: Callable[[], None]) -> StepResult:
+    async def run(ranks: FakeRanks, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", BURN)
         await process.wait()
-        return await run_at_once(ranks, step, on_started)
+        return await run_at_once(ranks, step, before)
 
-    monkeypatch.setattr(FakeRanks, "run", run)
+    monkeypatch.setattr(FakeRanks, "_run", run)
     await served.deploy()
     start_s = time.monotonic()
     request = asyncio.create_task(served.generate([5], 2))

@@ -19,7 +19,9 @@ DEFAULT_DTYPE: Final = "bfloat16"
 NEURON_ONLY: Final = hint("it concerns NeuronCores only")
 
 _ALWAYS_ASYNCHRONOUS: Final = hint(
-    "the runtime always works on the output of one step while the next one runs", acts_as=True
+    "the runtime always works on the output of one step while the next one runs, and calls the one after it where "
+    "tokens are picked on the device",
+    acts_as=True,
 )
 _ONE_CORE: Final = refused("a logical core is one physical core there")
 

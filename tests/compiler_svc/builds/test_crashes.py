@@ -153,8 +153,10 @@ async def digest_of(compiler: CompilerProcess, ref: str) -> str:
     return str(response.bundle.digest)
 
 
-def find_lowerings(compiler: CompilerProcess) -> list[psutil.Process]:
-    return [child for build in compiler.builds() for child in build.children(recursive=True)]
+async def reach_lowerings(compiler: CompilerProcess) -> list[psutil.Process]:
+    while not (processes := compiler.lowerings()):  # noqa: ASYNC110 - processes tell nobody
+        await asyncio.sleep(0.05)
+    return processes
 
 
 @pytest.mark.slow
@@ -164,8 +166,7 @@ async def test_what_was_compiled_before_a_death_is_not_compiled_again(home: Path
     async with run_compiler(home, "--lowerings", "1") as compiler:
         operation = await compiler.client.compile(config_json=json.dumps(CONFIG))
         await lowered(1).wait(compiler, home, operation.name)
-        processes = find_lowerings(compiler)
-        assert processes
+        processes = await reach_lowerings(compiler)
         await kill(compiler)
         await wait_until_gone(*processes)
     (record,) = (home / "store" / "jobs").glob("*/lowered/*.json")
@@ -184,12 +185,10 @@ async def test_what_was_compiled_before_a_death_is_not_compiled_again(home: Path
 async def test_cancelling_leaves_no_process_of_a_lowering(home: Path) -> None:
     async with run_compiler(home, "--lowerings", "2") as compiler:
         operation = await compiler.client.compile(config_json=json.dumps(CONFIG))
-        while not (processes := find_lowerings(compiler)):  # noqa: ASYNC110 - processes tell nobody
-            await asyncio.sleep(0.05)
-        processes += compiler.builds()
+        processes = [*await reach_lowerings(compiler), *compiler.builds()]
         await compiler.client.cancel(operation.name)
         await compiler.client.finish(operation)
         await wait_until_gone(*processes)
         left = psutil.Process(compiler.process.pid).children(recursive=True)
-        assert [process.name() for process in left] == ["kiln-builds"]
+        assert [process.name() for process in left] == ["kiln-builds", "kiln-lowerings"]
         assert list((home / "store" / "jobs").iterdir()) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from pathlib import Path
 
@@ -26,19 +25,9 @@ async def begin_compile(compiler: CompilerProcess) -> operations_pb2.Operation:
     )
 
 
-def find(compiler: CompilerProcess, name: str) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(compiler.process.pid).children(recursive=True):
-        # C++ compilers come and go.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-    return found
-
-
 async def wait_for(compiler: CompilerProcess, name: str) -> psutil.Process:
     async with asyncio.timeout(120):
-        while not (found := find(compiler, name)):  # noqa: ASYNC110 - processes tell nobody
+        while not (found := compiler.find(name)):  # noqa: ASYNC110 - processes tell nobody
             await asyncio.sleep(0.02)
     return found[0]
 
@@ -47,7 +36,7 @@ async def test_lowerings_end_with_their_nursery_and_the_next_build_has_another(h
     async with run_compiler(home) as compiler:
         operation = await begin_compile(compiler)
         lowering = await wait_for(compiler, "kiln-lowering")
-        (nursery,) = find(compiler, "kiln-lowerings")
+        (nursery,) = compiler.find("kiln-lowerings")
         nursery.kill()
         refused = read_refusal((await compiler.client.finish(operation)).error)
         assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "LOWERING_FAILED")
@@ -56,7 +45,7 @@ async def test_lowerings_end_with_their_nursery_and_the_next_build_has_another(h
 
         operation = await begin_compile(compiler)
         lowering = await wait_for(compiler, "kiln-lowering")
-        (another,) = find(compiler, "kiln-lowerings")
+        (another,) = compiler.find("kiln-lowerings")
         assert another.pid != nursery.pid
         await compiler.client.cancel(operation.name)
         assert read_refusal((await compiler.client.finish(operation)).error).reason == "COMPILE_CANCELLED"

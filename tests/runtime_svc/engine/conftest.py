@@ -125,6 +125,15 @@ def finished_of(events: list[Event]) -> Finished:
     return payload
 
 
+async def hold_with_follower(harness: EngineHarness) -> None:
+    """Stops ranks that take some time for a step in one behind which another has been called; the caller opens the
+    gate."""
+    await wait_until(lambda: harness.ranks.num_under_way == 2)
+    harness.ranks.gate.clear()
+    await asyncio.sleep(4 * harness.ranks.step_s)
+    assert harness.ranks.num_under_way == 2
+
+
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 2.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

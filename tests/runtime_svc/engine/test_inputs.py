@@ -73,6 +73,22 @@ def test_token_step_feeds_the_newest_token_at_its_position() -> None:
     assert step.top_logprobs == 2
 
 
+def test_a_step_that_follows_is_one_token_further_and_takes_that_from_the_ranks() -> None:
+    manifest = make_manifest(num_slots=3)
+    request = make_request((11, 12), SamplingParams(1.0, 0, 1.0, 9))
+    request.num_computed_tokens = 3
+    request.output_token_ids += [21, 22]
+    rows = (ScheduledRow(1, 1, request, 1),)
+    step = StepBuilder(manifest).build(
+        StepPlan(BucketTable.from_manifest(manifest).token_generation[0], rows, follows=True)
+    )
+    assert step.follows
+    assert step.inputs["input_ids"] == [0, 0, 0], "not read"
+    assert step.inputs["position_ids"] == [0, 4, 0]
+    assert step.inputs["seq_ids"] == [3, 1, 3]
+    assert step.inputs["rand"] == [0.5, uniform(9, 3), 0.5]
+
+
 def test_only_inputs_of_the_executable_are_built_unless_the_executor_samples() -> None:
     on_device = make_manifest(flags=("tokens",))
     host = msgspec.structs.replace(

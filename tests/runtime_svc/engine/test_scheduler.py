@@ -19,7 +19,7 @@ from runtime_svc.engine.request import (
     StopConditions,
     Timeline,
 )
-from runtime_svc.engine.scheduler import Scheduler, StepPlan
+from runtime_svc.engine.scheduler import ScheduledRow, Scheduler, StepPlan
 from tests.runtime_svc.fakes import make_manifest
 
 ABORTED = Finish(FinishReason.ABORTED)
@@ -127,6 +127,99 @@ def test_context_encoding_takes_up_to_its_batch_in_order_of_arrival() -> None:
     assert [request.request_id for request in scheduler.waiting] == ["3"]
 
 
+def decode(scheduler: Scheduler) -> StepPlan:
+    """Plans a token_generation step, after the prompts; its result is for the caller to give."""
+    while (plan := scheduler.schedule()) is not None and plan.executable.submodel == "context_encoding":
+        scheduler.update(plan, [5] * plan.executable.batch_size, now_s=1.0)
+    assert plan is not None
+    return plan
+
+
+def test_the_step_that_follows_has_the_same_rows() -> None:
+    scheduler = make_scheduler(ctx_batch_size=2)
+    requests = [make_request("a", 3), make_request("b", 5)]
+    for request in requests:
+        scheduler.add(request)
+    running = decode(scheduler)
+    ahead = scheduler.schedule_ahead(running)
+    assert ahead == StepPlan(running.executable, running.rows, follows=True)
+    scheduler.update(running, [6, 7], now_s=1.0)
+    further = scheduler.schedule_ahead(ahead)
+    assert further is not None, "a step that follows is followed, too"
+    scheduler.update(ahead, [8, 9], now_s=1.0)
+    assert [request.output_token_ids for request in requests] == [[5, 6, 8], [5, 7, 9]]
+    assert [request.num_computed_tokens for request in requests] == [5, 7]
+
+
+def test_nothing_follows_a_prompt() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 3))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert scheduler.schedule_ahead(plan) is None
+
+
+def test_nothing_follows_where_somebody_waits() -> None:
+    scheduler = make_scheduler(num_slots=1)
+    scheduler.add(make_request("a", 3))
+    running = decode(scheduler)
+    scheduler.add(make_request("b", 3))
+    assert scheduler.schedule_ahead(running) is None
+
+
+def test_nothing_follows_where_a_row_ends_or_has_ended_or_pauses_or_another_is_ready() -> None:
+    scheduler = make_scheduler(ctx_batch_size=2)
+    a, b = make_request("a", 3), make_request("b", 3, max_new_tokens=3)
+    for request in (a, b):
+        scheduler.add(request)
+    running = decode(scheduler)
+    assert scheduler.schedule_ahead(running) is not None
+    a.is_paused = True
+    assert scheduler.schedule_ahead(running) is None
+    alone = scheduler.schedule()
+    assert names(alone) == ["b"]
+    assert alone is not None
+    a.is_paused = False
+    assert scheduler.schedule_ahead(alone) is None, "a would have to wait for b to end"
+    scheduler.update(running, [6, 6], now_s=1.0)
+    assert scheduler.schedule_ahead(running) is None, "the next token is b's last"
+    a.claim_finish(ABORTED, 1.0)
+    scheduler.remove(a)
+    assert scheduler.schedule_ahead(running) is None
+
+
+def test_nothing_follows_into_another_bucket() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 14))
+    running = decode(scheduler)
+    assert (running.executable.tag, running.rows[0].request.num_computed_tokens) == ("token_generation_16", 14)
+    ahead = scheduler.schedule_ahead(running)
+    assert ahead is not None
+    scheduler.update(running, [5, 5], now_s=1.0)
+    assert scheduler.schedule_ahead(ahead) is None, "position 16 takes the next bucket"
+    scheduler.update(ahead, [5, 5], now_s=1.0)
+    other = decode(scheduler)
+    assert other.executable.tag == "token_generation_64"
+    assert scheduler.schedule_ahead(other) is not None
+
+
+def test_a_slot_that_a_running_step_writes_goes_to_the_next_at_once() -> None:
+    scheduler = make_scheduler(num_slots=1)
+    first, second = make_request("first", 3, stop=[9]), make_request("second", 3)
+    scheduler.add(first)
+    running = decode(scheduler)
+    ahead = scheduler.schedule_ahead(running)
+    assert ahead is not None
+    scheduler.update(running, [9], now_s=1.0)
+    assert first.finish is not None
+    scheduler.add(second)
+    assert scheduler.schedule_ahead(ahead) is None
+    assert scheduler.update(ahead, [7], now_s=1.0) == (), "computed for nobody"
+    assert first.output_token_ids == [5, 9]
+    assert names(run_step(scheduler)) == ["second"]
+    assert (second.slot, second.output_token_ids) == (0, [5])
+
+
 def test_stop_token_and_limit_free_the_slot() -> None:
     scheduler = make_scheduler()
     stopped, limited = make_request("stopped", 2, stop=[9]), make_request("limited", 2, max_new_tokens=2)
@@ -228,6 +321,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = make_scheduler(num_slots=num_slots, ctx_batch_size=ctx_batch_size)
         self.requests: list[Request] = []
         self.plan: StepPlan | None = None
+        self.ahead: StepPlan | None = None
 
     @rule(num_prompt_tokens=st.integers(1, 16), max_new_tokens=st.integers(1, 20))
     def arrive(self, num_prompt_tokens: int, max_new_tokens: int) -> None:
@@ -263,13 +357,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not ready, "somebody could have run"
             assert blocked or not self.scheduler.waiting, "somebody could have been admitted"
             return
-        bucket = self.plan.executable.bucket[0]
         for row in self.plan.rows:
-            assert row.slot == row.request.slot
-            assert row.request.num_computed_tokens + row.num_tokens == row.request.num_tokens
-            assert row.request.num_computed_tokens + row.num_tokens <= bucket
-            assert row.row == row.slot or self.plan.executable.submodel == "context_encoding"
+            self.check_row(self.plan, row)
         assert len({row.slot for row in self.plan.rows}) == len(self.plan.rows)
+
+    @staticmethod
+    def check_row(plan: StepPlan, row: ScheduledRow) -> None:
+        assert row.slot == row.request.slot
+        assert row.request.num_computed_tokens + row.num_tokens == row.request.num_tokens
+        assert row.request.num_computed_tokens + row.num_tokens <= plan.executable.bucket[0]
+        assert row.request.num_missing_tokens > 0
+        assert row.row == row.slot or plan.executable.submodel == "context_encoding"
+
+    @precondition(lambda self: self.plan is not None and self.ahead is None)
+    @rule()
+    def launch_ahead(self) -> None:
+        assert self.plan is not None
+        self.ahead = self.scheduler.schedule_ahead(self.plan)
 
     @precondition(lambda self: self.plan is not None)
     @rule(tokens=st.lists(st.integers(5, 9), min_size=4, max_size=4))
@@ -279,7 +383,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows = self.scheduler.update(self.plan, tokens, 1.0)
         for row in rows:
             assert len(row.request.output_token_ids) == before[id(row.request)] + 1
-        self.plan = None
+        self.plan, self.ahead = self.ahead, None
+        for row in self.plan.rows if self.plan is not None else ():
+            # What was planned before the token was known fits it all the same.
+            if row.request.finish is None:
+                self.check_row(self.plan, row)
 
     @invariant()
     def nothing_leaks(self) -> None:
@@ -292,8 +400,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        if self.plan is not None:
-            self.scheduler.update(self.plan, [9] * 4, 1.0)
+        for plan in (self.plan, self.ahead):
+            if plan is not None:
+                self.scheduler.update(plan, [9] * 4, 1.0)
         self.scheduler.is_admitting = True
         for request in self.requests:
             request.is_paused = False

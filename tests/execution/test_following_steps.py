@@ -1,0 +1,198 @@
+"""Steps that are called while the one before them runs, on real rank processes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from execution.control import RunStep, Stepped
+from execution.errors import RankDied, RankFailed, StepAborted, StepFailed
+from execution.rank_group import RankGroup
+from execution.step import Step
+from tests.contract.executor_suite import CTE, TKG, prompt_inputs, token_inputs
+from tests.execution.conftest import MakeToy
+from tests.execution.test_rank_group import DECODE, PREFILL, step
+from tests.execution.test_tensor_parallel import assert_death_ends_it, loaded, with_rank
+from tests.execution.toy import SLOTS, ToyBundle
+
+#: A rank that waits in vain would give up after minutes; one that fails reads sources for its log, which may be cold.
+HANG_S = 30
+
+
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.toolchain)], ids=["O0", "O1"])
+def picking(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
+    """Picks tokens on the device."""
+    return toy("tokens", request.param)
+
+
+def decode(tokens: list[int], position: int, *, follows: bool = False) -> Step:
+    """A step of both rows, sampled with a number of its own; tokens that are not known yet are 0."""
+    inputs = token_inputs([0, 0] if follows else tokens, [position, position + 1], [0, 1])
+    one = step(TKG, inputs, 2, params=(7.0, 0.95, 0.8), rand=position / 16)
+    return msgspec.structs.replace(one, follows=follows)
+
+
+async def prefill_both(group: RankGroup) -> None:
+    await group.run(step(CTE, prompt_inputs([5, 6, 7], 0)))
+    await group.run(step(CTE, prompt_inputs([9, 10, 11, 12], 1)))
+
+
+@pytest.fixture(
+    params=[(0, 1), (0, 2), (0, 4), *(pytest.param((1, ranks), marks=pytest.mark.toolchain) for ranks in (1, 2))],
+    ids=str,
+)
+def picking_ranks(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
+    """As `picking`, on one rank or several."""
+    level, tp_degree = request.param
+    return toy("tokens", level, tp_degree)
+
+
+async def test_steps_that_follow_compute_what_they_compute_one_by_one(picking_ranks: ToyBundle) -> None:
+    async with loaded(picking_ranks.manifest, picking_ranks.blobs) as (group, _):
+        await prefill_both(group)
+        expected = [await group.run(decode([8, 14], 3))]
+        for position in range(4, 12):
+            expected.append(await group.run(decode(expected[-1].tokens, position)))
+        await group.zero_state(None)
+        await prefill_both(group)
+        results, under_way = [], await group.begin(decode([8, 14], 3))
+        for position in range(4, 12):
+            ahead = await group.begin(decode([], position, follows=True))
+            results.append(await under_way)
+            under_way = ahead
+        results.append(await under_way)
+        assert [one.tokens for one in results] == [one.tokens for one in expected]
+        assert [one.top_logprobs for one in results] == [one.top_logprobs for one in expected]
+        assert len({tuple(one.tokens) for one in results}) > 1
+
+
+async def test_a_step_may_follow_one_that_has_ended(picking: ToyBundle) -> None:
+    async with loaded(picking.manifest, picking.blobs) as (group, _):
+        await prefill_both(group)
+        before = await group.run(decode([8, 14], 3))
+        followed = await group.run(decode([], 4, follows=True))
+        assert (await group.run(decode(before.tokens, 4))).top_logprobs == followed.top_logprobs
+
+
+async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(picking: ToyBundle) -> None:
+    async with loaded(picking.manifest, picking.blobs) as (group, (process,)):
+        await prefill_both(group)
+        before = await group.run(decode([8, 14], 3))
+        expected = await group.run(decode(before.tokens, 4))
+        await group.stage_weights({0: picking.weights[1]})
+        process.suspend()
+        under_way = await group.begin(decode([8, 14], 3))
+        swapping = asyncio.create_task(group.swap_weights())
+        await asyncio.sleep(0)
+        other = asyncio.create_task(group.run(PREFILL))
+        await asyncio.sleep(0)
+        ahead = await group.begin(decode([], 4, follows=True))
+        process.resume()
+        assert (await under_way).tokens == before.tokens
+        assert (await ahead).top_logprobs == expected.top_logprobs, "by the old weights"
+        assert not swapping.done()
+        assert not other.done()
+        await swapping
+        assert (await other).tokens == (await group.run(PREFILL)).tokens, "by the new weights"
+
+
+async def test_callers_that_give_up_leave_both_steps_to_their_end(picking: ToyBundle) -> None:
+    async with loaded(picking.manifest, picking.blobs) as (group, (process,)):
+        await prefill_both(group)
+        process.suspend()
+        for one in (decode([8, 14], 3), decode([], 4, follows=True)):
+            (await group.begin(one)).cancel()
+        last = asyncio.create_task(group.run(decode([8, 14], 3)))
+        process.resume()
+        assert (await last).tokens == (await group.run(decode([8, 14], 3))).tokens
+
+
+@pytest.fixture
+def eager(toy: MakeToy) -> ToyBundle:
+    return toy("logits", 0)
+
+
+async def test_nothing_follows_a_step_that_failed(eager: ToyBundle) -> None:
+    layout = eager.manifest.state
+    shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
+    manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
+    async with loaded(manifest, eager.blobs) as (group, _):
+        failing = await group.begin(DECODE)
+        ahead = await group.begin(msgspec.structs.replace(DECODE, follows=True))
+        with pytest.raises(StepFailed) as caught:
+            await failing
+        assert caught.value.reason == "STEP_FAILED"
+        with pytest.raises(StepAborted, match="the step before it has no tokens"):
+            await ahead
+        await group.zero_state(None)
+        assert not group.died.done()
+
+
+async def test_a_killed_rank_fails_both_steps(picking: ToyBundle) -> None:
+    async with loaded(picking.manifest, picking.blobs) as (group, (process,)):
+        process.suspend()
+        under_way = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, follows=True))]
+        process.kill()
+        async with asyncio.timeout(5):
+            for result in under_way:
+                with pytest.raises(RankDied, match="rank 0 died: SIGKILL"):
+                    await result
+            with pytest.raises(RankDied):
+                await (await group.begin(decode([], 5, follows=True)))
+
+
+# Several ranks
+
+
+@pytest.fixture
+def picking_pair(toy: MakeToy) -> ToyBundle:
+    return toy("tokens", 0, 2)
+
+
+async def test_a_step_that_follows_one_that_failed_fails_on_every_rank(picking_pair: ToyBundle, tmp_path: Path) -> None:
+    shards = picking_pair.shards[0]
+    async with loaded(picking_pair.manifest, picking_pair.blobs) as (group, _):
+        before = await group.run(decode([8, 14], 3))
+        await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
+        await group.swap_weights()
+        async with asyncio.timeout(HANG_S):
+            failing = await group.begin(decode([8, 14], 3))
+            ahead = await group.begin(decode([], 4, follows=True))
+            with pytest.raises(StepFailed) as caught:
+                await failing
+            assert caught.value.reason == "STEP_FAILED", "the cause, not what followed from it"
+            with pytest.raises(StepAborted):
+                await ahead
+            await group.stage_weights(shards)
+            await group.swap_weights()
+            assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
+
+
+@pytest.mark.parametrize("without", [0, 1])
+async def test_a_rank_that_cannot_follow_leaves_nobody_waiting(picking_pair: ToyBundle, without: int) -> None:
+    async with loaded(picking_pair.manifest, picking_pair.blobs) as (group, _):
+        before = await group.run(decode([8, 14], 3))
+        # As a rank that fails behind its last collective: it has no tokens, and the other has.
+        lone = RunStep(tag="none", memory_set=0, follows=False, top_logprobs=None, return_logits=False)
+        with pytest.raises(RankFailed):
+            await group._ranks[without].call(lone, Stepped)
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(StepAborted):
+                await group.run(decode([], 4, follows=True))
+            assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_rank_killed_under_two_steps_ends_the_group(picking_pair: ToyBundle, victim: int) -> None:
+    async with loaded(picking_pair.manifest, picking_pair.blobs) as (group, processes):
+        processes[victim].suspend()
+        under_way = await group.begin(decode([8, 14], 3))
+        ahead = asyncio.create_task(group.run(decode([], 4, follows=True)))
+        await asyncio.sleep(0.1)
+        assert not under_way.done()
+        await assert_death_ends_it(group, processes, victim, ahead)
+        with pytest.raises(RankDied, match=f"rank {victim} died: SIGKILL"):
+            await under_way
