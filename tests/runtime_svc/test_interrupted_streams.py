@@ -41,13 +41,13 @@ async def test_cancelled_call_frees_its_slot_within_a_step(served: Runtime) -> N
     await anext(aiter(call))
     served.ranks.gate.clear()
     call.cancel()
-    # The step that is under way cannot end, and no other can begin.
+    # The step that is under way cannot end, and none can begin but one that was called ahead.
     await served.wait_for_slots(0)
     num_steps = len(served.ranks.steps)
     assert num_steps < 60, "the sequence was over before its call was cancelled"
     served.ranks.gate.set()
     await asyncio.sleep(0.05)
-    assert len(served.ranks.steps) == num_steps
+    assert [step.follows for step in served.ranks.steps[num_steps:]] in ([], [True])
 
 
 async def test_lost_connection_frees_its_slot(served: Runtime) -> None:
