@@ -35,6 +35,21 @@ class _ExactAvx512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
 
 
 _JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"
+#: g++ has its output file open for as long as it compiles a header. If it is killed, Inductor takes the file to be
+#: whole, and g++ refuses to compile anything with it from then on. Who compiles a header holds Inductor's lock for it.
+_COMPILER_SCRIPT: Final = """\
+#!/bin/sh
+for output; do :; done
+case $output in
+*.gch)
+    rm -f "$output".new.*
+    {compiler} "$@" -o "$output.new.$$" && exec mv "$output.new.$$" "$output"
+    ;;
+*)
+    exec {compiler} "$@"
+    ;;
+esac
+"""
 _VECTOR_ISAS: Final = {256: _ExactAvx2, 512: _ExactAvx512}
 
 
@@ -90,15 +105,16 @@ def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
 
 
 def _write_compiler_script(job: LoweringJob) -> Path:
-    """A compiler that leaves the job's and torch's paths out of what it makes, so that equal jobs make equal bytes.
+    """A compiler that leaves the job's and torch's paths out of what it makes, so that equal jobs make equal bytes, and
+    that makes a precompiled header, which all jobs share, whole or not at all.
 
     It lies where all jobs find it: its path is part of what precompiled headers are found by.
     """
     site_packages = Path(torch.__file__).parents[1]
-    command = shlex.join([str(find_compiler()), f"-ffile-prefix-map={site_packages}=/site-packages"])
+    compiler = shlex.join([str(find_compiler()), f"-ffile-prefix-map={site_packages}=/site-packages"])
     script = job.cache_dir / "bin" / COMPILER
     script.parent.mkdir(exist_ok=True)
-    text = f'#!/bin/sh\nexec {command} "-ffile-prefix-map=${_JOB_ENVIRONMENT}=/executable" "$@"\n'
+    text = _COMPILER_SCRIPT.format(compiler=f'{compiler} "-ffile-prefix-map=${_JOB_ENVIRONMENT}=/executable"')
     if not script.exists() or script.read_text() != text:
         new = job.directory / COMPILER
         new.write_text(text)

@@ -15,6 +15,7 @@ import grpc
 import psutil
 
 from tests.compiler_svc.running_compiler import Client
+from tests.lowering_cache import share_lowering_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,7 @@ class CompilerProcess:
 @asynccontextmanager
 async def run_compiler(home: Path, *options: str) -> AsyncIterator[CompilerProcess]:
     """Starts a compiler with state below `home` and checkpoints below `home/models`; ends it with SIGTERM."""
+    share_lowering_cache(home / "cache")
     arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
     process = await asyncio.create_subprocess_exec(
         sys.executable,

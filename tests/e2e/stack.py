@@ -15,6 +15,8 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
+from tests.lowering_cache import share_lowering_cache
+
 ROOT = Path(__file__).parents[2]
 KILN = str(Path(sys.executable).with_name("kiln"))
 
@@ -46,6 +48,7 @@ class Stack:
     def start(cls, home: Path, *, cores: int = 8) -> Stack:
         models = home / "extra-models"
         models.mkdir(parents=True, exist_ok=True)
+        share_lowering_cache(home / "cache/compiler")
         command = [KILN, "up", "--json", "--home", str(home), "--cores", str(cores)]
         command += ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0"]
         command += ["--model-root", str(ROOT / "examples/models"), "--model-root", str(models)]

@@ -15,16 +15,11 @@ from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.nurseries.nursery import Nursery
 from execution.rank_nursery import RankNursery
 from tests.execution.toy import Picks, ToyBundle, make_bundle, stage_toy
+from tests.lowering_cache import LOWERING_CACHE
 
 
 class MakeToy(Protocol):
     def __call__(self, picks: Picks, level: int, tp_degree: int = 1) -> ToyBundle: ...
-
-
-@pytest.fixture(scope="session")
-def lowering_cache(request: pytest.FixtureRequest) -> Path:
-    """Precompiled headers, kept from run to run."""
-    return Path(request.config.cache.mkdir("lowering"))
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +32,7 @@ def toy_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
-def toy(toy_directory: Path, lowering_cache: Path, lowerings: Nursery) -> MakeToy:
+def toy(toy_directory: Path, lowerings: Nursery) -> MakeToy:
     """Makes a bundle of each kind at its first use by any worker."""
 
     def make(picks: Picks, level: int, tp_degree: int = 1) -> ToyBundle:
@@ -46,7 +41,7 @@ def toy(toy_directory: Path, lowering_cache: Path, lowerings: Nursery) -> MakeTo
         with directory.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not record.exists():
-                jobs = stage_toy(directory, lowering_cache, picks, level, tp_degree)
+                jobs = stage_toy(directory, LOWERING_CACHE, picks, level, tp_degree)
                 executables = asyncio.run(LoweringPool(lowerings, num_processes=2, timeout_s=240).lower(jobs))
                 record.write_bytes(pickle.dumps(make_bundle(executables, picks, directory / "bundle", tp_degree)))
         made: ToyBundle = pickle.loads(record.read_bytes())

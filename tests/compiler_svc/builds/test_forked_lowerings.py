@@ -15,7 +15,7 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from tests.compiler_svc.compiler_process import CompilerProcess, run_compiler, wait_until_gone
 from tests.compiler_svc.running_compiler import read_refusal
 
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.slow, pytest.mark.toolchain]
 
 
 async def begin_compile(compiler: CompilerProcess) -> operations_pb2.Operation:

@@ -16,17 +16,15 @@ from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.nurseries.nursery import Nursery
 from execution.aoti_library import AotiError, AotiLibrary
 from tests.execution.toy import STATE_SHAPE, make_model, stage_toy
+from tests.lowering_cache import LOWERING_CACHE
 
 pytestmark = pytest.mark.toolchain
 
 
 @pytest.fixture(scope="module")
-def lowered(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, lowerings: Nursery
-) -> LoweredExecutable:
+def lowered(tmp_path_factory: pytest.TempPathFactory, lowerings: Nursery) -> LoweredExecutable:
     """A decode step at level 2."""
-    cache = Path(request.config.cache.mkdir("lowering"))
-    _, job = stage_toy(tmp_path_factory.mktemp("aoti"), cache, "logits", 2)
+    _, job = stage_toy(tmp_path_factory.mktemp("aoti"), LOWERING_CACHE, "logits", 2)
     (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     return executable
 
@@ -76,10 +74,8 @@ def test_arguments_of_another_shape_are_an_error(lowered: LoweredExecutable) -> 
 def test_equal_jobs_make_equal_bytes(
     lowered: LoweredExecutable,
     tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
     lowerings: Nursery,
 ) -> None:
-    cache = Path(request.config.cache.mkdir("lowering"))
-    _, job = stage_toy(tmp_path_factory.mktemp("again"), cache, "logits", 2)
+    _, job = stage_toy(tmp_path_factory.mktemp("again"), LOWERING_CACHE, "logits", 2)
     (again,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     assert again.path.read_bytes() == lowered.path.read_bytes()

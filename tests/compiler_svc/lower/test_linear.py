@@ -24,6 +24,7 @@ from compiler_svc.lower.toolchain import find_compiler
 from compiler_svc.nurseries.nursery import Nursery
 from execution.aoti_library import AotiLibrary
 from execution.isa import supported_isas
+from tests.lowering_cache import LOWERING_CACHE
 
 SOURCE = Path(linear.__file__).with_name("kernels") / "linear.cpp"
 ENTRY = """
@@ -167,7 +168,7 @@ def test_layers_of_many_rows_and_of_computed_weights_stay() -> None:
 
 
 @pytest.mark.toolchain
-def test_a_library_holds_the_kernel(tmp_path: Path, request: pytest.FixtureRequest, lowerings: Nursery) -> None:
+def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: Nursery) -> None:
     model, x, last = Layers().requires_grad_(False), random(3, 1, 40), torch.ones(3, 1, 10, dtype=torch.bfloat16)
     job = stage_job(
         torch.export.export(model, (x, last)),
@@ -175,7 +176,7 @@ def test_a_library_holds_the_kernel(tmp_path: Path, request: pytest.FixtureReque
         num_state=1,
         options=LoweringOptions(optimization_level=1, isa="x86-64-v3"),
         directory=tmp_path / "layers",
-        cache_dir=Path(request.config.cache.mkdir("lowering")),
+        cache_dir=LOWERING_CACHE,
     )
     (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     symbols = subprocess.run(["nm", "-C", executable.path], capture_output=True, text=True, check=True).stdout

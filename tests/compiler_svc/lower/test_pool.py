@@ -85,15 +85,23 @@ async def test_timeout(stage_toy: StageToy, lowerings: Nursery) -> None:
     assert time.perf_counter() - started < 5
 
 
-async def test_cancelling_ends_the_compiler_too(stage_toy: StageToy, lowerings: Nursery) -> None:
+async def test_cancelling_ends_the_compiler_too_and_leaves_no_half_of_a_header(
+    stage_toy: StageToy, lowerings: Nursery
+) -> None:
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
-    task = asyncio.create_task(pool.lower([stage_toy("cancelled", 1)]))
+    job = stage_toy("cancelled", 1)
+    task = asyncio.create_task(pool.lower([job]))
+    # A precompiled header, which later jobs take to be whole where they find it.
+    async with asyncio.timeout(120):
+        while not list((job.cache_dir / "headers").glob("*.gch.new.*")):  # noqa: ASYNC110 - files tell nobody
+            await asyncio.sleep(0.02)
     processes = await wait_for("cc1plus")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
+    assert list((job.cache_dir / "headers").glob("*.gch")) == []
 
 
 async def test_a_child_that_loses_its_parent_takes_the_compiler_along(stage_toy: StageToy, lowerings: Nursery) -> None:

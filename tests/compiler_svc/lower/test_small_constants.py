@@ -14,6 +14,7 @@ from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.staging import stage_job
 from compiler_svc.nurseries.nursery import Nursery
 from execution.aoti_library import AotiLibrary
+from tests.lowering_cache import LOWERING_CACHE
 
 pytestmark = pytest.mark.toolchain
 
@@ -31,7 +32,7 @@ class Offset(nn.Module):
         return ids * (self.scale * 2), state + 1
 
 
-def test_they_stay_constants_of_the_library(tmp_path: Path, request: pytest.FixtureRequest, lowerings: Nursery) -> None:
+def test_they_stay_constants_of_the_library(tmp_path: Path, lowerings: Nursery) -> None:
     places, state = torch.arange(4, dtype=torch.int32), torch.zeros(2)
     job = stage_job(
         torch.export.export(Offset(), (places, state)),
@@ -39,7 +40,7 @@ def test_they_stay_constants_of_the_library(tmp_path: Path, request: pytest.Fixt
         num_state=1,
         options=LoweringOptions(optimization_level=1, isa="x86-64-v3"),
         directory=tmp_path / "offset",
-        cache_dir=Path(request.config.cache.mkdir("lowering")),
+        cache_dir=LOWERING_CACHE,
     )
     (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     assert set(lowered.constants) == {"rank", "scale"}

@@ -25,6 +25,7 @@ from tests.compiler_svc.sharding.test_ranks import make_sampling
 from tests.compiler_svc.stepping import Stepper
 from tests.compiler_svc.thread_ranks import run_ranks
 from tests.compiler_svc.tiny_llama import TinyLlama, draw_tokens, write_tiny_llama
+from tests.lowering_cache import LOWERING_CACHE
 from tests.parity.geometries import GEOMETRIES
 
 DEGREE: Final = 2
@@ -70,12 +71,11 @@ def expected(tiny: TinyLlama, spec: ModelSpec) -> list[list[int]]:
 
 
 @pytest.fixture
-def compiled_bundle(  # noqa: PLR0917 - fixtures, which pytest gives by name
+def compiled_bundle(
     bundle: UnpublishedBundle,
     tiny: TinyLlama,
     spec: ModelSpec,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
     lowerings: Nursery,
 ) -> UnpublishedBundle:
     """The bundle with its decode step compiled, and nothing else."""
@@ -87,7 +87,7 @@ def compiled_bundle(  # noqa: PLR0917 - fixtures, which pytest gives by name
         num_state=len(decode.state),
         options=LoweringOptions(optimization_level=1, isa="x86-64-v3"),
         directory=tmp_path / "lowered",
-        cache_dir=Path(request.config.cache.mkdir("lowering")),
+        cache_dir=LOWERING_CACHE,
     )
     (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     digest = sha256_file(lowered.path)

@@ -1,0 +1,20 @@
+"""Precompiled headers: 12 s of the C++ compiler for each set of flags, made once for all tests and later runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+LOWERING_CACHE: Final = Path(__file__).parents[1] / ".kiln/lowering"
+
+
+def share_lowering_cache(compiler_cache: Path) -> None:
+    """Lets a compiler whose cache directory this is keep the headers where the others do.
+
+    Which process makes a header first, or is killed while it does, changes nothing: they are whole or not there.
+    """
+    LOWERING_CACHE.mkdir(parents=True, exist_ok=True)
+    compiler_cache.mkdir(parents=True, exist_ok=True)
+    own = compiler_cache / "lowering"
+    if not own.exists():
+        own.symlink_to(LOWERING_CACHE)
