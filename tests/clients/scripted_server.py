@@ -121,8 +121,13 @@ class ScriptedServer(grpc.GenericRpcHandler):
     def _streaming(self, name: str) -> Callable[..., Any]:
         async def call(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Message]:
             answer = self._next(name, request, context)
-            for step in answer if isinstance(answer, list) else [answer]:
-                yield await self._step(name, step, context)
+            try:
+                for step in answer if isinstance(answer, list) else [answer]:
+                    yield await self._step(name, step, context)
+            except GeneratorExit:
+                # The client went while a message was being sent, before the next step.
+                self.cancelled[name].set()
+                raise
 
         return call
 
