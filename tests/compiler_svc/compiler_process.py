@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ import psutil
 
 from tests.compiler_svc.running_compiler import Client
 from tests.lowering_cache import share_lowering_cache
+from tests.processes import lives, living_descendants, name_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,18 +45,12 @@ class CompilerProcess:
         return [
             process
             for lowering in self.find("kiln-lowering")
-            for process in (lowering, *lowering.children(recursive=True))
+            for process in (lowering, *living_descendants(lowering.pid))
         ]
 
     def find(self, name: str) -> list[psutil.Process]:
         """Its processes of a name that have not ended."""
-        found = []
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            # C++ compilers come and go.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
-                    found.append(child)
-        return found
+        return [child for child in living_descendants(self.process.pid) if name_of(child) == name]
 
 
 @asynccontextmanager
@@ -94,4 +88,4 @@ async def run_compiler(home: Path, *options: str) -> AsyncIterator[CompilerProce
 async def wait_until_gone(*processes: psutil.Process, timeout_s: float = 10) -> None:
     """Waits until processes have ended, zombies included."""
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout_s)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert [process for process in alive if lives(process)] == []

@@ -22,6 +22,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.e2e.conftest import CONFIG
 from tests.e2e.stack import ROOT, token_request, tokens_of
+from tests.processes import descendants, is_rank
 
 State = runtime.Deployment.State
 #: Two executables are enough here, and load fast.
@@ -85,11 +86,8 @@ class RuntimeProcess:
     def ranks(self) -> list[psutil.Process]:
         """Rank processes, by start."""
         assert self._process is not None
-        with suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self._process.pid).children(recursive=True)
-            ranks = [child for child in children if is_rank(child)]
-            return sorted(ranks, key=lambda rank: rank.create_time())
-        return []
+        ranks = [child for child in descendants(self._process.pid) if is_rank(child)]
+        return sorted(ranks, key=lambda rank: rank.create_time())
 
     def load(self, ref: str, deployment_id: str = "d", **options: Any) -> runtime.Deployment:
         request = runtime.LoadBundleRequest(ref=ref, deployment_id=deployment_id, **options)
@@ -122,12 +120,6 @@ class RuntimeProcess:
     def generate(self, count: int = 20, deployment_id: str = "d") -> list[int]:
         request = token_request(deployment_id, PROMPT, count, temperature=0.0)
         return tokens_of(list(self.generation.Generate(request, timeout=60)))
-
-
-def is_rank(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("kiln-rank")
-    return False
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from kiln_client.cli.plan import plan_record
 from tests.compiler_svc.header_checkpoint import LLAMA_70B, LLAMA_70B_SHARDS, write_headers
 from tests.e2e.conftest import CONFIG, TINY
 from tests.e2e.stack import Outcome, Stack
+from tests.processes import descendants, is_rank
 
 #: How far a prediction may be off.
 TOLERANCE = 0.05
@@ -36,8 +37,7 @@ def cache_of(planned: dict[str, Any]) -> dict[str, str]:
 
 
 def list_ranks(stack: Stack) -> list[psutil.Process]:
-    children = psutil.Process(stack.process.pid).children(recursive=True)
-    return [process for process in children if process.name().startswith("kiln-rank")]
+    return [process for process in descendants(stack.process.pid) if is_rank(process)]
 
 
 def mapped_bytes(process: psutil.Process, hexadecimal: str) -> int:

@@ -25,6 +25,7 @@ from tests.compiler_svc.random_checkpoint import CONFIG as CHECKPOINT_CONFIG
 from tests.compiler_svc.random_checkpoint import random_tensors
 from tests.e2e.conftest import CONFIG, TINY
 from tests.e2e.stack import KILN, ROOT, Stack, token_request, tokens_of
+from tests.processes import descendants, is_rank
 
 PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
 
@@ -186,8 +187,7 @@ def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(stack: Stack
 
 
 def list_ranks(stack: Stack) -> set[psutil.Process]:
-    processes = psutil.Process(stack.process.pid).children(recursive=True)
-    return {process for process in processes if process.name().startswith("kiln-rank")}
+    return {process for process in descendants(stack.process.pid) if is_rank(process)}
 
 
 @pytest.mark.usefixtures("tiny")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,7 @@ from execution.step import Step
 from tests.contract.executor_suite import CTE, STATE_BYTES, TKG, Reference, prompt_inputs, token_inputs, with_executable
 from tests.execution.conftest import MakeToy
 from tests.execution.toy import GLOBAL_TOPK, SLOTS, ToyBundle
+from tests.processes import descendants, name_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -71,13 +72,7 @@ async def start(
 
 def rank_processes() -> set[psutil.Process]:
     """This process's ranks, by the name that they give themselves."""
-    return {one for one in psutil.Process().children(recursive=True) if is_rank(one)}
-
-
-def is_rank(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.name().startswith("kiln-rank")
-    return False
+    return {one for one in descendants() if name_of(one).startswith("kiln-rank")}
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from tests.contract.executor_suite import Reference, prompt_inputs
 from tests.execution.conftest import MakeToy
 from tests.execution.test_rank_group import PREFILL, rank_processes
 from tests.execution.toy import ToyBundle
-from tests.processes import note_others, own_children
+from tests.processes import name_of, note_others, own_children
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,7 +46,7 @@ def nursery() -> Iterator[RankNursery]:
     # More ranks than any host has processors for.
     with RankNursery(num_ranks=1 << 16) as nursery:
         yield nursery
-    assert [one.name() for one in own_children() if one.name().startswith("kiln")] == []
+    assert [one for one in own_children() if name_of(one).startswith("kiln")] == []
 
 
 @asynccontextmanager

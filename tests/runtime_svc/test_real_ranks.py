@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from functools import partial
 
 import grpc
@@ -27,7 +26,7 @@ from execution.executor import load_executor
 from execution.rank_group import RankGroup
 from execution.rank_nursery import RankNursery
 from tests.execution.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
-from tests.processes import note_others, own_children
+from tests.processes import is_rank, note_others, own_children
 from tests.runtime_svc.conftest import Runtime, raises, serve_runtime, token_request, tokens_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,12 +88,6 @@ def _others() -> None:
 def rank_processes() -> list[psutil.Process]:
     """This process's ranks that run."""
     return [child for child in own_children() if is_rank(child)]
-
-
-def is_rank(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.name().startswith("kiln-rank") and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 async def generate(served: Runtime, prompt: list[int], count: int) -> list[int]:

@@ -23,6 +23,7 @@ from tests.compiler_svc.builds.crash_points import RESULT, STAGED, Found, Messag
 from tests.compiler_svc.compiler_process import CompilerProcess, run_compiler, wait_until_gone
 from tests.compiler_svc.random_checkpoint import write_checkpoint
 from tests.compiler_svc.running_compiler import response_of, serve_compiler
+from tests.processes import living_descendants, name_of
 
 Point = Message | Found
 
@@ -132,7 +133,7 @@ async def publish_something(home: Path) -> str:
 
 async def kill(compiler: CompilerProcess) -> None:
     """Ends the compiler at once, and waits until its builds have followed."""
-    builds = [child for build in compiler.builds() for child in (build, *build.children(recursive=True))]
+    builds = [child for build in compiler.builds() for child in (build, *living_descendants(build.pid))]
     os.kill(compiler.process.pid, signal.SIGKILL)
     await wait_until_gone(*builds)
 
@@ -190,6 +191,6 @@ async def test_cancelling_leaves_no_process_of_a_lowering(home: Path) -> None:
         await compiler.client.finish(operation)
         # The nursery ends what it forked for a build as soon as it sees that the build has gone.
         await wait_until_gone(*processes, *compiler.lowerings())
-        left = psutil.Process(compiler.process.pid).children(recursive=True)
-        assert sorted(process.name() for process in left) == ["kiln-builds", "kiln-lowerings"]
+        left = living_descendants(compiler.process.pid)
+        assert sorted(map(name_of, left)) == ["kiln-builds", "kiln-lowerings"]
         assert list((home / "store" / "jobs").iterdir()) == []

@@ -20,6 +20,7 @@ from bundle.reader import open_bundle
 from bundle.verification import BlobVerifier
 from tests.compiler_svc.compiler_process import CompilerEnded, CompilerProcess, run_compiler, wait_until_gone
 from tests.compiler_svc.running_compiler import Client, read_refusal, response_of
+from tests.processes import living_descendants
 
 CONFIG = {
     "seq_len": 32,
@@ -194,5 +195,5 @@ async def reach_trace(compiler: CompilerProcess, operation: str) -> list[psutil.
         if event.progress.stage == pb.COMPILE_STAGE_TRACE:
             while not (builds := compiler.builds()):  # noqa: ASYNC110 - processes tell nobody
                 await asyncio.sleep(0.01)
-            return [*builds, *builds[0].children(recursive=True)]
+            return [*builds, *living_descendants(builds[0].pid)]
     raise AssertionError("the build ended early")

@@ -21,7 +21,7 @@ from compiler_svc.lower.nursery_process import MODULE
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.nurseries.nursery import Nursery, StartedNursery
 from tests.compiler_svc.lower.conftest import StageToy
-from tests.processes import note_others, own_children
+from tests.processes import lives, name_of, note_others, own_children
 
 pytestmark = pytest.mark.toolchain
 
@@ -34,17 +34,13 @@ def _others() -> None:
     note_others()
 
 
-def descendants() -> list[psutil.Process]:
-    return [one for one in own_children() if one.status() != psutil.STATUS_ZOMBIE]
-
-
 async def wait_for(name: str) -> list[psutil.Process]:
     """Waits for a process of this name; returns the lowering's processes, without their nursery."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        found = descendants()
-        if any(one.name() == name for one in found):
-            return [one for one in found if one.name() != NURSERY]
+        found = [one for one in own_children() if lives(one)]
+        if any(name_of(one) == name for one in found):
+            return [one for one in found if name_of(one) != NURSERY]
         await asyncio.sleep(0.02)
     raise TimeoutError(name)
 
@@ -57,7 +53,7 @@ def spoil(job: LoweringJob) -> LoweringJob:
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> None:
     yield
-    assert not [one for one in descendants() if one.name() in (CHILD, "cc1plus")]
+    assert not [one for one in own_children() if lives(one) and name_of(one) in (CHILD, "cc1plus")]
 
 
 async def test_a_failing_child_is_named_with_the_end_of_its_log(stage_toy: StageToy, lowerings: Nursery) -> None:
@@ -109,7 +105,7 @@ async def test_a_child_that_loses_its_parent_takes_the_compiler_along(stage_toy:
     task = asyncio.create_task(pool.lower([stage_toy("orphan", 1)]))
     processes = await wait_for("cc1plus")
     # What the kernel sends when the parent ends.
-    next(one for one in processes if one.name() == CHILD).terminate()
+    next(one for one in processes if name_of(one) == CHILD).terminate()
     with pytest.raises(LoweringFailed, match="ended with SIGKILL"):
         await task
     _, alive = psutil.wait_procs(processes, timeout=5)
