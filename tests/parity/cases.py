@@ -17,6 +17,10 @@ from tests.parity.geometries import GEOMETRIES
 DEGREES: Final = (1, 2, 4)
 LEVELS: Final = (0, 1, 2)
 
+#: Positions of a sequence, and tokens of the longest prompt.
+SEQ_LEN: Final = 128
+LONGEST_PROMPT: Final = 32
+
 #: (geometry, degree) of the -O1 selection, with the number of buckets of each submodel.
 PAIRWISE: Final[dict[tuple[str, int], int]] = {
     ("gqa4-tied-llama3", 2): 2,
@@ -64,18 +68,18 @@ class Case:
     @property
     def context_buckets(self) -> tuple[int, ...]:
         """Buckets of context_encoding, in tokens."""
-        return (16, 32)[-self.num_buckets :]
+        return (16, LONGEST_PROMPT)[-self.num_buckets :]
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
         """Buckets of token_generation, in tokens."""
-        return (32, 128)[-self.num_buckets :]
+        return (32, SEQ_LEN)[-self.num_buckets :]
 
     @property
     def edges(self) -> tuple[int, ...]:
         """Prompt lengths at and around every bucket's edge."""
-        lengths = {1, 32} | {bucket + offset for bucket in self.context_buckets for offset in (-1, 0, 1)}
-        return tuple(sorted(length for length in lengths if 1 <= length <= 32))
+        lengths = {1, LONGEST_PROMPT} | {bucket + offset for bucket in self.context_buckets for offset in (-1, 0, 1)}
+        return tuple(sorted(length for length in lengths if 1 <= length <= LONGEST_PROMPT))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -83,8 +87,8 @@ class Case:
         return {
             "neuron_config": {
                 "tp_degree": self.tp_degree,
-                "seq_len": 128,
-                "max_context_length": 32,
+                "seq_len": SEQ_LEN,
+                "max_context_length": LONGEST_PROMPT,
                 "batch_size": 3,
                 "torch_dtype": "float32",
                 "enable_bucketing": True,

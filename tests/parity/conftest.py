@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from execution.rank_nursery import RankNursery
 from tests.e2e.stack import Stack
 from tests.parity.bundles import Bundles
 from tests.parity.record import ParityRecord
@@ -26,12 +25,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def bundles(services: Stack) -> Bundles:
     return Bundles(services)
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[RankNursery]:
-    with RankNursery() as warm:
-        yield warm
 
 
 @pytest.fixture(scope="session")

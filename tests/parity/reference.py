@@ -20,17 +20,26 @@ TIE = 2e-4
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """Greedy tokens after a prompt.
+
+    Attributes:
+        ties: Whether a token's logit was as good as equal to the next best.
+        logits: What each token was picked from, f32 [V] each.
+    """
+
+    tokens: list[int]
+    ties: list[bool]
+    logits: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Reference:
     """A model of transformers and where its checkpoint lies."""
 
     path: Path
     model: LlamaForCausalLM
-    _greedy: dict[tuple[int, ...], tuple[list[int], list[bool]]] = field(default_factory=dict)
-
-    @torch.no_grad()
-    def prompt_logits(self, ids: list[int]) -> torch.Tensor:
-        """Logits f32 [V] after a prompt."""
-        return self.model(torch.tensor([ids])).logits[0, -1].float()
+    _greedy: dict[tuple[int, ...], Continuation] = field(default_factory=dict)
 
     @torch.no_grad()
     def step_logits(self, ids: list[int], num_prompt_tokens: int) -> torch.Tensor:
@@ -42,24 +51,26 @@ class Reference:
             logits.append(output.logits[0, -1])
         return torch.stack(logits).float()
 
-    def greedy(self, ids: list[int], count: int) -> tuple[list[int], list[bool]]:
-        """Greedy continuation, and for each token whether it was a tie; computed once a prompt."""
+    def greedy(self, ids: list[int], count: int) -> Continuation:
+        """So many greedy tokens or more; computed once a prompt."""
         known = self._greedy.get(tuple(ids))
-        if known is None or len(known[0]) < count:
+        if known is None or len(known.tokens) < count:
             known = self._greedy[tuple(ids)] = self._generate(ids, count)
-        return known[0][:count], known[1][:count]
+        return known
 
     @torch.no_grad()
-    def _generate(self, ids: list[int], count: int) -> tuple[list[int], list[bool]]:
-        tokens, ties, cache, step = [], [], None, torch.tensor([ids])
+    def _generate(self, ids: list[int], count: int) -> Continuation:
+        known = Continuation([], [], [])
+        cache, step = None, torch.tensor([ids])
         for _ in range(count):
             output = self.model(step, past_key_values=cache, use_cache=True)
             cache, logits = output.past_key_values, output.logits[0, -1].float()
             best = logits.topk(2).values
-            tokens.append(int(logits.argmax()))
-            ties.append(bool(best[0] - best[1] < TIE * logits.abs().max()))
-            step = torch.tensor([[tokens[-1]]])
-        return tokens, ties
+            known.tokens.append(int(logits.argmax()))
+            known.ties.append(bool(best[0] - best[1] < TIE * logits.abs().max()))
+            known.logits.append(logits)
+            step = torch.tensor([known.tokens[-1:]])
+        return known
 
 
 def write_checkpoint(path: Path, geometry: str) -> Reference:
@@ -81,13 +92,14 @@ def draw_prompt(length: int, *, seed: int = 0) -> list[int]:
     return torch.randint(3, 211, (length,), generator=generator).tolist()
 
 
-def assert_same_tokens(actual: list[int], expected: list[int], ties: list[bool]) -> int:
-    """Equal up to the first tie; returns 1 where a tie ended the comparison, otherwise 0."""
-    for position, (got, want) in enumerate(zip(actual, expected, strict=True)):
+def assert_same_tokens(actual: list[int], expected: Continuation) -> int:
+    """Equal up to the first tie; returns how many were, all of them unless a tie ended the comparison."""
+    for position, (got, want) in enumerate(zip(actual, expected.tokens, strict=False)):
         if got != want:
-            assert ties[position], f"token {position}: {got} instead of {want}, and it is no tie"
-            return 1
-    return 0
+            assert expected.ties[position], f"token {position}: {got} instead of {want}, and it is no tie"
+            return position
+    assert len(expected.tokens) >= len(actual)
+    return len(actual)
 
 
 def deviation(actual: torch.Tensor, expected: torch.Tensor) -> float:

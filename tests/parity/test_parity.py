@@ -5,12 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
+from kiln.runtime.v1 import generation_pb2 as generation
 
-from execution.rank_nursery import RankNursery
-from tests.e2e.stack import Stack, token_request, tokens_of
+from tests.e2e.stack import Stack, token_request
 from tests.parity.bundles import Bundles
-from tests.parity.cases import Case, parameters
-from tests.parity.probe import open_probe
+from tests.parity.cases import LONGEST_PROMPT, SEQ_LEN, Case, parameters
 from tests.parity.record import ParityRecord, ParityResult
 from tests.parity.reference import TOLERANCE, Reference, assert_same_tokens, deviation, draw_prompt
 
@@ -24,56 +24,60 @@ def _compile_ahead(request: pytest.FixtureRequest, bundles: Bundles) -> None:
 
 
 @pytest.mark.parametrize("case", parameters())
-def test_parity(
-    bundles: Bundles, services: Stack, nursery: RankNursery, record: ParityRecord | None, case: Case
-) -> None:
+def test_parity(bundles: Bundles, services: Stack, record: ParityRecord | None, case: Case) -> None:
     reference = bundles.reference(case.geometry)
-    worst = compare_logits(services, nursery, bundles.digest(case), reference, case)
     with bundles.deployed(case) as deployment:
-        num_tokens, num_ties = compare_tokens(services, deployment, reference, case)
+        greedy = Greedy(services, deployment, reference)
+        greedy.compare_alone(case)
+        greedy.compare_in_company(case)
+    assert greedy.num_ties <= 2, f"{greedy.num_ties} comparisons ended in a tie"
     if record is not None:
-        record.add(ParityResult(case.name, worst, num_tokens, num_ties))
+        record.add(ParityResult(case.name, greedy.worst, greedy.num_tokens, greedy.num_ties))
 
 
-def compare_logits(services: Stack, nursery: RankNursery, digest: str, reference: Reference, case: Case) -> float:
-    """Prompts at every edge of a bucket, then one token after the other to the end; returns the worst deviation."""
-    whole = draw_prompt(31) + draw_prompt(97, seed=1)
-    with open_probe(services.home / "store", digest, nursery) as probe:
-        pairs = []
+class Greedy:
+    """Greedy streams of a deployment, compared with the reference's as they go; what was compared adds up."""
+
+    def __init__(self, services: Stack, deployment: str, reference: Reference) -> None:
+        self._stub = services.generation()
+        self._deployment = deployment
+        self._reference = reference
+        self.worst = 0.0
+        self.num_tokens = 0
+        self.num_ties = 0
+
+    def compare_alone(self, case: Case) -> None:
+        """Prompts at every edge of a bucket, one after the other; the longest one goes on to the last position."""
         for length in case.edges:
-            ids = draw_prompt(length)
-            pairs.append((probe.prefill(ids, slot=length % probe.num_slots), reference.prompt_logits(ids)))
-        expected = reference.step_logits(whole, 30)
-        pairs.append((probe.prefill(whole[:30], slot=1), expected[0]))
-        for index, position in enumerate(range(30, 128), start=1):
-            pairs.append((probe.decode(whole[position], position, slot=1), expected[index]))
-    worst = max(deviation(actual, wanted) for actual, wanted in pairs)
-    assert worst <= TOLERANCE
-    return worst
+            count = SEQ_LEN - length if length == LONGEST_PROMPT else NUM_TOKENS
+            self._compare(length, self._generate(length, count, wants_logits=True))
 
+    def compare_in_company(self, case: Case) -> None:
+        """Eight streams of different lengths over three slots, which come and go; every other one with its logits."""
+        with ThreadPoolExecutor(8) as pool:
+            streams = []
+            for index in range(8):
+                length = case.edges[index % len(case.edges)]
+                count = NUM_TOKENS if index % 2 else 5 + 7 * index
+                streams.append((length, pool.submit(self._generate, length, count, wants_logits=index % 4 < 2)))
+            for length, stream in streams:
+                self._compare(length, stream.result())
 
-def compare_tokens(services: Stack, deployment: str, reference: Reference, case: Case) -> tuple[int, int]:
-    """Greedy tokens alone, then eight requests over three slots; returns how many were compared, and the ties."""
-    stub = services.generation()
-    prompts = [draw_prompt(length) for length in case.edges]
-    expected = [reference.greedy(ids, NUM_TOKENS) for ids in prompts]
-    num_tokens = num_ties = 0
+    def _generate(self, length: int, count: int, *, wants_logits: bool) -> list[generation.Token]:
+        request = token_request(self._deployment, draw_prompt(length), count, temperature=0.0)
+        request.output.logits = wants_logits
+        tokens = [token for event in self._stub.Generate(request) for token in event.delta.tokens]
+        assert len(tokens) == count
+        assert all(bool(token.logits) == wants_logits for token in tokens)
+        return tokens
 
-    def generate(index: int, count: int) -> list[int]:
-        return tokens_of(list(stub.Generate(token_request(deployment, prompts[index], count, temperature=0.0))))
-
-    def compare(index: int, tokens: list[int]) -> None:
-        nonlocal num_tokens, num_ties
-        num_tokens += len(tokens)
-        num_ties += assert_same_tokens(tokens, expected[index][0][: len(tokens)], expected[index][1])
-
-    for index in range(len(prompts)):
-        compare(index, generate(index, NUM_TOKENS))
-    # Batch-mates of different lengths that come and go.
-    with ThreadPoolExecutor(8) as pool:
-        company = [(index % len(prompts), NUM_TOKENS if index % 2 else 5 + 7 * index) for index in range(8)]
-        futures = [(index, pool.submit(generate, index, count)) for index, count in company]
-        for index, future in futures:
-            compare(index, future.result())
-    assert num_ties <= 2, f"{num_ties} comparisons ended in a tie"
-    return num_tokens, num_ties
+    def _compare(self, length: int, tokens: list[generation.Token]) -> None:
+        expected = self._reference.greedy(draw_prompt(length), len(tokens))
+        num_tokens = assert_same_tokens([token.id for token in tokens], expected)
+        # The step that ends in a tie saw the same tokens still.
+        for token, logits in zip(tokens[: num_tokens + 1], expected.logits, strict=False):
+            if token.logits:
+                self.worst = max(self.worst, deviation(torch.tensor(list(token.logits)), logits))
+        assert self.worst <= TOLERANCE
+        self.num_tokens += num_tokens
+        self.num_ties += num_tokens < len(tokens)
