@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from bundle.manifest import Manifest
-from execution.aoti_executor import AotiExecutor
-from execution.eager_executor import EagerExecutor
 from execution.errors import ExecutableInvalid
+
+if TYPE_CHECKING:
+    from execution.aoti_executor import AotiExecutor
+    from execution.eager_executor import EagerExecutor
 
 
 class Executor(Protocol):
@@ -74,10 +76,10 @@ class Executor(Protocol):
 
 
 def preload(executable_format: str) -> None:
-    """Imports what torch would import when the first executable of a format is loaded: for exported programs a second
-    of work, for others nothing."""
+    """Imports what would be imported when the first executable of a format is loaded: for exported programs more than a
+    second of work, for libraries next to none."""
+    _executor_of(executable_format)
     if executable_format == "exported_program":
-        import_module("torch._export.serde.serialize")
         import_module("torch.export.pt2_archive")
 
 
@@ -97,12 +99,18 @@ def load_executor(
         ExecutableInvalid: A blob is missing or is not what the manifest says.
         WeightsInvalid: A weight file is missing or does not fit the manifest.
     """
-    executor_of: dict[str, type[AotiExecutor | EagerExecutor]] = {
-        "aoti": AotiExecutor,
-        "exported_program": EagerExecutor,
-    }
     first, *others = manifest.executables
     for other in others:
         if other.format != first.format:
             raise ExecutableInvalid(other.tag, f"it is {other.format} in a bundle of {first.format}")
-    return executor_of[first.format](manifest, rank, blob_path, on_loaded)
+    return _executor_of(first.format)(manifest, rank, blob_path, on_loaded)
+
+
+def _executor_of(executable_format: str) -> type[AotiExecutor | EagerExecutor]:
+    """Its class. Only this one's module is imported: to read exported programs, torch wants its compiler's front."""
+    module, name = {
+        "aoti": ("execution.aoti_executor", "AotiExecutor"),
+        "exported_program": ("execution.eager_executor", "EagerExecutor"),
+    }[executable_format]
+    executor: type[AotiExecutor | EagerExecutor] = getattr(import_module(module), name)
+    return executor

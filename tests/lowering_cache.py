@@ -1,4 +1,4 @@
-"""Precompiled headers: 12 s of the C++ compiler for each set of flags, made once for all tests and later runs."""
+"""Precompiled headers and common objects: 20 s of g++ for each set of flags, made once for all tests and later runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ LOWERING_CACHE: Final = Path(__file__).parents[1] / ".kiln/lowering"
 
 
 def share_lowering_cache(compiler_cache: Path) -> None:
-    """Lets a compiler whose cache directory this is keep the headers where the others do.
+    """Lets a compiler whose cache directory this is keep them where the others do.
 
-    Which process makes a header first, or is killed while it does, changes nothing: they are whole or not there.
+    Which process makes a file first, or is killed while it does, changes nothing: they are whole or not there.
     """
     LOWERING_CACHE.mkdir(parents=True, exist_ok=True)
     compiler_cache.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,11 @@ import torch
 from torch._inductor import aot_compile
 
 from compiler_svc.lower.adapters import InPlaceProgram
+from compiler_svc.lower.common_objects import compile_interface
 from compiler_svc.lower.errors import ProgramUnsupported
-from compiler_svc.lower.inductor import steered
+from compiler_svc.lower.inductor import link_with, steered
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
-from compiler_svc.lower.linear import use_linear_kernel
+from compiler_svc.lower.linear import compile_linear_kernel, use_linear_kernel
 from compiler_svc.lower.program import example_inputs, load_program
 from execution.aoti_library import AotiLibrary
 
@@ -31,7 +32,10 @@ class AotiBackend:
         with torch.no_grad(), steered(job) as options:
             in_place = torch.export.export(InPlaceProgram(program, job.num_state), inputs)
             module = in_place.module(check_guards=False)
-            use_linear_kernel(module)
+            objects = [compile_interface(job)]
+            if use_linear_kernel(module):
+                objects.append(compile_linear_kernel(job))
+            link_with(job, objects)
             path = Path(aot_compile(module, inputs, options=options))
         constants = tuple(constant.name for constant in AotiLibrary(path).constants)
         check_constants(constants, job.constants)

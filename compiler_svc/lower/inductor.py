@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 import torch
-from torch._inductor import codecache, cpu_vec_isa
+from torch._inductor import codecache, config, cpu_vec_isa
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
 from compiler_svc.lower.collectives import C_FUNCTIONS
+from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.isa import VECTOR_BITS
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.toolchain import COMPILER, find_compiler
@@ -40,25 +42,30 @@ _JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"
 _COMPILER_SCRIPT: Final = """\
 #!/bin/sh
 for output; do :; done
-case $output in
-*.gch)
+case $output:" $* " in
+*.gch:*)
     rm -f "$output".new.*
     {compiler} "$@" -o "$output.new.$$" && exec mv "$output.new.$$" "$output"
+    ;;
+*" -shared "*)
+    exec {compiler} "$@" @"${directory}/{objects}"
     ;;
 *)
     exec {compiler} "$@"
     ;;
 esac
 """
+#: In a job's directory: objects that are linked with what Inductor makes, which has no option for it.
+_OBJECTS_FILE: Final = "objects"
 _VECTOR_ISAS: Final = {256: _ExactAvx2, 512: _ExactAvx512}
 
 
 @contextmanager
 def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
-    """Options for `torch._inductor.aot_compile`, valid inside the block.
+    """Options for `torch._inductor.aot_compile`, valid inside the block, where they are in force already.
 
-    Inductor would vectorize for all that it finds on this host, and keep precompiled headers under the temporary
-    directory; it has no options for either.
+    Inductor would vectorize for all that it finds on this host, keep precompiled headers under the temporary directory,
+    and compile the interface with every library; it has no options for any of these.
     """
     vector_bits = VECTOR_BITS[job.options.isa]
     headers = job.cache_dir / "headers"
@@ -67,8 +74,9 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
         _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_VECTOR_ISAS[vector_bits]()]),
         _replaced(codecache, "_HEADER_DIR", str(headers)),
         _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
+        _replaced(CppWrapperCpu, "_write_aoti_interface_header", declare_interface),
     ):
-        yield {
+        options = {
             "aot_inductor.output_path": str(job.directory / "executable.so"),
             # Names would otherwise be hashes of paths, and end up in the library.
             "aot_inductor.model_name_for_generated_files": "executable",
@@ -92,16 +100,23 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             # Whoever calls decides what runs in parallel.
             "compile_threads": 1,
         }
+        with config.patch(options):
+            yield options
+
+
+def link_with(job: LoweringJob, objects: Sequence[Path]) -> None:
+    """Lets the job's library have these objects, too."""
+    (job.directory / _OBJECTS_FILE).write_text("".join(f"{shlex.quote(str(path))}\n" for path in objects))
 
 
 @contextmanager
-def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, value)
+def _replaced(owner: ModuleType | type, name: str, value: object) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)
 
 
 def _write_compiler_script(job: LoweringJob) -> Path:
@@ -114,7 +129,11 @@ def _write_compiler_script(job: LoweringJob) -> Path:
     compiler = shlex.join([str(find_compiler()), f"-ffile-prefix-map={site_packages}=/site-packages"])
     script = job.cache_dir / "bin" / COMPILER
     script.parent.mkdir(exist_ok=True)
-    text = _COMPILER_SCRIPT.format(compiler=f'{compiler} "-ffile-prefix-map=${_JOB_ENVIRONMENT}=/executable"')
+    text = _COMPILER_SCRIPT.format(
+        compiler=f'{compiler} "-ffile-prefix-map=${_JOB_ENVIRONMENT}=/executable"',
+        directory=_JOB_ENVIRONMENT,
+        objects=_OBJECTS_FILE,
+    )
     if not script.exists() or script.read_text() != text:
         new = job.directory / COMPILER
         new.write_text(text)

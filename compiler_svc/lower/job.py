@@ -31,7 +31,7 @@ class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
     tag: str
     #: Holds this job's files: the program, the log, whatever the compiler writes.
     directory: Path
-    #: Kept between jobs and shared by them; precompiled headers, some 300 MB per set of flags.
+    #: Kept between jobs and shared by them; precompiled headers, some 300 MB per set of flags, and common objects.
     cache_dir: Path
     #: How many of the program's last inputs and outputs are state.
     num_state: int

@@ -1,4 +1,4 @@
-"""`kiln::linear`: few rows of activations by weights, with a kernel of our own that is compiled into the library.
+"""`kiln::linear`: few rows of activations by weights, with a kernel of our own that is linked with the library.
 
 Decoding is bound by how fast weights are read; the matrix products that Inductor calls otherwise read them at a
 fraction of what memory gives. See kernels/linear.cpp.
@@ -20,13 +20,18 @@ from torch._inductor.lowering import register_lowering
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
+from compiler_svc.lower.common_objects import compile_once
+from compiler_svc.lower.job import LoweringJob
+
 #: With more rows than this, what a matrix product of many rows does for caches pays.
 MAX_ROWS: Final = 256
 #: Element of the kernel's template, by dtype; bfloat16 goes by its bits.
 _ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "uint16_t"}
 _SOURCE: Final = Path(__file__).with_name("kernels") / "linear.cpp"
-#: What the code of each library in the making holds already.
-_DEFINED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[str]]] = WeakKeyDictionary()
+#: Of the names of the functions.
+_PREFIX: Final = "kiln_linear_"
+#: Elements whose function the code of each library in the making declares already.
+_DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[str]]] = WeakKeyDictionary()
 
 
 @torch.library.custom_op("kiln::linear", mutates_args=())
@@ -115,15 +120,36 @@ def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer]) ->
         graph.erase_node(layer.node)
 
 
+def compile_linear_kernel(job: LoweringJob) -> Path:
+    """The object that libraries with calls of `kiln::linear` are linked with. Valid inside `steered`."""
+    entries = [
+        f'extern "C" void {_entry(element)} {{\n'
+        f"  kiln::multiply<{element}>(out, activations, weights, outputs, count, rows, inputs);\n}}\n"
+        for element in _ELEMENTS.values()
+    ]
+    return compile_once(job, "linear", "".join([_SOURCE.read_text(), *entries]))
+
+
+def _entry(element: str) -> str:
+    """Declaration of the function for one kind of element."""
+    arguments = (
+        "void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, "
+        "int64_t rows, int64_t inputs"
+    )
+    return f"{_PREFIX}{element}({arguments})"
+
+
 class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call of the kernel in the generated code, and with the first one of a library the kernel."""
+    """A call of the kernel in the generated code."""
 
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
         """Writes the call into the wrapper."""
         activations, *weights = self.inputs
         element = _ELEMENTS[self.get_dtype()]
-        kernel = f"kiln_linear_{element}"
-        _define(wrapper, kernel, element)
+        declared = _DECLARED.setdefault(wrapper, set())
+        if element not in declared:
+            declared.add(element)
+            wrapper.header.splice(f'extern "C" void {_entry(element)};\n')
         *rows, inputs = activations.get_size()
         pointers = ", ".join(f"{weight.get_name()}.data_ptr()" for weight in weights)
         outputs = ", ".join(str(weight.get_size()[0]) for weight in weights)
@@ -134,30 +160,11 @@ class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
                 f"    const void* const weights[] = {{{pointers}}};",
                 f"    const int64_t outputs[] = {{{outputs}}};",
                 f"    const char* activations = static_cast<const char*>({activations.get_name()}.data_ptr());",
-                f"    {kernel}({self.get_name()}.data_ptr(), activations + {offset_bytes}, weights, outputs,",
+                f"    {_PREFIX}{element}({self.get_name()}.data_ptr(), activations + {offset_bytes}, weights, outputs,",
                 f"        {len(weights)}, {torch.Size(rows).numel()}, {inputs});",
                 "}",
             ]
         )
-
-
-def _define(wrapper: PythonWrapperCodegen, kernel: str, element: str) -> None:
-    arguments = (
-        "void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, "
-        "int64_t rows, int64_t inputs"
-    )
-    entry = (
-        f'extern "C" void {kernel}({arguments}) {{\n'
-        f"  kiln::multiply<{element}>(out, activations, weights, outputs, count, rows, inputs);\n}}\n"
-    )
-    defined = _DEFINED.setdefault(wrapper, set())
-    for name, source, declaration in (
-        ("kiln", _SOURCE.read_text(), ""),
-        (kernel, entry, f'extern "C" void {kernel}({arguments});\n'),
-    ):
-        if name not in defined:
-            defined.add(name)
-            wrapper.define_kernel(name, source, gpu=False, cpp_definition=declaration)
 
 
 @register_lowering(torch.ops.kiln.linear.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]

@@ -8,13 +8,19 @@ import pytest
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from compiler_svc.lower.staging import stage_job
 from tests.execution.toy import NUM_STATE, describe, export
+from tests.lowering_cache import LOWERING_CACHE
 
 StageToy = Callable[[str, int], LoweringJob]
 
 
 @pytest.fixture
 def stage_toy(tmp_path: Path) -> StageToy:
-    """Stages a decode step of the toy model under a tag, at a level."""
+    """Stages a decode step of the toy model under a tag, at a level. Precompiled headers are the test's own."""
+    cache_dir = tmp_path / "cache"
+    cache_dir.mkdir()
+    common_objects = LOWERING_CACHE / "objects"
+    common_objects.mkdir(parents=True, exist_ok=True)
+    (cache_dir / "objects").symlink_to(common_objects)
     program = export(describe("token_generation", "logits"), "logits")
 
     def stage(tag: str, level: int) -> LoweringJob:
@@ -24,7 +30,7 @@ def stage_toy(tmp_path: Path) -> StageToy:
             num_state=NUM_STATE,
             options=LoweringOptions(optimization_level=level, isa="x86-64-v3"),  # type: ignore[arg-type]
             directory=tmp_path / tag,
-            cache_dir=tmp_path / "cache",
+            cache_dir=cache_dir,
         )
 
     return stage

@@ -1,0 +1,70 @@
+"""Objects that are the same in every library, compiled once for a set of flags and kept beside the precompiled headers.
+
+Of the C++ compiler's time for a small graph they are half: the functions by which AOTInductor's libraries are called,
+and the kernel of linear layers.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from filelock import FileLock
+from torch._inductor.codegen import cpp_wrapper_cpu
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.toolchain import toolchain
+
+_INTERFACE_SOURCE: Final = Path(cpp_wrapper_cpu.__file__).with_name("aoti_runtime") / "interface.cpp"
+
+
+def compile_interface(job: LoweringJob) -> Path:
+    """The object with the functions by which a library is called. Valid inside `steered`."""
+    source = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{_INTERFACE_SOURCE.read_text()}"
+    return compile_once(job, "interface", source, is_wrapper=True)
+
+
+def declare_interface(wrapper: CppWrapperCpu) -> None:
+    """Stands for the method that puts the interface's source into every library's own: what that needs of it."""
+    wrapper.header.splice("#include <torch/csrc/inductor/aoti_runtime/model.h>\n")
+
+
+def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool = False) -> Path:
+    """The object of a C++ source, with the flags of the job's library. Valid inside `steered`.
+
+    Args:
+        is_wrapper: Take the flags of the code that calls kernels, not those of kernels.
+
+    Raises:
+        CppCompileError: The source does not compile.
+    """
+    flags = CppTorchDeviceOptions(
+        vec_isa=pick_vec_isa(), device_type="cpu", aot_mode=True, compile_only=True, min_optimize=is_wrapper
+    )
+    directory = job.cache_dir / "objects"
+    directory.mkdir(exist_ok=True)
+    path = directory / f"{name}-{_digest(job, flags, source)}.o"
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            source_path = job.directory / f"{name}.cpp"
+            source_path.write_text(source)
+            builder = CppBuilder(name=name, sources=str(source_path), output_dir=str(job.directory), BuildOption=flags)
+            builder.build()
+            Path(builder.get_target_file_path()).replace(path)
+    return path
+
+
+def _digest(job: LoweringJob, flags: CppTorchDeviceOptions, source: str) -> str:
+    parts = [
+        *(f"{name} {version}" for name, version in toolchain(job.options.optimization_level).items()),
+        *flags.get_definitions(),
+        *flags.get_cflags(),
+        *flags.get_include_dirs(),
+        *flags.get_passthrough_args(),
+        source,
+    ]
+    return sha256("\0".join(parts).encode()).hexdigest()[:32]
