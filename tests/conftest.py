@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +13,10 @@ from tests.fuzzing import SEED
 
 if TYPE_CHECKING:
     from compiler_svc.nurseries.nursery import Nursery
+
+# Tests, builds and ranks share the processors, and threads that spin for each other there waste them: beside one busy
+# process, tests of torch took twice the time on the clock. Read when torch is loaded, here and in what tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A run that a shell started in the background ignores interrupts, and so would every child that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from compiler_svc.nurseries.fork_loop import PACKET_SIZE_BYTES
 from execution.parent_death import parent_environment
+from execution.threads import SHORT_SPIN_TURNS
 
 
 class Nursery(Protocol):
@@ -127,6 +128,8 @@ def _start_process(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env={
+                    # Builds and ranks compute side by side.
+                    "GOMP_SPINCOUNT": str(SHORT_SPIN_TURNS),
                     **os.environ,
                     **parent_environment(),
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

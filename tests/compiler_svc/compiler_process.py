@@ -69,7 +69,7 @@ async def run_compiler(home: Path, *options: str) -> AsyncIterator[CompilerProce
         "1",
         *options,
         stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")]), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")])},
     )
     assert process.stdout is not None
     try:

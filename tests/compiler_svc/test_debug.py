@@ -108,10 +108,13 @@ async def test_a_compile_that_joins_a_plain_build_gets_its_graphs(home: Path) ->
 
 
 async def test_a_plain_compile_does_not_wait_for_the_graphs_of_another(home: Path) -> None:
-    runner = make_runner(home)
+    runner = make_runner(home, may_build=False)
     runner.may_trace = False
     async with serve_compiler(home, "--max-builds", "2", runner=runner) as (client, _):
         debug = [await client.compile(name=name, debug=True) for name in ("debug", "same")]
+        for one in debug:
+            await client.reach_build(one)
+        runner.is_open.set()
         for one in debug:
             progress = await client.reach(one, TRACING)
             assert progress.stage == pb.COMPILE_STAGE_PUBLISH

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/models.md"
 #: What results depend on: a change of any of it begins a new run.
 SOURCES = ("bundle", "compiler_svc", "execution", "runtime_svc", "tests/parity")
+SUFFIXES = {".py", ".cpp", ".h"}
 NO_TESTS_LEFT = 5
 
 
@@ -31,8 +32,9 @@ def digest_sources() -> str:
     """Sixteen hexadecimal digits that change with the sources."""
     digest = hashlib.sha256()
     for source in SOURCES:
-        for file in sorted((ROOT / source).rglob("*.py")):
-            digest.update(file.read_bytes())
+        for file in sorted((ROOT / source).rglob("*")):
+            if file.suffix in SUFFIXES:
+                digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -10,9 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.parity.geometries import GEOMETRIES
 
-# The ranks under test take the cores; threads that spin beside them make everything slow.
-torch.set_num_threads(1)
-
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.
 TOLERANCE = 1e-4
 #: A different token counts as a tie where the reference's two best logits are closer than this share of the largest.
