@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +20,13 @@ if TYPE_CHECKING:
 # Tests, builds and ranks share the processors, and threads that spin for each other there waste them: beside one busy
 # process, tests of torch took twice the time on the clock. Read when torch is loaded, here and in what tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Stores, indices and databases wait for the disk at every change, of which tests make a great many.
+_MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 << 30:
+    os.environ["TMPDIR"] = str(_MEMORY)
+    # Found anew from the environment.
+    tempfile.tempdir = None
 
 # A run that a shell started in the background ignores interrupts, and so would every child that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
