@@ -6,6 +6,7 @@ and the kernel of linear layers.
 
 from __future__ import annotations
 
+import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -54,7 +55,10 @@ def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool =
             source_path.write_text(source)
             builder = CppBuilder(name=name, sources=str(source_path), output_dir=str(job.directory), BuildOption=flags)
             builder.build()
-            Path(builder.get_target_file_path()).replace(path)
+            # Beside it first: the job's directory may be on another file system.
+            new = path.with_suffix(".new")
+            shutil.copyfile(builder.get_target_file_path(), new)
+            new.replace(path)
     return path
 
 

@@ -135,7 +135,8 @@ def _write_compiler_script(job: LoweringJob) -> Path:
         objects=_OBJECTS_FILE,
     )
     if not script.exists() or script.read_text() != text:
-        new = job.directory / COMPILER
+        # Beside it: the job's directory may be on another file system.
+        new = script.with_name(f"{COMPILER}.{os.getpid()}")
         new.write_text(text)
         new.chmod(0o755)
         new.replace(script)
