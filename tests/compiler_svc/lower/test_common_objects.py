@@ -6,7 +6,9 @@ import ctypes
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from torch._inductor.exc import CppCompileError
 
@@ -17,6 +19,7 @@ from compiler_svc.lower.toolchain import find_compiler
 
 pytestmark = pytest.mark.toolchain
 
+ROOT = Path(__file__).parents[3]
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
 MakeJob = Callable[..., LoweringJob]
@@ -57,6 +60,17 @@ def test_jobs_share_an_object(make_job: MakeJob, tmp_path: Path) -> None:
     library = tmp_path / "answer.so"
     subprocess.run([find_compiler(), "-shared", path, "-o", library], check=True)
     assert ctypes.CDLL(str(library)).answer() == 42
+
+
+def test_the_cache_may_be_on_another_file_system(make_job: MakeJob, tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    other = ROOT / ".kiln" if tmp_path.is_relative_to(memory) else memory
+    other.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=other) as cache_dir:
+        if Path(cache_dir).stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("this host has one file system")
+        job = msgspec.structs.replace(make_job("far"), cache_dir=Path(cache_dir))
+        assert compile_for(job).is_relative_to(cache_dir)
 
 
 def test_other_sources_and_flags_make_other_objects(make_job: MakeJob) -> None:
