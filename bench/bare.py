@@ -12,7 +12,7 @@ from bench.worker import serve, time_steps
 from bundle.layout import Layout
 from bundle.manifest import Executable
 from bundle.reader import open_bundle
-from execution.executor import Executor, load_executor
+from execution.executors.executor import Executor, load_executor
 
 
 def load(store: str, digests: dict[str, str], num_threads: int) -> int:

@@ -5,7 +5,7 @@
     blobs/sha256/HEX        one read-only file per blob
     .kiln/lock              held while the index changes
     .kiln/staging/          blobs that are being written
-    .kiln/pins/             what writers at work rely on; see `bundle.pins`
+    .kiln/pins/             what writers at work rely on; see `bundle.layout`
 
 Several processes may use one layout. Readers take no lock: what the index names was there before the index named it.
 """
@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,43 @@ from bundle.blob_writer import BlobWriter, StoredBlob, fsync_directory, publish_
 from bundle.digest import CHUNK_SIZE_BYTES, PREFIX, digest_hex, is_digest, sha256_stream
 from bundle.errors import BlobNotFound, LayoutInvalid
 from bundle.oci import INDEX_TYPE, Index, LayoutMarker, RecordT, parse_record
-from bundle.pins import PinFile, read_pins
+
+
+class PinFile:
+    """The pins of one writer."""
+
+    def __init__(self, directory: Path) -> None:
+        """Makes an empty file; the caller excludes `read_pins` meanwhile."""
+        # Unbuffered and close-on-exec: what a killed process pinned was written, and its children hold nothing.
+        self._fd, name = tempfile.mkstemp(dir=directory)
+        self._path = Path(name)
+        # Readable for other users: a collector may run under another one.
+        os.fchmod(self._fd, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def add(self, digest: str) -> None:
+        """Pins a digest; the caller excludes `read_pins` meanwhile."""
+        os.write(self._fd, f"{digest}\n".encode())
+
+    def close(self) -> None:
+        """Ends all pins."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def read_pins(directory: Path) -> frozenset[str]:
+    """Digests that living writers have pinned; the caller excludes writers meanwhile."""
+    pinned: set[str] = set()
+    for path in directory.iterdir():
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pinned |= {line for line in file.read().decode("ascii", "replace").splitlines() if is_digest(line)}
+            else:
+                path.unlink()
+    return frozenset(pinned)
+
 
 T = TypeVar("T")
 

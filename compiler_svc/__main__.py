@@ -8,7 +8,7 @@ import sys
 import structlog
 
 from bundle.errors import KilnError
-from compiler_svc.builds.runner import ProcessBuildRunner
+from compiler_svc.compiles.build_runner import ProcessBuildRunner
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
 from edge.logs import configure_logging

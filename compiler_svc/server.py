@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -14,25 +17,24 @@ from kiln.compiler.v1 import compiler_pb2_grpc
 
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
+from compiler_svc.api.bundles import BundleService
+from compiler_svc.api.compiler import CompilerService
+from compiler_svc.api.operations import OperationsService
+from compiler_svc.api.status import STATUS_TABLE
 from compiler_svc.builds.job import BuildEnvironment
-from compiler_svc.builds.runner import BuildRunner
-from compiler_svc.builds.shared import SharedBuilds
-from compiler_svc.builds.turns import BuildTurns
-from compiler_svc.bundle_cache import BundleCache
-from compiler_svc.bundle_import import BundleImporter
-from compiler_svc.bundle_service import BundleService
-from compiler_svc.bundle_store import BundleStore
-from compiler_svc.collection import collecting
-from compiler_svc.compile_queue import CompileQueue
-from compiler_svc.compile_run import Workshop
+from compiler_svc.bundles.collection import collecting
+from compiler_svc.bundles.importer import BundleImporter
+from compiler_svc.bundles.store import BundleStore
+from compiler_svc.compiles.build_runner import BuildRunner
+from compiler_svc.compiles.cache import BundleCache
+from compiler_svc.compiles.journal import OperationJournal
+from compiler_svc.compiles.queue import CompileQueue
+from compiler_svc.compiles.run import CompileServices
+from compiler_svc.compiles.single_flight import SharedBuilds
 from compiler_svc.database.engine import Database
-from compiler_svc.operation_journal import OperationJournal
-from compiler_svc.operations_service import OperationsService
+from compiler_svc.errors import StoreLocked
 from compiler_svc.planning.planner import Planner
-from compiler_svc.service import CompilerService
 from compiler_svc.settings import Settings
-from compiler_svc.status import STATUS_TABLE
-from compiler_svc.store_lock import lock_store
 from edge.server import EdgeServer
 
 SERVICES: Final = (
@@ -63,13 +65,13 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
             store, roots=settings.import_roots, verifier=BlobVerifier(settings.store / "verified.sqlite")
         )
         journal = OperationJournal(database, settings.retention)
-        workshop = Workshop(
+        services = CompileServices(
             journal=journal,
             cache=BundleCache(database, store),
             store=store,
             runner=make_runner(settings.store / "jobs"),
             shared=SharedBuilds(),
-            turns=BuildTurns(settings.max_builds),
+            build_slots=asyncio.Semaphore(settings.max_builds),
             environment=BuildEnvironment(
                 store=settings.store,
                 database_url=settings.database_url,
@@ -80,7 +82,7 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
             ),
         )
         planner = Planner(database, layout, model_roots=settings.model_roots, num_lowerings=settings.num_lowerings)
-        queue = CompileQueue(workshop, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
+        queue = CompileQueue(services, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
 
         def register(server: grpc.aio.Server) -> None:
             compiler = CompilerService(
@@ -103,3 +105,23 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
         finally:
             await queue.close()
             database.close()
+
+
+@contextmanager
+def lock_store(store: Path) -> Iterator[None]:
+    """Holds a store as long as the context lasts; the kernel frees it when the process dies.
+
+    Raises:
+        StoreLocked: Another process holds it.
+    """
+    store.mkdir(parents=True, exist_ok=True)
+    fd = os.open(store / "compiler.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise StoreLocked(str(store)) from error
+    try:
+        yield
+    finally:
+        os.close(fd)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from compiler_svc.operation_journal import Retention
+from compiler_svc.compiles.journal import Retention
 from edge.config import EdgeConfig
 from edge.memory import measure_memory
 from edge.options import add_server_options, byte_size, positive_integer, read_edge_config

@@ -10,8 +10,8 @@ import structlog
 
 from bundle.errors import KilnError
 from edge.logs import configure_logging
-from execution.rank_group import RankGroup
-from execution.rank_nursery import RankNursery
+from execution.ranks.group import RankGroup
+from execution.ranks.nursery import RankNursery
 from runtime_svc.server import open_server
 from runtime_svc.settings import Settings, parse_settings
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from bundle.manifest import DTYPE_SIZES_BYTES, Executable, Manifest
-from execution.step_memory import max_top_logprobs
+from execution.ranks.step_memory import max_top_logprobs
 from runtime_svc.engine.buckets import BucketTable
 
 #: What every deployment of this runtime accepts.

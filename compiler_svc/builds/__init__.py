@@ -1,7 +1,5 @@
-"""Builds: running them in processes of their own (`runner`, `turns`, `shared`), and what happens in there.
+"""What a build process does: traces, lowers, shards, checks against the reference, publishes.
 
-Build processes are forked by `nursery_process`, and the lowerings of all builds by a nursery that it forks
-(`forked_lowerings`). What a build process does is `process`, which calls `compiler_svc.pipeline`, whose stages are
-here. Only those import torch: `job`, `runner`, `turns`, `shared`, `plan` and `code_digest` are the service's too. Must
-not know the wire.
+`process` runs in the build process and calls `pipeline`, which runs the stages. `job`, `progress` and `debug_file` need
+no torch and serve the service, too. Must not know protobuf or the queue of compiles.
 """

@@ -8,13 +8,13 @@ from pathlib import Path
 from bundle.layout import Layout
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.job import BuildJob
-from compiler_svc.builds.plan import BuildPlan
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.database.engine import Database
 from compiler_svc.nurseries.nursery import Nursery
-from compiler_svc.spec import CompileSpec
+from compiler_svc.planning.build_plan import BuildPlan
+from compiler_svc.planning.job_spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
-from execution.rank_nursery import RankNursery
+from execution.ranks.nursery import RankNursery
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from bundle.digest import sha256_file
 from bundle.manifest import ConstantBinding, Executable
 from bundle.oci import AOTI_TYPE, EXPORTED_PROGRAM_TYPE
 from compiler_svc.builds.build import Build
-from compiler_svc.builds.code_digest import LOWERING_CODE, digest_code
 from compiler_svc.builds.finished_lowerings import FinishedLowering
 from compiler_svc.database import cache
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
-from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.program import stage_job
 from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import SubmodelSpec

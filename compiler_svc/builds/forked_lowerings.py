@@ -8,7 +8,7 @@ import socket
 from compiler_svc.lower import nursery_process
 from compiler_svc.nurseries.fork_loop import ForkLoop
 from compiler_svc.nurseries.nursery import InheritedNursery, Nursery
-from execution.forking import check_single_thread
+from execution.ranks.forking import check_single_thread
 
 
 class ForkedLowerings:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compiler_svc.builds.job import BuildJob
-from execution.forking import check_single_thread
-from execution.nursery_process import Nursery
-from execution.parent_death import die_with_parent
-from execution.rank_nursery import NurseryProcess, RankNursery
+from execution.ranks.forking import check_single_thread
+from execution.ranks.nursery import NurseryProcess, RankNursery
+from execution.ranks.nursery_process import Nursery
+from execution.ranks.parent_death import die_with_parent
 
 
 @contextmanager

@@ -20,8 +20,8 @@ import msgspec
 
 from compiler_svc.database.actuals import BuildFacts
 from compiler_svc.database.cache import CachedExecutable
+from compiler_svc.planning.job_spec import BuildSpec, read_path
 from compiler_svc.records import ExecutableResult
-from compiler_svc.spec import BuildSpec, read_path
 from execution.failure import Failure
 
 

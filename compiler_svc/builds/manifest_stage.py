@@ -10,8 +10,8 @@ from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, Wei
 from bundle.oci import BlobDescriptor
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
-from compiler_svc.builds.graph_abi import MODEL_ATTRIBUTES
 from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.planning.weights_fit import MODEL_ATTRIBUTES
 from compiler_svc.trace.export import WEIGHT_SET
 from compiler_svc.trace.submodels import describe_state
 from compiler_svc.weights.checkpoint import Checkpoint

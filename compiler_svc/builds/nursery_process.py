@@ -17,8 +17,8 @@ from typing import Final
 
 from compiler_svc.builds.forked_lowerings import ForkedLowerings
 from compiler_svc.nurseries.fork_loop import ForkLoop
-from execution.executor import preload
-from execution.parent_death import die_with_parent
+from execution.executors.executor import preload
+from execution.ranks.parent_death import die_with_parent
 
 #: What a build imports sooner or later, beside its own code.
 _LOADED: Final = ("torch.export._trace", "transformers.models.llama.modeling_llama")

@@ -19,14 +19,14 @@ from bundle.errors import KilnError
 from compiler_svc.builds.build import Nurseries
 from compiler_svc.builds.forked_nursery import open_nursery
 from compiler_svc.builds.job import BuildOutcome, JobDirectory
+from compiler_svc.builds.pipeline import run_build
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
 from compiler_svc.nurseries.nursery import Nursery
-from compiler_svc.pipeline import run_build
 from compiler_svc.records import Progress
 from edge.logs import configure_logging
 from execution.failure import Failure
-from execution.parent_death import die_with_parent
+from execution.ranks.parent_death import die_with_parent
 
 
 def run_job(path: Path, report: socket.socket, nursery_pid: int, lowerings: Nursery) -> None:

@@ -12,8 +12,8 @@ from bundle.layout import Layout
 from bundle.manifest import Manifest, WeightShard
 from bundle.oci import WEIGHTS_TYPE
 from bundle.writer import BundleWriter
-from compiler_svc.builds.plan import BuildPlan
 from compiler_svc.builds.progress import ProgressReport
+from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.records import Stage
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.weights.checkpoint import Checkpoint

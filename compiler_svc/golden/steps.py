@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bundle.manifest import Executable, Manifest
 from compiler_svc.golden.step_inputs import GREEDY_PARAMS, RAND
-from execution.executor import Executor, load_executor
-from execution.rank_group import RankGroup
-from execution.rank_nursery import RankNursery
+from execution.executors.executor import Executor, load_executor
+from execution.ranks.group import RankGroup
+from execution.ranks.nursery import RankNursery
 from execution.step import Step, step_inputs
 
 

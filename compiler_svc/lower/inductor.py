@@ -15,11 +15,22 @@ import torch
 from torch._inductor import codecache, config, cpu_vec_isa
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-from compiler_svc.lower.collectives import C_FUNCTIONS
+import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.isa import VECTOR_BITS
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.toolchain import COMPILER, find_compiler
+
+#: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. They are in the native library of
+#: kiln-execution, which every process loads before it opens an executable.
+C_FUNCTIONS: Final[dict[torch._ops.OpOverload, list[str]]] = {
+    torch.ops.kiln.all_reduce.default: [
+        "AOTITorchError aoti_torch_cpu_all_reduce(AtenTensorHandle input, int64_t tp_degree, AtenTensorHandle* output)"
+    ],
+    torch.ops.kiln.all_gather.default: [
+        "AOTITorchError aoti_torch_cpu_all_gather(AtenTensorHandle input, int64_t tp_degree, AtenTensorHandle* output)"
+    ],
+}
 
 
 class _ExactAvx2(cpu_vec_isa.VecAVX2):  # type: ignore[misc]

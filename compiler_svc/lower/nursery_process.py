@@ -15,7 +15,7 @@ from typing import Final
 
 from compiler_svc.lower.process import load_inductor, run_call
 from compiler_svc.nurseries.fork_loop import ForkLoop
-from execution.parent_death import die_with_parent
+from execution.ranks.parent_death import die_with_parent
 
 #: As a module, for whoever starts it.
 MODULE: Final = "compiler_svc.lower.nursery_process"

@@ -14,13 +14,27 @@ from typing import Final
 import msgspec
 
 from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
-from compiler_svc.lower.exported_program import ExportedProgramBackend
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
 from compiler_svc.lower.process import Begun, LoweringCall, encode_call
 from compiler_svc.lower.toolchain import find_compiler
 from compiler_svc.nurseries.nursery import ForkedProcess, Nursery
 from execution.failure import Failure
+
+
+class ExportedProgramBackend:
+    """Keeps the staged program as the executable; the executor runs it operator by operator."""
+
+    def lower(self, job: LoweringJob) -> LoweredExecutable:
+        """Names the staged program."""
+        return LoweredExecutable(
+            tag=job.tag,
+            path=job.program_path,
+            format="exported_program",
+            state_convention="functional",
+            constants=job.constants,
+        )
+
 
 _LOG_TAIL_LINES: Final = 40
 

@@ -22,7 +22,7 @@ import msgspec
 from bundle.errors import KilnError
 from compiler_svc.lower.job import LoweringJob, read_job, write_outcome
 from execution.failure import Failure
-from execution.parent_death import die_with_parent
+from execution.ranks.parent_death import die_with_parent
 
 #: What a lowering imports sooner or later, beside its own code; most of it where Inductor needs it first.
 _LOADED: Final = (

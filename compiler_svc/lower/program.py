@@ -17,9 +17,10 @@ from torch._export.serde import serialize
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-import execution.collectives  # noqa: F401 - programs that call its operators are loaded here
+import execution.collectives.operators  # noqa: F401 - programs that call its operators are loaded here
 from compiler_svc.lower.errors import ProgramUnsupported
-from execution.program_file import read_program
+from compiler_svc.lower.job import LoweringJob, LoweringOptions, write_job
+from execution.executors.program_file import read_program
 
 _CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)
 #: What a node's metadata may keep; the rest says where in which source file the node came from.
@@ -118,3 +119,39 @@ def _with_weights(program: ExportedProgram, weights: dict[str, torch.nn.Paramete
         constants={},
         verifiers=program.verifiers,
     )
+
+
+def stage_job(
+    program: ExportedProgram,
+    *,
+    tag: str,
+    num_state: int,
+    options: LoweringOptions,
+    directory: Path,
+    cache_dir: Path,
+) -> LoweringJob:
+    """Writes a program, without its weights, and a job for it.
+
+    Args:
+        program: Functional: its last `num_state` inputs are the state, its last `num_state` outputs the new state.
+            Of its weights only names, shapes and dtypes count; they may be fake or uninitialized.
+        directory: Of this job alone; made here.
+        cache_dir: Shared by all jobs; made here.
+
+    Raises:
+        ProgramUnsupported: The program is not functional, or holds tensors of its own.
+    """
+    job = LoweringJob(
+        tag=tag,
+        directory=directory.resolve(),
+        cache_dir=cache_dir.resolve(),
+        num_state=num_state,
+        constants=constant_names(program),
+        reserved_bytes=sum(tensor.nbytes for tensor in placeholders(program).values()),
+        options=options,
+    )
+    job.directory.mkdir(parents=True, exist_ok=True)
+    job.cache_dir.mkdir(parents=True, exist_ok=True)
+    save_program(program, job.program_path)
+    write_job(job)
+    return job

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import execution.collectives  # noqa: F401 - registers torch.ops.kiln
+import execution.collectives.operators  # noqa: F401 - registers torch.ops.kiln
 from compiler_svc.models.shares import share_of
 
 

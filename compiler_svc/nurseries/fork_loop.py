@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from execution.forking import check_single_thread
+from execution.ranks.forking import check_single_thread
 
 #: No packet is longer.
 PACKET_SIZE_BYTES: Final = 1 << 16

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from compiler_svc.nurseries.fork_loop import PACKET_SIZE_BYTES
-from execution.parent_death import parent_environment
+from execution.ranks.parent_death import parent_environment
 from execution.threads import SHORT_SPIN_TURNS
 
 

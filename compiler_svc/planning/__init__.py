@@ -1,4 +1,5 @@
-"""What a compile would make and take, from configuration and tensor headers alone: memory, sizes that fit, cost.
+"""What a compile would make and take, from configuration and tensor headers alone: no torch, no weight is read.
 
-Knows neither torch nor the wire. Nothing here reads a weight, traces a graph or starts a process.
+`admission` validates requests, `build_plan` says what a build has to make, `planner` answers PlanCompile. Must not know
+protobuf.
 """

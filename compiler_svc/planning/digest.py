@@ -13,9 +13,9 @@ import msgspec
 
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.manifest import Target
-from compiler_svc.builds.code_digest import BUNDLE_CODE, digest_code
-from compiler_svc.builds.plan import BuildPlan
 from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.planning.build_plan import BuildPlan
+from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
 from compiler_svc.trace.submodels import SubmodelSpec
 
 

@@ -12,7 +12,12 @@ from sqlalchemy.orm import Session
 
 from bundle.layout import Layout
 from bundle.manifest import Target
-from compiler_svc.admission import (
+from compiler_svc.config import InferenceConfig, Resolution, resolve_config
+from compiler_svc.config.submodels import SubmodelShape, describe_submodels
+from compiler_svc.database import actuals
+from compiler_svc.database.engine import Database
+from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
     find_checkpoint,
@@ -20,17 +25,12 @@ from compiler_svc.admission import (
     read_declared_dtype,
     resolve_request,
 )
-from compiler_svc.builds.plan import plan_build
-from compiler_svc.config import InferenceConfig, Resolution, resolve_config
-from compiler_svc.config.submodels import SubmodelShape, describe_submodels
-from compiler_svc.database import actuals
-from compiler_svc.database.engine import Database
-from compiler_svc.lower.toolchain import toolchain
-from compiler_svc.model_overrides import override_model
+from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
-from compiler_svc.planning.plan import Plan, PlannedExecutable
+from compiler_svc.planning.model_overrides import override_model
+from compiler_svc.planning.report import Plan, PlannedExecutable
 from compiler_svc.planning.targets import TARGETS, RankLimit
 from compiler_svc.planning.variation import Variations
 from compiler_svc.weights.checkpoint import Checkpoint

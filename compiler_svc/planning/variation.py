@@ -10,7 +10,7 @@ from compiler_svc.config.findings import Findings
 from compiler_svc.config.options import expand_options
 from compiler_svc.errors import CompilerError
 from compiler_svc.planning.largest import Judgement, find_largest
-from compiler_svc.planning.plan import LargestSizes
+from compiler_svc.planning.report import LargestSizes
 from compiler_svc.planning.targets import PlannedTarget
 from compiler_svc.sharding.errors import ShardingNotServed
 

@@ -15,9 +15,9 @@ from torch.export.graph_signature import InputKind
 from bundle.manifest import ConstantBinding
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_digest import digest_graph
+from compiler_svc.trace.graph_spec import ModelSpec
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.sources import recorded_sources
-from compiler_svc.trace.spec import ModelSpec
 from compiler_svc.trace.submodels import SubmodelSpec, describe_state
 
 #: Name of a plain model's only weight set.

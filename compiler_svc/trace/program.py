@@ -10,7 +10,7 @@ from compiler_svc.models.collectives import Ranks
 from compiler_svc.models.llama import LlamaForCausalLM
 from compiler_svc.models.logits import RankLogits
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 from compiler_svc.trace.submodels import SubmodelSpec
 from execution.dtypes import TORCH_DTYPES
 from execution.sampling import greedy, sample

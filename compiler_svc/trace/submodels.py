@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bundle.abi import state_names
 from bundle.manifest import StateLayout, StateTensor, Submodel, TensorSpec
 from compiler_svc.models.head_layout import lay_out_heads
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 
 KV_AXES = ("slot", "kv_head", "position", "head_dim")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors import SafetensorError, safe_open
+
+from bundle.digest import canonical_json, sha256_bytes
 from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
-from compiler_svc.weights.safetensors_files import read_safetensors_header
 
 #: Weight files in the order of preference.
 SAFETENSORS_FILE: Final = "model.safetensors"
@@ -208,3 +210,50 @@ def _read_chat_template(directory: _Directory) -> str | None:
         accepted = "Jinja source, or a list with one named `default`"
         raise CheckpointInvalid(directory.path, "tokenizer_config.json: chat_template", _kind(template), accepted)
     return template
+
+
+def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Path], str]) -> str:
+    """Hashes the names and digests of `config.json`, the index of a sharded checkpoint and the weight files.
+
+    Args:
+        digest_file: Digest of a file's bytes, such as `bundle.digest.sha256_file` or a cache in front of it.
+
+    Returns:
+        `sha256:` and 64 hexadecimal digits.
+    """
+    files = [checkpoint.path / "config.json", *checkpoint.files, *filter(None, [checkpoint.index])]
+    return sha256_bytes(canonical_json({file.name: digest_file(file) for file in files}))
+
+
+#: torch's names of the dtypes that a checkpoint may hold; others keep the file's name in lower case.
+DTYPES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
+
+
+def read_safetensors_header(file: Path, checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of every tensor of a file, by name.
+
+    Raises:
+        CheckpointInvalid: The file is truncated or no safetensors file.
+    """
+    try:
+        with safe_open(file, framework="np") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 the object is no mapping
+            return {
+                name: (DTYPES.get(part.get_dtype(), part.get_dtype().lower()), tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise CheckpointInvalid(
+            checkpoint, file.name, f"a broken file ({error})", "a whole safetensors file"
+        ) from error

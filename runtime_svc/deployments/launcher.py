@@ -29,7 +29,7 @@ class StartingRanks(Ranks, Protocol):
 
 
 class StartRanks(Protocol):
-    """Starts the processes of a rank group; `execution.rank_group.RankGroup.start` is the real one."""
+    """Starts the processes of a rank group; `execution.ranks.group.RankGroup.start` is the real one."""
 
     async def __call__(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from bundle.manifest import DTYPE_SIZES_BYTES, Manifest
-from execution.step_memory import StepLayout
+from execution.ranks.step_memory import StepLayout
 from runtime_svc.errors import MemoryUnavailable
 
 

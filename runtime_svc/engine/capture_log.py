@@ -10,7 +10,7 @@ from execution.step import Step, step_inputs
 from runtime_svc.engine.capture import CapturedInput, CapturedStep
 from runtime_svc.engine.scheduler import StepPlan
 
-# As `execution.step_memory` has them: every input of a step is one of the two.
+# As `execution.ranks.step_memory` has them: every input of a step is one of the two.
 _ITEM_FORMATS: Final = {"int32": "i", "float32": "f"}
 
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a rank group; `execution.rank_group.RankGroup` is the real one."""
+"""What the engine asks of a rank group; `execution.ranks.group.RankGroup` is the real one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import compiler_svc
 import execution
 import runtime_svc
 from bundle.errors import KilnError
-from compiler_svc.status import STATUS_TABLE as COMPILER_TABLE
+from compiler_svc.api.status import STATUS_TABLE as COMPILER_TABLE
 from edge.status import StatusTable
 from runtime_svc.status import STATUS_TABLE as RUNTIME_TABLE
 

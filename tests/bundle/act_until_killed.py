@@ -26,7 +26,7 @@ from bundle.writer import BundleWriter
 from tests.bundle.samples import FILES, publish_sample, put_chunks, sample_manifest
 
 #: Whose calls into C are counted: all of the writing code's, and those that pathlib makes for it to change the disk.
-WRITING_MODULES = {"bundle.blob_writer", "bundle.layout", "bundle.pins"}
+WRITING_MODULES = {"bundle.blob_writer", "bundle.layout"}
 PATHLIB_CALLS = {"open", "write", "__exit__", "rename", "replace", "unlink"}
 
 

@@ -14,7 +14,7 @@ from bundle.catalog import find_bundle
 from bundle.consistency import check_consistency
 from bundle.digest import digest_hex, is_digest, parse_digest, sha256_bytes
 from bundle.errors import AbiUnsupported, BundleError, DigestInvalid, LayoutInvalid, ManifestInvalid, RefInvalid
-from bundle.layout import Layout
+from bundle.layout import Layout, read_pins
 from bundle.manifest import parse_manifest
 from bundle.oci import (
     BUNDLE_TYPE,
@@ -30,7 +30,6 @@ from bundle.oci import (
     RecordT,
     parse_record,
 )
-from bundle.pins import read_pins
 from bundle.reader import is_title, open_bundle
 from bundle.reference import is_alias, is_name, parse_reference
 from bundle.referrers import list_referrers

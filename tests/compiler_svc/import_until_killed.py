@@ -19,11 +19,11 @@ from types import FrameType
 
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
-from compiler_svc.bundle_import import BundleImporter, ImportOrder
-from compiler_svc.bundle_store import BundleStore
+from compiler_svc.bundles.importer import BundleImporter, ImportOrder
+from compiler_svc.bundles.store import BundleStore
 from compiler_svc.database.engine import Database
 
-WRITING_MODULES = {"bundle.blob_writer", "bundle.layout", "bundle.pins"}
+WRITING_MODULES = {"bundle.blob_writer", "bundle.layout"}
 CALLS = {"pathlib": {"open", "rename", "replace", "unlink"}, "sqlalchemy.engine.default": {"execute", "commit"}}
 
 

@@ -20,7 +20,7 @@ from kiln.compiler.v1 import compiler_pb2_grpc
 
 from bundle.layout import Layout
 from compiler_svc.builds.job import BuildJob, BuildResult
-from compiler_svc.builds.runner import OnProgress
+from compiler_svc.compiles.build_runner import OnProgress
 from compiler_svc.records import ExecutableResult, Progress, Stage
 from compiler_svc.server import open_server
 from compiler_svc.settings import parse_settings

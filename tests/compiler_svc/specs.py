@@ -7,7 +7,7 @@ from typing import Any, Final
 from bundle.manifest import Sampling
 from compiler_svc.models.registry import parse_model_config
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 
 HOST_SAMPLING: Final = Sampling(

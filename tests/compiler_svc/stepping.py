@@ -14,8 +14,8 @@ from bundle.manifest import Submodel
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.trace.export import export_submodel
+from compiler_svc.trace.graph_spec import ModelSpec
 from compiler_svc.trace.program import build_program
-from compiler_svc.trace.spec import ModelSpec
 from compiler_svc.trace.submodels import SubmodelSpec, describe_state, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES

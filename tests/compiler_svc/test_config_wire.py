@@ -5,8 +5,8 @@ import math
 import pytest
 from kiln.config.v1 import config_pb2 as pb
 
+from compiler_svc.api.compiler_wire import document_from_pb
 from compiler_svc.config.document import parse_document
-from compiler_svc.config_wire import document_from_pb
 from compiler_svc.errors import ConfigInvalid
 
 

@@ -9,11 +9,11 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.layout import Layout
 from bundle.referrers import add_referrer
-from compiler_svc.builds.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphsHeader, GraphsWriter, has_graphs
 from compiler_svc.builds.job import BuildJob, BuildResult
-from compiler_svc.builds.runner import OnProgress
-from compiler_svc.debug_file import DEBUG_TYPE, TITLE, GraphsHeader, GraphsWriter, has_graphs
+from compiler_svc.compiles.build_runner import OnProgress
 from compiler_svc.errors import BuildFailed
+from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
 from compiler_svc.records import Progress, Stage
 from tests.bundle.samples import publish_sample
 from tests.compiler_svc.running_compiler import (

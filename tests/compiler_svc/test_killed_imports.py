@@ -9,7 +9,7 @@ from bundle.layout import Layout
 from bundle.reader import open_bundle
 from bundle.removal import Collected
 from bundle.verification import BlobVerifier
-from compiler_svc.bundle_store import BundleStore
+from compiler_svc.bundles.store import BundleStore
 from tests.bundle.samples import publish_sample
 from tests.compiler_svc.import_until_killed import open_store, work
 

@@ -13,10 +13,10 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.config.v1 import config_pb2
 
 from bundle.layout import Layout
-from compiler_svc.admission import MOST_BUCKETS
-from compiler_svc.bundle_service import MOST_BLOB_STREAMS
-from compiler_svc.operation_feed import MOST_WATCHERS
-from compiler_svc.request_limits import MOST_REQUEST_BYTES, MOST_REQUEST_ID_CHARACTERS, MOST_SALT_CHARACTERS
+from compiler_svc.api.bundles import MOST_BLOB_STREAMS
+from compiler_svc.api.limits import MOST_REQUEST_BYTES, MOST_REQUEST_ID_CHARACTERS, MOST_SALT_CHARACTERS
+from compiler_svc.compiles.journal import MOST_WATCHERS
+from compiler_svc.planning.admission import MOST_BUCKETS
 from tests.compiler_svc.running_compiler import Client, refusal, serve_compiler
 
 GIB = 1 << 30

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiler_svc.api.paging import choose_page_size, read_page_token, write_page_token
 from compiler_svc.errors import PageTokenInvalid
-from compiler_svc.paging import choose_page_size, read_page_token, write_page_token
 
 
 @given(st.tuples(st.text(), st.integers(-(2**53), 2**53)))

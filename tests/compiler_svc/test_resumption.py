@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from compiler_svc.compile_queue import MOST_UNFINISHED_BUILDS
-from compiler_svc.compile_run import CompileRun
+from compiler_svc.compiles.queue import MOST_UNFINISHED_BUILDS
+from compiler_svc.compiles.run import CompileRun
 from compiler_svc.database.engine import Database
 from compiler_svc.database.tables import OperationRow
 from tests.compiler_svc.running_compiler import (

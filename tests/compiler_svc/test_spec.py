@@ -6,7 +6,7 @@ import pytest
 
 from bundle.manifest import Target
 from compiler_svc.config import MoENeuronConfig, resolve_config
-from compiler_svc.spec import CompileSpec, read_spec, write_spec
+from compiler_svc.planning.job_spec import CompileSpec, read_spec, write_spec
 
 SPEC = CompileSpec(
     name="tiny",

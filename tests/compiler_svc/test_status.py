@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc
 
 from bundle.errors import BundleError, KilnError
+from compiler_svc.api.status import STATUS_TABLE, status_from_failure
 from compiler_svc.errors import CompileQueueFull, ConfigInvalid
-from compiler_svc.status import STATUS_TABLE, status_from_failure
 from edge.status import status_from_error, unmapped_errors
 from execution.failure import Failure
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LIST_UNMAPPED = """
 import importlib, json, pkgutil
 from bundle.errors import KilnError
-from compiler_svc.status import STATUS_TABLE
+from compiler_svc.api.status import STATUS_TABLE
 from edge.status import unmapped_errors
 for root in ("bundle", "execution", "compiler_svc"):
     package = importlib.import_module(root)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from execution.collectives import use_communicator
+from execution.collectives.operators import use_communicator
 
 Result = TypeVar("Result")
 

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.compiler_svc.specs import make_plan, make_spec
 

@@ -23,7 +23,7 @@ from execution.errors import (
     WeightsInvalid,
     WeightsNotStaged,
 )
-from execution.executor import Executor, load_executor
+from execution.executors.executor import Executor, load_executor
 from tests.execution.toy import LAYERS, LENGTH, NUM_STATE, PROMPT, SLOTS, STATE_SHAPE, VOCAB, ToyBundle, make_model
 
 CTE, TKG = f"context_encoding_{PROMPT}", f"token_generation_{LENGTH}"

@@ -13,7 +13,7 @@ import pytest
 
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.nurseries.nursery import Nursery
-from execution.rank_nursery import RankNursery
+from execution.ranks.nursery import RankNursery
 from tests.execution.toy import Picks, ToyBundle, make_bundle, stage_toy
 from tests.lowering_cache import LOWERING_CACHE
 

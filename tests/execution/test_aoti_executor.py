@@ -1,7 +1,7 @@
 import pytest
 
 from execution.errors import ExecutableInvalid
-from execution.executor import load_executor
+from execution.executors.executor import load_executor
 from tests.contract.executor_suite import ExecutorSuite, rebind, with_executable
 from tests.execution.conftest import MakeToy
 from tests.execution.toy import ToyBundle

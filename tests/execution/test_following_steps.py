@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from execution.control import RunStep, Stepped
 from execution.errors import RankDied, RankFailed, StepAborted, StepFailed
-from execution.rank_group import RankGroup
-from execution.rank_nursery import RankNursery
+from execution.ranks.control import RunStep, Stepped
+from execution.ranks.group import RankGroup
+from execution.ranks.nursery import RankNursery
 from execution.step import Step
 from tests.contract.executor_suite import CTE, TKG, prompt_inputs, token_inputs
 from tests.execution.conftest import MakeToy

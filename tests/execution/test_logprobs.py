@@ -1,6 +1,6 @@
 import torch
 
-from execution.logprobs import pick_logprobs
+from execution.sampling import pick_logprobs
 
 
 def test_logprobs_are_those_of_the_whole_distribution() -> None:

@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "numpy", "safetensors"}
 CODE = """
 import json, sys
-import execution.errors, execution.failure, execution.isa, execution.parent_death, execution.rank_group, execution.step
+import execution.errors, execution.failure, execution.isa, execution.step
+import execution.ranks.parent_death, execution.ranks.group
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 

@@ -29,8 +29,8 @@ from execution.errors import (
     WeightsInvalid,
     WeightsNotStaged,
 )
-from execution.rank_group import LoadProgress, RankGroup
-from execution.rank_nursery import RankNursery
+from execution.ranks.group import LoadProgress, RankGroup
+from execution.ranks.nursery import RankNursery
 from execution.sampling import sample
 from execution.step import Step
 from tests.contract.executor_suite import CTE, STATE_BYTES, TKG, Reference, prompt_inputs, token_inputs, with_executable
@@ -303,7 +303,7 @@ async def test_a_process_that_never_gets_ready(
     monkeypatch.setattr(sys, "executable", "/bin/ls")
     with pytest.raises(RankDied, match="rank 0 died: exit code 2"):
         await start(eager.manifest, eager.blobs, None)
-    assert "execution.nursery_process" in capfd.readouterr().err
+    assert "execution.ranks.nursery_process" in capfd.readouterr().err
 
 
 # Processes
@@ -362,7 +362,7 @@ async def test_closing_is_no_death(eager: ToyBundle) -> None:
 async def test_closing_ends_a_rank_that_does_not_listen(
     eager: ToyBundle, nursery: RankNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execution.rank_handle.CLOSE_GRACE_S", 0.1)
+    monkeypatch.setattr("execution.ranks.handle.CLOSE_GRACE_S", 0.1)
     async with loaded(eager.manifest, eager.blobs, nursery) as (group, process):
         process.suspend()
         waiting = asyncio.create_task(group.run(PREFILL))
@@ -376,7 +376,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from bundle.manifest import parse_manifest
-from execution.rank_group import RankGroup
+from execution.ranks.group import RankGroup
 
 async def main():
     manifest = parse_manifest(Path(sys.argv[1]).read_bytes())

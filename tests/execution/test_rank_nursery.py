@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from execution.errors import RankDied
-from execution.rank_group import RankGroup
-from execution.rank_nursery import RankNursery
+from execution.ranks.group import RankGroup
+from execution.ranks.nursery import RankNursery
 from execution.threads import SHORT_SPIN_TURNS
 from tests.contract.executor_suite import Reference, prompt_inputs
 from tests.execution.conftest import MakeToy

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from execution.collective_memory import CollectiveMemory
-from execution.collectives import CollectiveError, use_communicator
+from execution.collectives.communicator import SharedCommunicator
+from execution.collectives.memory import CollectiveMemory
+from execution.collectives.operators import CollectiveError, use_communicator
 from execution.errors import TooManyRanks
-from execution.shared_communicator import SharedCommunicator
 
 CHUNK_BYTES = 256 * 1024
 MOST_RANKS = 256

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bundle.manifest import Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
+from execution.ranks.step_memory import Region, StepLayout, StepMemory
 from execution.step import MAX_TOP_LOGPROBS, Step, step_inputs
-from execution.step_memory import Region, StepLayout, StepMemory
 from tests.execution.conftest import MakeToy
 from tests.execution.toy import VOCAB
 

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bundle.manifest import Manifest
-from execution.control import DiscardStaged, Done
 from execution.errors import (
     CollectivesMissing,
     RankDied,
@@ -27,8 +26,9 @@ from execution.errors import (
     WeightsInvalid,
     WeightsNotStaged,
 )
-from execution.rank_group import RankGroup
-from execution.rank_nursery import RankNursery
+from execution.ranks.control import DiscardStaged, Done
+from execution.ranks.group import RankGroup
+from execution.ranks.nursery import RankNursery
 from execution.step import Step
 from tests.contract.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
 from tests.execution.conftest import MakeToy
@@ -269,6 +269,6 @@ async def test_a_rank_killed_while_it_loads(pair: ToyBundle, nursery: RankNurser
 
 
 async def test_ranks_without_the_native_library(pair: ToyBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("execution.collective_memory.load_collective_library", lambda: None)
+    monkeypatch.setattr("execution.collectives.memory.load_collective_library", lambda: None)
     with pytest.raises(CollectivesMissing, match="2 ranks need the native library of kiln-execution"):
         await RankGroup.start(pair.manifest, pair.blobs, num_threads=1)

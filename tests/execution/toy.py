@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-import execution.collectives  # noqa: F401 - registers the operators
+import execution.collectives.operators  # noqa: F401 - registers the operators
 from bundle.abi import state_names
 from bundle.digest import sha256_file
 from bundle.manifest import (
@@ -37,7 +37,7 @@ from bundle.manifest import (
     WeightTensor,
 )
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob, LoweringOptions
-from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.program import stage_job
 from execution.sampling import sample
 
 VOCAB, HIDDEN, LAYERS, SLOTS, LENGTH, PROMPT = 48, 16, 2, 3, 16, 8

@@ -22,9 +22,9 @@ from bundle.oci import EXPORTED_PROGRAM_TYPE, WEIGHTS_TYPE
 from bundle.writer import BundleWriter
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.nurseries.nursery import Nursery
-from execution.executor import load_executor
-from execution.rank_group import RankGroup
-from execution.rank_nursery import RankNursery
+from execution.executors.executor import load_executor
+from execution.ranks.group import RankGroup
+from execution.ranks.nursery import RankNursery
 from tests.execution.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
 from tests.processes import is_rank, note_others, own_children
 from tests.runtime_svc.conftest import Runtime, raises, serve_runtime, token_request, tokens_of

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from compiler_svc.builds.graph_abi import read_config
 from compiler_svc.config import resolve_config
 from compiler_svc.errors import GraphAbiMismatch
+from compiler_svc.planning.weights_fit import read_config
 from tests.bundle.samples import sample_manifest
 
 

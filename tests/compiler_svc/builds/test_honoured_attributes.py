@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from compiler_svc.builds.plan import BuildPlan, plan_build
 from compiler_svc.config import resolve_config
+from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_digest import render_graph
 from compiler_svc.trace.submodels import SubmodelSpec

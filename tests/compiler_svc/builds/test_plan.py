@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from bundle.manifest import Limits, Sampling, Serving
-from compiler_svc.builds.plan import choose_sampling, plan_build
 from compiler_svc.config import NeuronConfig, resolve_config
+from compiler_svc.planning.build_plan import choose_sampling, plan_build
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.compiler_svc.random_checkpoint import write_checkpoint
 

@@ -16,7 +16,7 @@ from bundle.reader import Bundle, open_bundle
 from bundle.referrers import list_referrers, read_referrer
 from bundle.verification import BlobVerifier
 from compiler_svc.builds.build_record import BUILD_TYPE, GOLDEN_TYPE
-from compiler_svc.shard_admission import ShardRequest, admit_shard_request
+from compiler_svc.planning.shard_admission import ShardRequest, admit_shard_request
 from tests.compiler_svc.compiler_process import run_compiler
 from tests.compiler_svc.random_checkpoint import write_checkpoint
 from tests.compiler_svc.running_compiler import Client, refusal, response_of

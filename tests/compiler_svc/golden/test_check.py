@@ -11,7 +11,7 @@ from bundle.manifest import Sampling
 from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.golden.errors import GoldenMismatch
-from execution.rank_nursery import RankNursery
+from execution.ranks.nursery import RankNursery
 from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
 from tests.compiler_svc.specs import HOST_SAMPLING
 from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
-from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.program import stage_job
 from tests.execution.toy import NUM_STATE, describe, export
 from tests.lowering_cache import LOWERING_CACHE
 

@@ -1,6 +1,6 @@
 import torch
 
-from compiler_svc.lower.adapters import InPlaceProgram
+from compiler_svc.lower.aoti import InPlaceProgram
 from tests.execution.toy import NUM_STATE, STATE_SHAPE, describe, export, make_model
 
 

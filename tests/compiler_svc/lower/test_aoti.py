@@ -15,7 +15,7 @@ from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.job import LoweredExecutable
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.nurseries.nursery import Nursery
-from execution.aoti_library import AotiError, AotiLibrary
+from execution.executors.aoti_library import AotiError, AotiLibrary
 from tests.execution.toy import STATE_SHAPE, make_model, stage_toy
 from tests.lowering_cache import LOWERING_CACHE
 

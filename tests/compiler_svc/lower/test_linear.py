@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from compiler_svc.builds.code_digest import LOWERING_CODE, digest_code
 from compiler_svc.lower import linear
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.linear import MAX_ROWS, use_linear_kernel
 from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.program import stage_job
 from compiler_svc.lower.toolchain import find_compiler
 from compiler_svc.nurseries.nursery import Nursery
-from execution.aoti_library import AotiLibrary
+from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
+from execution.executors.aoti_library import AotiLibrary
 from execution.isa import supported_isas
 from tests.lowering_cache import LOWERING_CACHE
 
@@ -193,7 +193,7 @@ def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: Nursery) -> None:
 def test_the_kernels_source_is_part_of_cache_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernels = tmp_path / "compiler_svc" / "lower" / "kernels"
     kernels.mkdir(parents=True)
-    monkeypatch.setattr("compiler_svc.builds.code_digest._ROOT", tmp_path)
+    monkeypatch.setattr("compiler_svc.planning.code_digest._ROOT", tmp_path)
     digests = []
     for text in ("// one", "// two"):
         (kernels / "linear.cpp").write_text(text)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.program import stage_job
 from compiler_svc.nurseries.nursery import Nursery
-from execution.aoti_library import AotiLibrary
+from execution.executors.aoti_library import AotiLibrary
 from tests.lowering_cache import LOWERING_CACHE
 
 pytestmark = pytest.mark.toolchain

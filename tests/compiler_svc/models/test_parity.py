@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.compiler_svc.tiny_llama import (
     GEOMETRIES,

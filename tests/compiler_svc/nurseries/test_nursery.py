@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from compiler_svc.builds.job import JobDirectory
-from compiler_svc.builds.runner import NURSERY_MODULE, read_result
+from compiler_svc.compiles.build_runner import NURSERY_MODULE, read_result
 from compiler_svc.errors import BuildFailed
 from compiler_svc.nurseries.nursery import ForkedProcess, StartedNursery
 

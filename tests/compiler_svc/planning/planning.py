@@ -10,8 +10,8 @@ from typing import Any
 from bundle.layout import Layout
 from compiler_svc.config import InferenceConfig, resolve_config
 from compiler_svc.database.engine import Database
-from compiler_svc.planning.plan import Plan
 from compiler_svc.planning.planner import Planner, PlanRequest
+from compiler_svc.planning.report import Plan
 
 GIB = 1 << 30
 

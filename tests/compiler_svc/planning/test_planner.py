@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 from bundle.errors import KilnError
 from bundle.layout import Layout
 from bundle.manifest import Target
-from compiler_svc.builds.plan import plan_build
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.actuals import BuildActual, BuildFacts
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
+from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.planner import Planner
 from compiler_svc.planning.targets import TARGETS

@@ -13,12 +13,12 @@ import torch
 from bundle.digest import sha256_file
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.lower.staging import stage_job
+from compiler_svc.lower.program import stage_job
 from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.trace.export import export_submodel
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 from compiler_svc.trace.submodels import describe_submodel
-from execution.rank_group import RankGroup
+from execution.ranks.group import RankGroup
 from execution.step import Step
 from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
 from tests.compiler_svc.sharding.test_ranks import make_sampling

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from bundle.manifest import Sampling
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 from execution.sampling import greedy, sample
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.compiler_svc.thread_ranks import run_ranks

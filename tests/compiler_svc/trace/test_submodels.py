@@ -5,7 +5,7 @@ import pytest
 
 from bundle.manifest import KNOWN_FLAGS, Sampling, TensorSpec
 from compiler_svc.models.registry import parse_model_config
-from compiler_svc.trace.spec import ModelSpec
+from compiler_svc.trace.graph_spec import ModelSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from tests.compiler_svc.specs import HOST_SAMPLING
 

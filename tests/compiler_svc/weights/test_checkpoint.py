@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from bundle.digest import sha256_file
-from compiler_svc.weights.checkpoint import Checkpoint
-from compiler_svc.weights.checkpoint_digest import compute_checkpoint_digest
+from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
 from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
 from compiler_svc.weights.tensors import TensorReader
 

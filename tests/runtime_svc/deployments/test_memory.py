@@ -9,7 +9,7 @@ import pytest
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.manifest import WeightTensor
-from execution.step_memory import StepLayout
+from execution.ranks.step_memory import StepLayout
 from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, weights_need
 from runtime_svc.errors import MemoryUnavailable
 from tests.runtime_svc.conftest import Runtime, details_of, raises, serve_runtime

@@ -1,0 +1,88 @@
+"""protobuf ↔ records, for bundles."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kiln.bundle.v1 import bundle_pb2 as pb
+
+from bundle.oci import BlobDescriptor
+from bundle.removal import Collected
+from compiler_svc.api.compiler_wire import timestamp_to_pb
+from compiler_svc.bundles.importer import ImportedBundle, ImportProgress
+from compiler_svc.bundles.store import NamedBundle, contents_of
+from compiler_svc.database.leases import Lease
+from compiler_svc.database.versions import Alias, Contents, Version
+
+_CONTENTS: Final[dict[Contents, pb.BundleContents.ValueType]] = {
+    "full": pb.BUNDLE_CONTENTS_FULL,
+    "executables": pb.BUNDLE_CONTENTS_EXECUTABLES,
+    "weights": pb.BUNDLE_CONTENTS_WEIGHTS,
+}
+
+
+def version_to_pb(version: Version) -> pb.Bundle:
+    """Writes a version, without manifest and blobs."""
+    return pb.Bundle(
+        name=version.name,
+        version=version.version,
+        digest=version.digest,
+        size_bytes=version.size_bytes,
+        create_time=timestamp_to_pb(version.create_time_ns),
+        aliases=version.aliases,
+        graph_abi_digest=version.graph_abi_digest,
+        contents=_CONTENTS[version.contents],
+    )
+
+
+def bundle_to_pb(named: NamedBundle) -> pb.Bundle:
+    """Writes a bundle with manifest and blobs."""
+    bundle = named.bundle
+    message = pb.Bundle() if named.version is None else version_to_pb(named.version)
+    message.digest = bundle.digest
+    message.size_bytes = bundle.size_bytes
+    message.graph_abi_digest = bundle.manifest.graph_abi_digest
+    message.manifest_json = bundle.manifest.to_json()
+    message.contents = _CONTENTS[contents_of(bundle)]
+    message.blobs.extend(map(blob_to_pb, bundle.blobs))
+    return message
+
+
+def alias_to_pb(alias: Alias) -> pb.Alias:
+    """Writes an alias."""
+    return pb.Alias(name=alias.name, alias=alias.alias, version=alias.version, etag=alias.etag)
+
+
+def lease_to_pb(lease: Lease) -> pb.Lease:
+    """Writes a lease."""
+    return pb.Lease(holder=lease.holder, digest=lease.digest, expire_time=timestamp_to_pb(lease.expire_time_ns))
+
+
+def collected_to_pb(collected: Collected) -> pb.CollectGarbageResponse:
+    """Writes what a collection took and left."""
+    return pb.CollectGarbageResponse(
+        deleted_bundle_count=collected.bundle_count,
+        deleted_blob_count=collected.freed.blob_count,
+        deleted_size_bytes=collected.freed.size_bytes,
+        kept_blob_count=collected.kept.blob_count,
+        kept_size_bytes=collected.kept.size_bytes,
+    )
+
+
+def import_event_to_pb(event: ImportProgress | ImportedBundle) -> pb.ImportBundleResponse:
+    """Writes one event of an import."""
+    if isinstance(event, ImportProgress):
+        progress = pb.ImportProgress(done_bytes=event.done_bytes, total_bytes=event.total_bytes)
+        return pb.ImportBundleResponse(progress=progress)
+    result = pb.ImportResult(
+        bundle=bundle_to_pb(event.named),
+        copied_blob_count=event.transfer.copied_blob_count,
+        copied_size_bytes=event.transfer.copied_size_bytes,
+        present_blob_count=event.transfer.present_blob_count,
+    )
+    return pb.ImportBundleResponse(result=result)
+
+
+def blob_to_pb(blob: BlobDescriptor) -> pb.Blob:
+    """Writes one file of a bundle, or of a referrer of it."""
+    return pb.Blob(digest=blob.digest, size_bytes=blob.size_bytes, media_type=blob.media_type, title=blob.title)

@@ -1,0 +1,101 @@
+"""`kiln.compiler.v1.CompilerService`: validate, call, convert."""
+
+# ruff: noqa: N802, ARG002 - names and arguments of the methods are gRPC's
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from google.longrunning import operations_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
+from kiln.compiler.v1 import compiler_pb2_grpc
+
+from compiler_svc.api.compiler_wire import (
+    digest_request,
+    event_to_pb,
+    operation_to_pb,
+    request_from_pb,
+    shard_request_from_pb,
+)
+from compiler_svc.api.limits import check_limits
+from compiler_svc.api.plan_wire import plan_request_from_pb, plan_to_pb
+from compiler_svc.bundles.store import BundleStore
+from compiler_svc.compiles.journal import OperationJournal
+from compiler_svc.compiles.queue import CompileQueue
+from compiler_svc.database import operations
+from compiler_svc.database.engine import Database
+from compiler_svc.database.operations import Operation, parse_resource_name
+from compiler_svc.planning.admission import admit_request
+from compiler_svc.planning.planner import Planner
+from compiler_svc.planning.shard_admission import admit_shard_request
+
+
+class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
+    """Accepts compiles and lets clients watch them."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        journal: OperationJournal,
+        queue: CompileQueue,
+        store: BundleStore,
+        planner: Planner,
+        model_roots: tuple[Path, ...],
+    ) -> None:
+        """Takes the queue that compiles go to, and the roots that checkpoints lie in."""
+        self._database = database
+        self._journal = journal
+        self._queue = queue
+        self._store = store
+        self._planner = planner
+        self._model_roots = model_roots
+
+    async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
+        """Judges a request, then starts a compile."""
+        check_limits(request)
+        digest = digest_request(request)
+        operation = await self._find(request.request_id, digest)
+        if operation is None:
+            self._queue.check_room()
+            spec = await asyncio.to_thread(admit_request, request_from_pb(request), self._model_roots)
+            operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
+        return operation_to_pb(operation)
+
+    async def PlanCompile(self, request: pb.PlanCompileRequest, context: Any) -> pb.PlanCompileResponse:
+        """Tells what a compile would make and take."""
+        check_limits(request)
+        plan = await asyncio.to_thread(self._planner.plan, plan_request_from_pb(request))
+        return plan_to_pb(plan)
+
+    async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
+        """Judges a request, then starts to write weights."""
+        check_limits(request)
+        digest = digest_request(request)
+        operation = await self._find(request.request_id, digest)
+        if operation is None:
+            self._queue.check_room()
+            executables = (await self._store.get(request.executables_ref)).bundle
+            wanted = shard_request_from_pb(request)
+            spec = await asyncio.to_thread(admit_shard_request, wanted, executables, self._model_roots)
+            operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
+        return operation_to_pb(operation)
+
+    async def WatchCompile(
+        self, request: pb.WatchCompileRequest, context: Any
+    ) -> AsyncIterator[pb.WatchCompileResponse]:
+        """Streams the progress of one compile, the result last."""
+        async with aclosing(self._journal.watch(parse_resource_name(request.operation))) as changes:
+            async for operation in changes:
+                yield event_to_pb(operation)
+
+    async def _find(self, request_id: str, request_digest: str) -> Operation | None:
+        """The operation of a repeated call, whatever became of the checkpoint since."""
+        if not request_id:
+            return None
+        find = partial(operations.find_by_request_id, request_id=request_id, request_digest=request_digest)
+        return await self._database.run(find)

@@ -1,0 +1,226 @@
+"""protobuf ↔ records, for the compiler and its operations."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Final, Literal
+
+from google.longrunning import operations_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.timestamp_pb2 import Timestamp
+from kiln.compiler.v1 import compiler_pb2 as pb
+from kiln.config.v1.config_pb2 import InferenceConfig
+
+from bundle.digest import sha256_bytes
+from bundle.errors import FieldViolation
+from compiler_svc.api.status import status_from_failure
+from compiler_svc.config.document import Document, parse_document
+from compiler_svc.config.domains import show
+from compiler_svc.database.operations import Operation
+from compiler_svc.errors import ConfigInvalid
+from compiler_svc.planning.admission import CompileRequest
+from compiler_svc.planning.shard_admission import ShardRequest
+from compiler_svc.records import CompileResult, ExecutableResult, Stage
+
+_TARGET_KINDS: Final = {
+    pb.Target.KIND_UNSPECIFIED: "cpu",
+    pb.Target.KIND_CPU: "cpu",
+    pb.Target.KIND_INF2: "inf2",
+    pb.Target.KIND_TRN1: "trn1",
+    pb.Target.KIND_TRN2: "trn2",
+    pb.Target.KIND_TRN3: "trn3",
+}
+_LEVELS: Final[dict[pb.OptimizationLevel.ValueType, Literal[0, 1, 2]]] = {
+    pb.OPTIMIZATION_LEVEL_UNSPECIFIED: 1,
+    pb.OPTIMIZATION_LEVEL_O0: 0,
+    pb.OPTIMIZATION_LEVEL_O1: 1,
+    pb.OPTIMIZATION_LEVEL_O2: 2,
+}
+_STAGES: Final = {
+    Stage.QUEUED: pb.COMPILE_STAGE_QUEUED,
+    Stage.CACHE_CHECK: pb.COMPILE_STAGE_CACHE_CHECK,
+    Stage.TRACE: pb.COMPILE_STAGE_TRACE,
+    Stage.LOWER: pb.COMPILE_STAGE_LOWER,
+    Stage.SHARD: pb.COMPILE_STAGE_SHARD,
+    Stage.VERIFY: pb.COMPILE_STAGE_VERIFY,
+    Stage.PUBLISH: pb.COMPILE_STAGE_PUBLISH,
+    Stage.DONE: pb.COMPILE_STAGE_DONE,
+}
+
+
+def digest_request(request: pb.CompileRequest | pb.ShardWeightsRequest) -> str:
+    """Digest of a request's method and content, which a reused request id must have again."""
+    content = deepcopy(request)
+    content.request_id = ""
+    return sha256_bytes(content.DESCRIPTOR.full_name.encode() + content.SerializeToString(deterministic=True))
+
+
+def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
+    """Reads a request.
+
+    Raises:
+        ConfigInvalid: The configuration text is no JSON object, or an enum value is unknown.
+    """
+    return CompileRequest(
+        name=request.name,
+        skip_cache_lookup=request.skip_cache_lookup,
+        debug=request.debug,
+        **build_fields_from_pb(request),
+    )
+
+
+def build_fields_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> dict[str, Any]:
+    """Reads the fields of a `BuildRequest`.
+
+    Raises:
+        ConfigInvalid: The configuration text is no JSON object, or an enum value is unknown.
+    """
+    unknown = [
+        FieldViolation(field, str(value), ", ".join(map(str, sorted(table))))
+        for field, value, table in (
+            ("target.kind", request.target.kind, _TARGET_KINDS),
+            ("optimization_level", request.optimization_level, _LEVELS),
+        )
+        if value not in table
+    ]
+    if unknown:
+        raise ConfigInvalid(unknown)
+    return {
+        "model": request.model,
+        "document": _document_from_pb(request),
+        "target_kind": _TARGET_KINDS[request.target.kind],
+        "isa": request.target.isa,
+        "optimization_level": _LEVELS[request.optimization_level],
+        "salt": request.salt,
+    }
+
+
+def shard_request_from_pb(request: pb.ShardWeightsRequest) -> ShardRequest:
+    """Reads a request."""
+    return ShardRequest(
+        name=request.name,
+        model=request.model,
+        executables_ref=request.executables_ref,
+        skip_cache_lookup=request.skip_cache_lookup,
+    )
+
+
+def operation_to_pb(operation: Operation) -> operations_pb2.Operation:
+    """Writes an operation with its metadata, and its response or error once it is done."""
+    message = operations_pb2.Operation(name=operation.resource_name, done=operation.is_done)
+    message.metadata.Pack(metadata_to_pb(operation))
+    if operation.result is not None:
+        message.response.Pack(result_to_pb(operation.result))
+    elif operation.error is not None:
+        message.error.CopyFrom(status_from_failure(operation.error))
+    return message
+
+
+def event_to_pb(operation: Operation) -> pb.WatchCompileResponse:
+    """Writes what a watcher is told about an operation."""
+    if operation.result is not None:
+        return pb.WatchCompileResponse(result=result_to_pb(operation.result))
+    if operation.error is not None:
+        return pb.WatchCompileResponse(error=status_from_failure(operation.error))
+    return pb.WatchCompileResponse(progress=metadata_to_pb(operation))
+
+
+def metadata_to_pb(operation: Operation) -> pb.CompileMetadata:
+    """Writes how far an operation is."""
+    progress = operation.progress
+    return pb.CompileMetadata(
+        name=operation.name,
+        stage=_STAGES[progress.stage],
+        executables_done=progress.executables_done,
+        executables_total=progress.executables_total,
+        executables_cached=progress.executables_cached,
+        sharded_bytes=progress.sharded_bytes,
+        total_bytes=progress.total_bytes,
+        eta=None if progress.eta_s is None else duration_to_pb(progress.eta_s),
+        message=progress.message,
+        create_time=timestamp_to_pb(operation.create_time_ns),
+        update_time=timestamp_to_pb(operation.update_time_ns),
+    )
+
+
+def result_to_pb(result: CompileResult) -> pb.CompileResponse:
+    """Writes the result of a compile."""
+    return pb.CompileResponse(
+        name=result.name,
+        version=result.version,
+        digest=result.digest,
+        cache=_cache_result(result.cached),
+        executables=map(_executable_to_pb, result.executables),
+        warnings=result.warnings,
+        duration=duration_to_pb(result.duration_s),
+    )
+
+
+def duration_to_pb(seconds: float) -> Duration:
+    """Writes a duration."""
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def timestamp_to_pb(time_ns: int) -> Timestamp:
+    """Writes a point in time."""
+    timestamp = Timestamp()
+    timestamp.FromNanoseconds(time_ns)
+    return timestamp
+
+
+def _document_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> dict[str, Any]:
+    if request.WhichOneof("config_source") == "config_json":
+        return parse_document(request.config_json)
+    return document_from_pb(request.config)
+
+
+def _executable_to_pb(executable: ExecutableResult) -> pb.ExecutableResult:
+    return pb.ExecutableResult(
+        tag=executable.tag,
+        submodel=executable.submodel,
+        bucket=executable.bucket,
+        cache=_cache_result(executable.cached),
+        duration=None if executable.duration_s is None else duration_to_pb(executable.duration_s),
+        size_bytes=executable.size_bytes,
+    )
+
+
+def _cache_result(cached: bool) -> pb.CacheResult.ValueType:
+    return pb.CACHE_RESULT_HIT if cached else pb.CACHE_RESULT_MISS
+
+
+_MODEL_ATTRIBUTES = "model_attributes_json"
+
+
+def document_from_pb(config: InferenceConfig) -> Document:
+    """Writes a configuration as the document that says the same: attributes that are set, under their names.
+
+    Paths of the Medusa tree become lists of lists, and the model's attributes stand at the top level.
+
+    Raises:
+        ConfigInvalid: The text of model attributes is no JSON object, or repeats what the message has fields for.
+    """
+    # An optional field that is set to zero is in the dictionary; an unset one is not.
+    return _flatten(MessageToDict(config, preserving_proto_field_name=True), "")
+
+
+def _flatten(document: dict[str, Any], path: str) -> Document:
+    """Brings a message's dictionary, and the draft model's inside of it, to a document's form."""
+    attributes: Document = {}
+    if (text := document.pop(_MODEL_ATTRIBUTES, None)) is not None:
+        field = f"{path}{_MODEL_ATTRIBUTES}"
+        attributes = parse_document(text, field=field)
+        fields = {one.name for one in InferenceConfig.DESCRIPTOR.fields}
+        repeated = [FieldViolation(field, show(name), "model attributes") for name in attributes if name in fields]
+        if repeated:
+            raise ConfigInvalid(repeated)
+    neuron_config = document.get("neuron_config", {})
+    if "medusa_tree" in neuron_config:
+        neuron_config["medusa_tree"] = [one.get("choices", []) for one in neuron_config["medusa_tree"]]
+    fused = document.get("fused_spec_config", {})
+    if "draft_config" in fused:
+        fused["draft_config"] = _flatten(fused["draft_config"], f"{path}fused_spec_config.draft_config.")
+    return attributes | document

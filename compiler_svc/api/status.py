@@ -1,0 +1,72 @@
+"""The gRPC code of every error that this service can answer with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+from google.rpc import status_pb2
+
+from compiler_svc import errors
+from compiler_svc.bundles import errors as bundle_errors
+from compiler_svc.golden.errors import GoldenMismatch
+from compiler_svc.lower.errors import (
+    IsaUnknown,
+    LoweringError,
+    LoweringMemoryExceeded,
+    LoweringTimedOut,
+    ToolchainMissing,
+)
+from compiler_svc.models.errors import ModelError
+from compiler_svc.sharding.errors import ShardingNotServed
+from compiler_svc.weights.errors import CheckpointError, CheckpointNotFound
+from edge.status import BUNDLE_STATUSES, StatusTable, status_from_error
+from execution.errors import ExecutionError, IsaUnsupported
+from execution.failure import Failure
+
+STATUS_TABLE: Final[StatusTable] = {
+    **BUNDLE_STATUSES,
+    errors.CompilerError: grpc.StatusCode.INTERNAL,
+    errors.ConfigInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.FeatureNotServed: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NameInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.PathOutsideModelRoots: grpc.StatusCode.PERMISSION_DENIED,
+    errors.RequestIdReused: grpc.StatusCode.ALREADY_EXISTS,
+    errors.CompileQueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.OperationNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.OperationNotDone: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.PageTokenInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.FilterInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.OffsetInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.AliasInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.AliasNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AliasChanged: grpc.StatusCode.ABORTED,
+    errors.BundleInUse: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CompileCancelled: grpc.StatusCode.CANCELLED,
+    errors.CompilerRestarted: grpc.StatusCode.UNAVAILABLE,
+    errors.BuildFailed: grpc.StatusCode.INTERNAL,
+    errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ExecutablesMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.TooManyWatchers: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    bundle_errors.LeaseInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    bundle_errors.PathOutsideImportRoots: grpc.StatusCode.PERMISSION_DENIED,
+    bundle_errors.SourceLayoutInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    CheckpointError: grpc.StatusCode.INVALID_ARGUMENT,
+    CheckpointNotFound: grpc.StatusCode.NOT_FOUND,
+    ModelError: grpc.StatusCode.INVALID_ARGUMENT,
+    ShardingNotServed: grpc.StatusCode.INVALID_ARGUMENT,
+    GoldenMismatch: grpc.StatusCode.INTERNAL,
+    LoweringError: grpc.StatusCode.INTERNAL,
+    LoweringMemoryExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LoweringTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
+    IsaUnknown: grpc.StatusCode.INVALID_ARGUMENT,
+    ToolchainMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    ExecutionError: grpc.StatusCode.INTERNAL,
+    IsaUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+def status_from_failure(failure: Failure) -> status_pb2.Status:
+    """Renders an error that was recorded."""
+    return status_from_error(failure.to_error(), STATUS_TABLE)

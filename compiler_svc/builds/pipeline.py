@@ -1,0 +1,241 @@
+"""A build from end to end, in a build process.
+
+Blobs enter the store on the way, where nothing refers to them until the manifest is published; the action cache is
+written by the service once it has the result. So a build that fails, or is killed, leaves nothing that counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bundle.layout import Layout
+from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
+from bundle.reader import open_bundle
+from bundle.referrers import add_referrer
+from bundle.writer import BundleWriter
+from compiler_svc.builds.build import Build, Nurseries
+from compiler_svc.builds.build_record import BuildRecorder, describe_facts
+from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphHeader, GraphsHeader, GraphsWriter
+from compiler_svc.builds.executable_stage import build_executables
+from compiler_svc.builds.finished_lowerings import FinishedLowerings
+from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
+from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
+from compiler_svc.builds.progress import ProgressReport
+from compiler_svc.builds.weight_stage import WeightStage, with_shards
+from compiler_svc.config import InferenceConfig
+from compiler_svc.config.interchange import to_neuron_config_json
+from compiler_svc.database import leases
+from compiler_svc.database.engine import Database
+from compiler_svc.errors import BuildFailed
+from compiler_svc.golden.check import check_golden
+from compiler_svc.planning.build_plan import plan_build
+from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.planning.job_spec import CompileSpec, ShardSpec
+from compiler_svc.planning.model_overrides import override_model
+from compiler_svc.planning.weights_fit import check_weights_fit
+from compiler_svc.records import Stage
+from compiler_svc.trace.annotated_graph import annotate_graph
+from compiler_svc.trace.export import export_submodel
+from compiler_svc.weights.checkpoint import Checkpoint
+
+# NxD Inference's name.
+CONFIG_TITLE: Final = "neuron_config.json"
+
+
+def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, nurseries: Nurseries) -> BuildResult:
+    """Builds and publishes what a job asks for.
+
+    Args:
+        nurseries: Where the build's processes come from.
+
+    Raises:
+        KilnError: What went wrong; nothing was published.
+    """
+    database = Database(job.environment.database_url)
+    with Layout(job.environment.store).pinning() as layout:
+        if isinstance(job.spec, CompileSpec) and job.graphs_of is not None:
+            result = keep_graphs(job.spec, job.graphs_of, layout, report)
+        elif isinstance(job.spec, CompileSpec):
+            result = build_bundle(
+                job, job.spec, layout, database, directory=directory, report=report, nurseries=nurseries
+            )
+        else:
+            result = build_weights(job, job.spec, layout, report, nurseries)
+        # The pins end with this process: from here on, until a version names the bundle, a lease keeps it.
+        keep = partial(
+            leases.set_lease,
+            holder=leases.BUILD_HOLDER,
+            digest=result.bundle_digest,
+            duration_s=leases.BUILD_DURATION_S,
+        )
+        database.run_and_wait(keep)
+    return result
+
+
+def build_bundle(
+    job: BuildJob,
+    spec: CompileSpec,
+    layout: Layout,
+    database: Database,
+    directory: JobDirectory,
+    *,
+    report: ProgressReport,
+    nurseries: Nurseries,
+) -> BuildResult:
+    """Compiles a checkpoint.
+
+    Args:
+        layout: Pins what is written.
+        database: Holds the action cache.
+    """
+    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
+    plan = plan_build(checkpoint, spec.config.neuron_config)
+    build = Build(
+        job=job,
+        spec=spec,
+        checkpoint=checkpoint,
+        plan=plan,
+        layout=layout,
+        database=database,
+        finished=FinishedLowerings(directory.lowered),
+        work=directory.work,
+        report=report,
+        nurseries=nurseries,
+    )
+    writer, recorder = BundleWriter(layout), BuildRecorder(report)
+
+    executables = build_executables(build)
+    for executable in executables:
+        writer.add_blob(executable.blob, executable.media_type, executable.title)
+
+    weights, config = WeightStage(plan, checkpoint, report), spec.config.neuron_config
+    aside: dict[str, Path] = {}
+    if config.skip_sharding:
+        shards = weights.describe()
+    elif config.save_sharded_checkpoint:
+        shards = weights.publish(layout, writer)
+    else:
+        shards, aside = weights.write_aside(directory.work)
+    tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
+    _add_config(writer, spec.config, checkpoint)
+    manifest = describe_bundle(build, executables, shards, tokenizer_files)
+
+    if not config.skip_sharding:
+        report.enter(Stage.VERIFY, "comparing logits with the reference")
+        blob_path = partial(_find_blob, layout, aside)
+        recorder.golden = check_golden(manifest, blob_path, checkpoint, nurseries.ranks)
+    if not config.save_sharded_checkpoint:
+        manifest = with_shards(manifest, weights.describe())
+
+    report.enter(Stage.PUBLISH, "publishing")
+    results = tuple(executable.result for executable in executables)
+    digest = writer.publish(manifest)
+    recorder.attach(layout, digest, manifest, results)
+    return BuildResult(
+        bundle_digest=digest,
+        executables=results,
+        new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
+        facts=describe_facts(build, executables),
+    )
+
+
+def build_weights(
+    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, nurseries: Nurseries
+) -> BuildResult:
+    """Writes a checkpoint's weights for the executables of a bundle.
+
+    Args:
+        layout: Pins what is written.
+
+    Raises:
+        GraphAbiMismatch: They do not fit.
+        BundleNotFound: The executables are gone.
+    """
+    layout.pin(spec.executables)
+    executables = open_bundle(layout, spec.executables)
+    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
+    plan = plan_build(checkpoint, spec.config.neuron_config)
+    check_weights_fit(executables.manifest, plan)
+    writer, recorder = BundleWriter(layout), BuildRecorder(report)
+
+    shards = WeightStage(plan, checkpoint, report).publish(layout, writer)
+    manifest = with_shards(executables.manifest, shards)
+
+    report.enter(Stage.VERIFY, "comparing logits with the reference")
+    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, nurseries.ranks)
+
+    report.enter(Stage.PUBLISH, "publishing")
+    tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
+    tokenizer = describe_tokenizer(checkpoint, tokenizer_files)
+    if tokenizer is None:
+        # A checkpoint of weights alone is for the text that the executables' bundle is for.
+        tokenizer = manifest.tokenizer
+        for layer in executables.image.layers:
+            if layer.media_type == TOKENIZER_TYPE:
+                writer.add_blob(layout.stored(layer.digest), TOKENIZER_TYPE, layer.title)
+    # Whatever the other bundle was compiled without, this one has.
+    neuron_config = replace(spec.config.neuron_config, save_sharded_checkpoint=True, skip_sharding=False)
+    _add_config(writer, replace(spec.config, neuron_config=neuron_config), checkpoint)
+    whole = {"save_sharded_checkpoint": True, "skip_sharding": False}
+    config = manifest.config | {"neuron_config": manifest.config["neuron_config"] | whole}
+    weights_only = msgspec.structs.replace(
+        manifest,
+        config=config,
+        executables=(),
+        checkpoint_digest=job.checkpoint_digest,
+        tokens=plan.tokens,
+        tokenizer=tokenizer,
+    )
+    digest = writer.publish(weights_only)
+    recorder.attach(layout, digest, weights_only, ())
+    return BuildResult(bundle_digest=digest, executables=(), new_executables={})
+
+
+def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Checkpoint) -> None:
+    content = to_neuron_config_json(config, checkpoint.config)
+    writer.add_blob(content.encode(), NEURON_CONFIG_TYPE, CONFIG_TITLE)
+
+
+def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:
+    return aside.get(digest) or layout.blob_path(digest)
+
+
+def keep_graphs(spec: CompileSpec, digest: str, layout: Layout, report: ProgressReport) -> BuildResult:
+    """Traces the executables of a bundle once more and attaches their graphs. The bundle stays as it is.
+
+    Traced again also where they have just been built: builds do without source lines, which cost them a third of the
+    tracing, and a bundle from the cache was traced by another process long ago.
+
+    Args:
+        spec: What the bundle was built from.
+        digest: Of the bundle.
+        layout: Pins what is written.
+
+    Raises:
+        BuildFailed: A graph is not the one that the bundle has.
+        BundleNotFound: The bundle is gone.
+    """
+    layout.pin(digest)
+    manifest = open_bundle(layout, digest).manifest
+    checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
+    plan = plan_build(checkpoint, spec.config.neuron_config)
+    graph_digests = {executable.tag: executable.graph_digest for executable in manifest.executables}
+    writer = GraphsWriter(
+        GraphsHeader(bundle=digest, code_digest=digest_code(BUNDLE_CODE), executables=len(graph_digests))
+    )
+    for submodel in plan.submodels:
+        report.enter(Stage.PUBLISH, f"keeping the graph of {submodel.tag}")
+        traced = export_submodel(plan.model, plan.weights, submodel, with_sources=True)
+        if traced.graph_digest != graph_digests.get(submodel.tag):
+            raise BuildFailed(f"{submodel.tag} has another graph now: its checkpoint changed after it was compiled")
+        inputs = [*(tensor.name for tensor in submodel.inputs), *submodel.state]
+        operations = list(annotate_graph(traced.program, inputs))
+        header = GraphHeader(executable=submodel.tag, graph_digest=traced.graph_digest, operations=len(operations))
+        writer.add(header, operations)
+    add_referrer(layout, digest, DEBUG_TYPE, DEBUG_TYPE, writer.finish(), title=TITLE)
+    return BuildResult(bundle_digest=digest, executables=(), new_executables={})

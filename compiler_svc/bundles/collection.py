@@ -1,0 +1,65 @@
+"""Collecting garbage without being asked: at the start, and from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import structlog
+
+from bundle.errors import BundleError
+from compiler_svc.bundles.store import BundleStore
+
+INTERVAL_S: Final = 600.0
+
+_log = structlog.get_logger("compiler")
+
+
+@asynccontextmanager
+async def collecting(store: BundleStore, interval_s: float = INTERVAL_S) -> AsyncIterator[None]:
+    """Collects now and then again and again, as long as the context lasts.
+
+    What killed builds, removals and imports left goes with the first collection: a bundle without version, and blobs
+    without bundle.
+    """
+    await _warn_of_lost_bundles(store)
+    await _collect(store)
+    task = asyncio.create_task(_collect_regularly(store, interval_s))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _collect_regularly(store: BundleStore, interval_s: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        await _collect(store)
+
+
+async def _collect(store: BundleStore) -> None:
+    try:
+        collected = await store.collect_garbage()
+    except BundleError as error:
+        _log.warning("garbage cannot be collected", reason=error.reason, error=str(error))
+    except OSError as error:
+        _log.warning("garbage cannot be collected", error=str(error))
+    else:
+        if collected.freed.blob_count:
+            _log.info(
+                "garbage collected",
+                bundle_count=collected.bundle_count,
+                blob_count=collected.freed.blob_count,
+                size_bytes=collected.freed.size_bytes,
+            )
+
+
+async def _warn_of_lost_bundles(store: BundleStore) -> None:
+    # Nothing here makes one: the store was tampered with, or another one was mounted in its place.
+    with suppress(BundleError):
+        for ref in await store.list_lost_versions():
+            _log.warning("the store has lost the bundle of a version", ref=ref)

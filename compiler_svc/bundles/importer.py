@@ -1,0 +1,170 @@
+"""Bringing bundles in from other layouts on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from bundle.catalog import find_bundle
+from bundle.errors import LayoutInvalid
+from bundle.layout import Layout
+from bundle.reference import Reference, is_alias, is_name
+from bundle.transfer import Transfer, copy_bundle
+from bundle.verification import BlobVerifier
+from compiler_svc.bundles.errors import PathOutsideImportRoots, SourceLayoutInvalid
+from compiler_svc.bundles.store import BundleStore, NamedBundle
+from compiler_svc.database import versions
+from compiler_svc.database.versions import Version
+from compiler_svc.errors import AliasInvalid, NameInvalid
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOrder:
+    """What to import, and as what.
+
+    Attributes:
+        layout: Directory of the other layout.
+        source_ref: Digest or tag in it; empty where it holds one bundle.
+        name: Bundle name of the new version.
+        alias: What shall name the version, None for nothing.
+        alias_etag: See `versions.set_alias`.
+    """
+
+    layout: str
+    source_ref: str
+    name: str
+    alias: str | None
+    alias_etag: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportProgress:
+    """Where an import stands."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedBundle:
+    """What an import brought."""
+
+    named: NamedBundle
+    transfer: Transfer
+
+
+class BundleImporter:
+    """Imports bundles into the service's store."""
+
+    def __init__(self, store: BundleStore, *, roots: tuple[Path, ...], verifier: BlobVerifier) -> None:
+        """Takes the store.
+
+        Args:
+            roots: Directories that other layouts must lie in once symbolic links are followed; none means nowhere.
+            verifier: Remembers which blobs of the store have been verified.
+        """
+        self._store = store
+        self._roots = tuple(root.resolve() for root in roots)
+        self._verifier = verifier
+
+    async def run(self, order: ImportOrder) -> AsyncGenerator[ImportProgress | ImportedBundle, None]:
+        """Copies a bundle, names it, and points the alias at it in the same transaction; yields the result last.
+
+        Closing the generator ends the copy; what was copied is there for the next import.
+
+        Raises:
+            NameInvalid, AliasInvalid, AliasChanged: The name or alias are none, or the alias is another's by now.
+            PathOutsideImportRoots: The layout leaves the roots.
+            SourceLayoutInvalid: It is no OCI image layout, or its index is broken.
+            BundleNotFound, BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
+        """
+        if not is_name(order.name):
+            raise NameInvalid(order.name)
+        if order.alias is not None:
+            if not is_alias(order.alias):
+                raise AliasInvalid(order.alias)
+            # Before bytes move. The transaction that sets it looks again.
+            await self._store.check_alias(order.name, order.alias, order.alias_etag)
+        source, digest = await asyncio.to_thread(self._find_source, order)
+        with self._store.layout.pinning() as target:
+            target.pin(digest)
+            copying = _Copying(partial(copy_bundle, source, target, digest, verifier=self._verifier))
+            try:
+                async for progress in copying.run():
+                    yield progress
+            finally:
+                await copying.stop()
+            version = await self._store.name_bundle(order.name, digest, partial(_set_alias, order))
+        yield ImportedBundle(NamedBundle(await self._store.open(digest), version), copying.transfer)
+
+    def _find_source(self, order: ImportOrder) -> tuple[Layout, str]:
+        root = Path(order.layout).resolve()
+        # The directory of blobs may be a link of its own.
+        for path in (root, (root / "blobs" / "sha256").resolve()):
+            if not order.layout or not any(path.is_relative_to(allowed) for allowed in self._roots):
+                raise PathOutsideImportRoots(order.layout)
+        try:
+            source = Layout(root)
+            return source, find_bundle(source, order.source_ref)
+        except LayoutInvalid as error:
+            raise SourceLayoutInvalid(order.layout, error.metadata["detail"]) from error
+
+
+class _Copying:
+    """A copy in a thread, whose progress is followed here: the newest of it, however slowly it is read."""
+
+    def __init__(self, copy: partial[Transfer]) -> None:
+        self._copy = copy
+        self._stopped = threading.Event()
+        self._changed = asyncio.Event()
+        self._newest: ImportProgress | None = None
+        self._task: asyncio.Task[Transfer] | None = None
+
+    @property
+    def transfer(self) -> Transfer:
+        """What the copy did, once it has ended."""
+        assert self._task is not None
+        return self._task.result()
+
+    async def run(self) -> AsyncGenerator[ImportProgress, None]:
+        """Copies, and yields the progress."""
+        loop = asyncio.get_running_loop()
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            if self._stopped.is_set():
+                raise InterruptedError
+            loop.call_soon_threadsafe(self._tell, ImportProgress(done_bytes, total_bytes))
+
+        task = self._task = asyncio.create_task(asyncio.to_thread(self._copy, progress=report))
+        task.add_done_callback(lambda _: self._changed.set())
+        while not task.done():
+            await self._changed.wait()
+            self._changed.clear()
+            newest, self._newest = self._newest, None
+            if newest is not None:
+                yield newest
+        await task
+
+    async def stop(self) -> None:
+        """Ends the copy, and returns when nothing of it runs any more."""
+        self._stopped.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _tell(self, progress: ImportProgress) -> None:
+        self._newest = progress
+        self._changed.set()
+
+
+def _set_alias(order: ImportOrder, session: Session, version: Version) -> Version:
+    reference = Reference(name=version.name, version=version.version)
+    if order.alias is not None:
+        versions.set_alias(session, reference=reference, alias=order.alias, etag=order.alias_etag)
+        session.flush()
+    return versions.find_version(session, reference)

@@ -1,0 +1,250 @@
+"""The service's bundles: versions in the database, bytes in the layout, and the two in agreement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from sqlalchemy.orm import Session
+
+from bundle.errors import BundleNotFound, RefInvalid
+from bundle.layout import Layout
+from bundle.oci import BlobDescriptor
+from bundle.reader import Bundle, open_bundle
+from bundle.reference import is_alias, parse_reference
+from bundle.referrers import list_referrer_files
+from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
+from compiler_svc.bundles.errors import LeaseInvalid
+from compiler_svc.database import cache, leases, versions
+from compiler_svc.database.engine import Database
+from compiler_svc.database.leases import Lease
+from compiler_svc.database.versions import Alias, Contents, PageOfVersions, Version
+from compiler_svc.errors import AliasInvalid, OffsetInvalid
+
+CHUNK_SIZE_BYTES: Final = 1 << 20
+
+LONGEST_HOLDER: Final = 128
+LEASE_DURATION_S: Final = 24 * 3600.0
+LONGEST_LEASE_S: Final = 30 * 24 * 3600.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NamedBundle:
+    """A bundle, and the version that names it; None where it was found by digest and none does."""
+
+    bundle: Bundle
+    version: Version | None
+
+
+class BundleStore:
+    """Versions, aliases and blobs."""
+
+    def __init__(self, database: Database, layout: Layout) -> None:
+        """Joins the two stores."""
+        self._database = database
+        self.layout = layout
+        # A bundle that is just being removed gets neither version nor lease.
+        self._naming = asyncio.Lock()
+
+    async def get(self, text: str) -> NamedBundle:
+        """Resolves a reference.
+
+        Raises:
+            RefInvalid: It is none.
+            BundleNotFound: It names nothing.
+        """
+        reference = parse_reference(text)
+        try:
+            version = await self._database.run(lambda session: versions.find_version(session, reference))
+        except BundleNotFound:
+            if reference.digest is None:
+                raise
+            version = None
+        digest = reference.digest if version is None else version.digest
+        assert digest is not None
+        return NamedBundle(await self.open(digest), version)
+
+    async def list_referrer_files(self, digest: str) -> Sequence[BlobDescriptor]:
+        """Files about a bundle that are no part of it; see `bundle.referrers.list_referrer_files`."""
+        return await asyncio.to_thread(list_referrer_files, self.layout, digest)
+
+    async def open(self, digest: str) -> Bundle:
+        """Opens a published bundle; see `bundle.reader.open_bundle`."""
+        return await asyncio.to_thread(open_bundle, self.layout, digest)
+
+    async def name_bundle(self, name: str, digest: str, record: Callable[[Session, Version], T]) -> T:
+        """Gives a bundle a version.
+
+        Args:
+            record: What else belongs to the same transaction; its result is returned.
+
+        Raises:
+            BundleNotFound: The bundle was removed meanwhile.
+        """
+        async with self._naming:
+            bundle = await self.open(digest)
+
+            def work(session: Session) -> T:
+                version = versions.add_version(
+                    session,
+                    name=name,
+                    digest=digest,
+                    size_bytes=bundle.size_bytes,
+                    graph_abi_digest=bundle.manifest.graph_abi_digest,
+                    contents=contents_of(bundle),
+                )
+                leases.release_leases(session, holder=leases.BUILD_HOLDER, digest=digest)
+                return record(session, version)
+
+            return await self._database.run(work)
+
+    async def delete(self, text: str) -> FreedSpace:
+        """Removes a version; and its bundle, unless another version, a lease or a running build needs it.
+
+        Raises:
+            RefInvalid: It is not of the form NAME:vN.
+            BundleNotFound: There is no such version.
+            BundleInUse: An alias names it.
+        """
+        reference = parse_reference(text)
+        if reference.version is None:
+            raise RefInvalid(text, "NAME:vN")
+        async with self._naming:
+            version = await self._database.run(lambda session: versions.delete_version(session, reference))
+            try:
+                return await asyncio.to_thread(remove_bundle, self.layout, version.digest, self._find_needs)
+            except BundleNotFound:
+                return FreedSpace(0, 0)
+
+    async def collect_garbage(self, *, dry_run: bool = False, max_cache_age_s: float | None = None) -> Collected:
+        """Removes what no version, lease, running build or cached executable needs; see `removal.collect_garbage`.
+
+        Args:
+            dry_run: Only tell.
+            max_cache_age_s: Forget executables that no bundle uses and that no build used for so long; None keeps all.
+
+        Raises:
+            LayoutInvalid: The store's index, or a manifest that it lists, cannot be read; nothing is removed.
+        """
+        used_since_ns = 0 if max_cache_age_s is None else time.time_ns() - round(max_cache_age_s * 1e9)
+        find_needs = partial(self._find_needs, used_since_ns)
+        async with self._naming:
+            collected = await asyncio.to_thread(collect_garbage, self.layout, find_needs, dry_run=dry_run)
+            if not dry_run:
+                has_bundle = (await self._read_listed_digests()).__contains__
+                forget = partial(cache.forget_lost, has_blob=self.layout.has, has_bundle=has_bundle)
+                await self._database.run(forget)
+        return collected
+
+    async def lease(self, text: str, *, holder: str, duration_s: float | None) -> Lease:
+        """Leases a bundle, or renews the lease that the holder has on it.
+
+        Args:
+            duration_s: From now, 1 second to 30 days; None for 1 day.
+
+        Raises:
+            LeaseInvalid: Holder or duration are none.
+            RefInvalid, BundleNotFound: See `get`.
+        """
+        if not 1 <= len(holder) <= LONGEST_HOLDER:
+            raise LeaseInvalid("holder", repr(holder), f"1 to {LONGEST_HOLDER} characters")
+        if duration_s is None:
+            duration_s = LEASE_DURATION_S
+        if not 1 <= duration_s <= LONGEST_LEASE_S:
+            raise LeaseInvalid("duration", f"{duration_s:g} s", f"1 s to {LONGEST_LEASE_S:g} s")
+        async with self._naming:
+            digest = (await self.get(text)).bundle.digest
+            lease = partial(leases.set_lease, holder=holder, digest=digest, duration_s=duration_s)
+            return await self._database.run(lease)
+
+    async def release_leases(self, *, holder: str, digest: str) -> int:
+        """Ends a lease, or all of a holder where `digest` is empty; returns how many had not expired."""
+        return await self._database.run(partial(leases.release_leases, holder=holder, digest=digest))
+
+    async def list_leases(self, digest: str) -> Sequence[Lease]:
+        """Leases that have not expired; of one bundle, or of all where `digest` is empty."""
+        return await self._database.run(partial(leases.list_leases, digest=digest))
+
+    def _find_needs(self, used_since_ns: int = 0) -> Needs:
+        def work(session: Session) -> Needs:
+            return Needs(
+                bundles=versions.list_named_digests(session) | leases.list_leased_digests(session),
+                blobs=cache.list_executable_blobs(session, used_since_ns=used_since_ns),
+            )
+
+        return self._database.run_and_wait(work)
+
+    async def list_versions(self, *, name: str, page_size: int, after: tuple[str, int] | None) -> PageOfVersions:
+        """Lists versions by name, then newest first."""
+        work = partial(versions.list_versions, name=name, page_size=page_size, after=after)
+        return await self._database.run(work)
+
+    async def list_lost_versions(self) -> Sequence[str]:
+        """References of the versions whose bundle the store's index does not list.
+
+        Raises:
+            LayoutInvalid: The index is broken.
+        """
+        listed = await self._read_listed_digests()
+        named = await self._database.run(versions.list_named_digests)
+        found = partial(versions.list_refs, digests=named - listed)
+        return await self._database.run(found)
+
+    async def _read_listed_digests(self) -> frozenset[str]:
+        """Digests of the bundles in the store's index, which may be long."""
+        index = await asyncio.to_thread(self.layout.read_index)
+        return frozenset(entry.digest for entry in index.manifests)
+
+    async def set_alias(self, text: str, alias: str, etag: str | None) -> Alias:
+        """Points an alias at a version; see `versions.set_alias`.
+
+        Raises:
+            RefInvalid: The reference is none, or a digest, which names no version.
+            AliasInvalid: The alias is none.
+        """
+        reference = parse_reference(text)
+        if reference.digest is not None:
+            raise RefInvalid(text, "NAME, NAME:vN or NAME@ALIAS")
+        if not is_alias(alias):
+            raise AliasInvalid(alias)
+        return await self._database.run(partial(versions.set_alias, reference=reference, alias=alias, etag=etag))
+
+    async def check_alias(self, name: str, alias: str, etag: str | None) -> None:
+        """Makes sure that an alias can be set with an etag; see `versions.check_alias`."""
+        await self._database.run(lambda session: versions.check_alias(session, name, alias, etag))
+
+    async def delete_alias(self, name: str, alias: str, etag: str | None) -> None:
+        """Removes an alias; see `versions.delete_alias`."""
+        await self._database.run(partial(versions.delete_alias, name=name, alias=alias, etag=etag))
+
+    async def list_aliases(self, name: str) -> Sequence[Alias]:
+        """Aliases by name; of one bundle name, or of all where `name` is empty."""
+        return await self._database.run(partial(versions.list_aliases, name=name))
+
+    async def read_blob(self, digest: str, offset_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yields the bytes of a blob from an offset on, in pieces of at most 1 MiB.
+
+        Raises:
+            DigestInvalid, BlobNotFound: The digest is none, or names nothing.
+            OffsetInvalid: The offset lies outside the blob.
+        """
+        size_bytes = self.layout.stored(digest).size_bytes
+        if not 0 <= offset_bytes <= size_bytes:
+            raise OffsetInvalid(offset_bytes, size_bytes)
+        with self.layout.open_blob(digest) as file:
+            file.seek(offset_bytes)
+            while chunk := await asyncio.to_thread(file.read, CHUNK_SIZE_BYTES):
+                yield chunk
+
+
+def contents_of(bundle: Bundle) -> Contents:
+    """What a bundle can be used for."""
+    if not bundle.manifest.has_executables:
+        return "weights"
+    return "full" if bundle.manifest.has_weights else "executables"

@@ -1,0 +1,178 @@
+"""Operations as they go: recorded in the database, and told to those who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from compiler_svc.database import operations, resumption
+from compiler_svc.database.engine import Database
+from compiler_svc.database.operations import Operation
+from compiler_svc.database.resumption import Unfinished
+from compiler_svc.errors import TooManyWatchers
+from compiler_svc.records import CompileResult, Progress
+from execution.failure import Failure
+
+#: Changes kept for a slow watcher; it misses the oldest of them, never the end.
+_MOST_KEPT: Final = 256
+#: Calls that watch one operation, or wait for it, at once.
+MOST_WATCHERS: Final = 128
+_RETRY_AFTER_S: Final = 5.0
+
+
+class OperationFeed:
+    """Changes of operations, to all who watch them."""
+
+    def __init__(self) -> None:
+        """Starts without watchers."""
+        self._watchers: defaultdict[str, set[asyncio.Queue[Operation]]] = defaultdict(set)
+
+    def publish(self, operation: Operation) -> None:
+        """Tells the operation's watchers what it is like now."""
+        for queue in self._watchers.get(operation.operation_id, ()):
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(operation)
+
+    @contextmanager
+    def watch(self, operation_id: str) -> Iterator[asyncio.Queue[Operation]]:
+        """Collects every change of an operation from now on.
+
+        Raises:
+            TooManyWatchers: Too many do so already.
+        """
+        if len(self._watchers.get(operation_id, ())) >= MOST_WATCHERS:
+            raise TooManyWatchers(f"operations/{operation_id}", MOST_WATCHERS, _RETRY_AFTER_S)
+        queue: asyncio.Queue[Operation] = asyncio.Queue(_MOST_KEPT)
+        self._watchers[operation_id].add(queue)
+        try:
+            yield queue
+        finally:
+            self._watchers[operation_id].discard(queue)
+            if not self._watchers[operation_id]:
+                del self._watchers[operation_id]
+
+
+_DAY_NS: Final = 86_400 * 10**9
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long finished operations are remembered.
+
+    Attributes:
+        keep: The newest that stay.
+        days: Those that ended longer ago go in any case.
+    """
+
+    keep: int
+    days: float
+
+
+class OperationJournal:
+    """Keeps operations."""
+
+    def __init__(self, database: Database, retention: Retention) -> None:
+        """Takes the database that remembers, and for how long."""
+        self._database = database
+        self._retention = retention
+        self._feed = OperationFeed()
+
+    async def find_or_create(
+        self, *, name: str, request_id: str | None, request_digest: str, spec: bytes
+    ) -> tuple[Operation, bool]:
+        """The operation of a request id, or a new one; and whether it is new.
+
+        Raises:
+            RequestIdReused: The request id has the operation of another request.
+        """
+
+        def work(session: Session) -> tuple[Operation, bool]:
+            if request_id is not None:
+                existing = operations.find_by_request_id(session, request_id, request_digest)
+                if existing is not None:
+                    return existing, False
+            created = operations.create_operation(
+                session, name=name, request_id=request_id, request_digest=request_digest, spec=spec
+            )
+            return created, True
+
+        return await self._database.run(work)
+
+    async def list_unfinished(self) -> list[Unfinished]:
+        """Operations that a former process left running, oldest first."""
+        return await self._database.run(resumption.list_unfinished)
+
+    async def resume(self, operation: Operation) -> None:
+        """Records that an operation is queued again."""
+        resume = partial(resumption.resume_operation, operation_id=operation.operation_id)
+        self._feed.publish(await self._database.run(resume))
+
+    async def begin_build(self, operation: Operation, build_id: str) -> str | None:
+        """Records that a build begins that the operation waits for; returns that of the attempt before, if any."""
+        begin = partial(resumption.begin_build, operation_id=operation.operation_id, build_id=build_id)
+        return await self._database.run(begin)
+
+    async def stop_build(self, operation: Operation) -> None:
+        """Records that this process stops the build, for a later one to resume."""
+        await self._database.run(partial(resumption.stop_build, operation_id=operation.operation_id))
+
+    async def report(self, operation: Operation, progress: Progress) -> None:
+        """Records how far an operation is."""
+        update = partial(operations.update_progress, operation_id=operation.operation_id, progress=progress)
+        self._feed.publish(await self._database.run(update))
+
+    async def request_cancel(self, operation_id: str) -> None:
+        """Records that an operation shall be cancelled.
+
+        Raises:
+            OperationNotFound: There is none of that id.
+        """
+        await self._database.run(partial(operations.request_cancel, operation_id=operation_id))
+
+    async def finish(self, operation: Operation, outcome: CompileResult | Failure) -> None:
+        """Ends an operation."""
+
+        def work(session: Session) -> Operation:
+            return self.finish_in(session, operation, outcome)
+
+        self.publish(await self._database.run(work))
+
+    def finish_in(self, session: Session, operation: Operation, outcome: CompileResult | Failure) -> Operation:
+        """Ends an operation in the caller's transaction, after which the result is to be published."""
+        finished = operations.finish_operation(session, operation.operation_id, outcome)
+        session.flush()
+        operations.forget_finished(
+            session,
+            keep=self._retention.keep,
+            older_than_ns=time.time_ns() - round(self._retention.days * _DAY_NS),
+        )
+        return finished
+
+    def publish(self, operation: Operation) -> None:
+        """Tells watchers what an operation is like now."""
+        self._feed.publish(operation)
+
+    async def watch(self, operation_id: str) -> AsyncGenerator[Operation, None]:
+        """Yields an operation as it is, then after every change until it is done.
+
+        Raises:
+            OperationNotFound: There is none of that id.
+            TooManyWatchers: Too many watch it already.
+        """
+        with self._feed.watch(operation_id) as changes:
+            operation = await self._database.run(partial(operations.get_operation, operation_id=operation_id))
+            yield operation
+            while not operation.is_done:
+                change = await changes.get()
+                if change.is_done or change.update_time_ns > operation.update_time_ns:
+                    operation = change
+                    yield operation

@@ -1,0 +1,149 @@
+"""The compiles that were accepted, over restarts of the compiler too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from bundle.errors import KilnError
+from compiler_svc.compiles.run import CompileRun, CompileServices
+from compiler_svc.database.operations import Operation
+from compiler_svc.database.resumption import Unfinished
+from compiler_svc.errors import CompileCancelled, CompileQueueFull, CompilerRestarted
+from compiler_svc.planning.job_spec import BuildSpec, read_spec, write_spec
+from execution.failure import Failure
+
+RETRY_AFTER_S: Final = 15.0
+#: Builds of one operation that took the compiler down, or went down with it, before the operation is given up.
+MOST_UNFINISHED_BUILDS: Final = 3
+
+_log = structlog.get_logger("compiler")
+
+
+class CompileQueue:
+    """Compiles that were accepted: a bounded number is built at once, a bounded number waits.
+
+    Accepted compiles outlive the process: one that stops leaves their operations running in the journal, and the next
+    one resumes them.
+    """
+
+    def __init__(self, services: CompileServices, *, max_builds: int, max_waiting: int) -> None:
+        """Takes where compiles are made.
+
+        Args:
+            max_builds: Builds that run at once.
+            max_waiting: Compiles that may wait for a turn beside them.
+        """
+        self._services = services
+        self._max_waiting = max_waiting
+        self._max_accepted = max_builds + max_waiting
+        self._num_accepted = 0
+        self._runs: dict[str, CompileRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check_room(self) -> None:
+        """Checks that another compile would be accepted, before work is put into judging it.
+
+        Raises:
+            CompileQueueFull: Too many wait.
+        """
+        if self._num_accepted >= self._max_accepted:
+            raise CompileQueueFull(self._max_waiting, RETRY_AFTER_S)
+
+    async def submit(self, spec: BuildSpec, *, request_id: str | None, request_digest: str) -> Operation:
+        """Accepts a compile and starts it.
+
+        Returns:
+            Its operation; or the one that the request id has already.
+
+        Raises:
+            RequestIdReused: The request id has the operation of another request.
+            CompileQueueFull: Too many wait.
+        """
+        self.check_room()
+        self._num_accepted += 1
+        try:
+            operation, is_new = await self._services.journal.find_or_create(
+                name=spec.name, request_id=request_id, request_digest=request_digest, spec=write_spec(spec)
+            )
+        except BaseException:
+            self._num_accepted -= 1
+            raise
+        if is_new:
+            self._start(operation, spec)
+        else:
+            self._num_accepted -= 1
+        return operation
+
+    async def resume(self) -> None:
+        """Queues what a former process left running, in the order of acceptance.
+
+        An operation is ended instead whose builds ended with the process too often, that a client cancelled, or whose
+        request this version cannot read. Call it once, before anything is submitted.
+        """
+        unfinished = await self._services.journal.list_unfinished()
+        self._services.runner.retain({one.build_id for one in unfinished if one.build_id is not None})
+        last: CompileRun | None = None
+        for one in unfinished:
+            try:
+                spec = _judge(one)
+            except KilnError as error:
+                await self._services.journal.finish(one.operation, Failure.of(error))
+                _log.warning("operation given up", operation=one.operation.resource_name, reason=error.reason)
+                continue
+            await self._services.journal.resume(one.operation)
+            _log.info("operation resumed", operation=one.operation.resource_name, name=one.operation.name)
+            self._num_accepted += 1
+            last = self._start(one.operation, spec, after=last)
+
+    async def cancel(self, operation_id: str) -> None:
+        """Starts cancelling an operation; one that is done stays as it is.
+
+        Raises:
+            OperationNotFound: There is none of that id.
+        """
+        await self._services.journal.request_cancel(operation_id)
+        run = self._runs.get(operation_id)
+        if run is not None:
+            run.cancel()
+
+    async def close(self) -> None:
+        """Stops all compiles; their operations wait for the next process."""
+        for run in list(self._runs.values()):
+            run.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, operation: Operation, spec: BuildSpec, *, after: CompileRun | None = None) -> CompileRun:
+        run = CompileRun(self._services, operation, spec)
+        task = run.start(after)
+        self._runs[operation.operation_id] = run
+        self._tasks.add(task)
+
+        def forget(task: asyncio.Task[None]) -> None:
+            del self._runs[operation.operation_id]
+            self._tasks.discard(task)
+            self._num_accepted -= 1
+
+        task.add_done_callback(forget)
+        return run
+
+
+def _judge(unfinished: Unfinished) -> BuildSpec:
+    """The specification to go on with.
+
+    Raises:
+        CompileCancelled, CompilerRestarted: The operation has to end.
+    """
+    name = unfinished.operation.resource_name
+    if unfinished.is_cancelled:
+        raise CompileCancelled(name)
+    if unfinished.unfinished_builds >= MOST_UNFINISHED_BUILDS:
+        raise CompilerRestarted(name, f"{unfinished.unfinished_builds} builds of it ended with the compiler")
+    if unfinished.spec is None:
+        raise CompilerRestarted(name, "an older version accepted it")
+    try:
+        return read_spec(unfinished.spec)
+    except ValueError as error:
+        raise CompilerRestarted(name, "another version accepted it, whose records this one cannot read") from error

@@ -1,0 +1,217 @@
+"""One accepted compile on its way: cache check, turn, build, graphs where they are wanted, version."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from bundle.digest import PREFIX
+from bundle.errors import KilnError
+from compiler_svc.builds.debug_file import has_graphs
+from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
+from compiler_svc.bundles.store import BundleStore
+from compiler_svc.compiles.build_runner import BuildRunner, OnProgress
+from compiler_svc.compiles.cache import BundleCache, Identity
+from compiler_svc.compiles.journal import OperationJournal
+from compiler_svc.compiles.single_flight import SharedBuilds
+from compiler_svc.database.operations import Operation
+from compiler_svc.database.versions import Version
+from compiler_svc.errors import BuildFailed, CompileCancelled
+from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.planning.job_spec import BuildSpec, CompileSpec
+from compiler_svc.records import CompileResult, Progress, Stage
+from execution.failure import Failure
+
+_BEFORE_BUILDING: Final = frozenset({Stage.QUEUED, Stage.CACHE_CHECK})
+
+_log = structlog.get_logger("compiler")
+
+
+@dataclass(frozen=True)
+class CompileServices:
+    """What all compiles share."""
+
+    journal: OperationJournal
+    cache: BundleCache
+    store: BundleStore
+    runner: BuildRunner
+    shared: SharedBuilds
+    build_slots: asyncio.Semaphore
+    environment: BuildEnvironment
+
+
+class CompileRun:
+    """One compile. Its operation ends with it, unless the process is stopped: then the next process resumes it.
+
+    Attributes:
+        queued: Set when the compile has its place in the line of builds, or needs none.
+    """
+
+    def __init__(self, services: CompileServices, operation: Operation, spec: BuildSpec) -> None:
+        """Takes an operation that runs, and what it is to build."""
+        self.queued = asyncio.Event()
+        self._services = services
+        self._operation = operation
+        self._spec = spec
+        self._log = _log.bind(operation=operation.resource_name, name=spec.name)
+        self._task: asyncio.Task[None] | None = None
+        self._build_id: str | None = None
+        self._graphs_id: str | None = None
+        self._newest = Progress(stage=Stage.QUEUED)
+        self._is_building = False
+        self._is_cancelled = False
+
+    def start(self, after: CompileRun | None) -> asyncio.Task[None]:
+        """Starts the compile, behind another one in the line of builds."""
+        self._task = asyncio.create_task(self._run(after))
+        return self._task
+
+    def cancel(self) -> None:
+        """Ends the compile and its operation."""
+        self._is_cancelled = True
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends the compile and leaves its operation running, for the next process to resume."""
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()
+
+    async def _run(self, after: CompileRun | None) -> None:
+        try:
+            if after is not None:
+                await after.queued.wait()
+            await self._compile()
+        except asyncio.CancelledError:
+            if not self._is_cancelled:
+                await self._leave()
+                return
+            await self._fail(CompileCancelled(self._operation.resource_name))
+        except KilnError as error:
+            self._log.warning("compile failed", reason=error.reason, error=str(error))
+            await self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the operation has to end
+            self._log.exception("compile failed", kind=type(error).__name__)
+            await self._fail(BuildFailed("an internal error, which the compiler's log describes"))
+        finally:
+            self.queued.set()
+        for build_id in (self._build_id, self._graphs_id):
+            if build_id is not None:
+                self._services.runner.discard(build_id)
+
+    async def _compile(self) -> None:
+        await self._report(Progress(stage=Stage.CACHE_CHECK, message="hashing the checkpoint"))
+        identity = await self._services.cache.identify(self._spec)
+        if self._spec.skip_cache_lookup:
+            self._build_id, cached = self._operation.operation_id, None
+        else:
+            self._build_id = identity.action_digest.removeprefix("sha256:")
+            cached = await self._services.cache.find(identity.action_digest)
+        built = cached or await self._build(identity)
+        if isinstance(self._spec, CompileSpec) and self._spec.debug:
+            await self._keep_graphs(identity, built.bundle_digest)
+        await self._record(built, is_cached=cached is not None)
+
+    async def _build(self, identity: Identity) -> BuildResult:
+        cache, slots, runner = self._services.cache, self._services.build_slots, self._services.runner
+        assert self._build_id is not None
+        job = BuildJob(
+            build_id=self._build_id,
+            spec=self._spec,
+            checkpoint_digest=identity.checkpoint_digest,
+            environment=self._services.environment,
+        )
+
+        async def build(on_progress: OnProgress) -> BuildResult:
+            if slots.locked():
+                await on_progress(Progress(stage=Stage.QUEUED, message="waiting for a free build slot"))
+            async with slots:
+                # Who just missed an equal build that was in flight finds its result.
+                cached = None if self._spec.skip_cache_lookup else await cache.find(identity.action_digest)
+                if cached is not None:
+                    return cached
+                await on_progress(Progress(stage=Stage.TRACE, message="starting the build"))
+                built = await runner.run(job, on_progress)
+                await cache.remember(identity.action_digest, built)
+                return built
+
+        if self._spec.skip_cache_lookup:
+            return await build(self._report)
+        return await self._services.shared.run(identity.action_digest, build, self._report)
+
+    async def _keep_graphs(self, identity: Identity, digest: str) -> None:
+        """Sees to it that the bundle has its graphs beside it.
+
+        A job of its own, behind the build or the cache's answer: so builds are equal, and shared, whoever wants graphs.
+        """
+        slots, runner, layout = self._services.build_slots, self._services.runner, self._services.store.layout
+        self._graphs_id = f"graphs-{digest.removeprefix(PREFIX)}"
+        job = BuildJob(
+            build_id=self._graphs_id,
+            spec=self._spec,
+            checkpoint_digest=identity.checkpoint_digest,
+            environment=self._services.environment,
+            graphs_of=digest,
+        )
+
+        async def keep(on_progress: OnProgress) -> BuildResult:
+            if slots.locked():
+                await on_progress(Progress(stage=Stage.PUBLISH, message="waiting for a free build slot"))
+            async with slots:
+                code_digest = digest_code(BUNDLE_CODE)
+                if not self._spec.skip_cache_lookup and await asyncio.to_thread(
+                    has_graphs, layout, digest, code_digest
+                ):
+                    return BuildResult(bundle_digest=digest, executables=(), new_executables={})
+                return await runner.run(job, on_progress)
+
+        async def report(progress: Progress) -> None:
+            # What the build has counted stays.
+            counted = msgspec.structs.replace(self._newest, stage=Stage.PUBLISH, message=progress.message, eta_s=None)
+            await self._report(counted)
+
+        await self._services.shared.run(self._graphs_id, keep, report)
+
+    async def _report(self, progress: Progress) -> None:
+        self._newest = progress
+        if not self._is_building and progress.stage not in _BEFORE_BUILDING:
+            assert self._build_id is not None
+            self._is_building = True
+            former = await self._services.journal.begin_build(self._operation, self._build_id)
+            if former is not None and former != self._build_id:
+                # The checkpoint changed, or the compiler did: what that build left is of no use.
+                self._services.runner.discard(former)
+        await self._services.journal.report(self._operation, progress)
+        if progress.stage is not Stage.CACHE_CHECK:
+            self.queued.set()
+
+    async def _record(self, built: BuildResult, *, is_cached: bool) -> None:
+        """Names the bundle and ends the operation, in one transaction."""
+        journal = self._services.journal
+
+        def record(session: Session, version: Version) -> Operation:
+            result = CompileResult(
+                name=version.name,
+                version=version.version,
+                digest=version.digest,
+                cached=is_cached or built.is_reused,
+                executables=built.executables,
+                warnings=self._spec.warnings + built.warnings,
+                duration_s=(time.time_ns() - self._operation.create_time_ns) / 1e9,
+            )
+            return journal.finish_in(session, self._operation, result)
+
+        journal.publish(await self._services.store.name_bundle(self._spec.name, built.bundle_digest, record))
+
+    async def _leave(self) -> None:
+        self._log.info("compile left to be resumed")
+        if self._is_building:
+            await self._services.journal.stop_build(self._operation)
+
+    async def _fail(self, error: KilnError) -> None:
+        await self._services.journal.finish(self._operation, Failure.of(error))

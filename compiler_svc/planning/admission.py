@@ -1,0 +1,204 @@
+"""Judging a compile request: everything that can be known without torch and without reading a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from bundle.errors import FieldViolation
+from bundle.manifest import Target
+from bundle.reference import is_name
+from compiler_svc.config import NeuronConfig, Resolution, resolve_config
+from compiler_svc.config.attribute import TargetKind
+from compiler_svc.config.rules import model_rules
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
+from compiler_svc.lower.isa import resolve_isa
+from compiler_svc.lower.toolchain import toolchain
+from compiler_svc.models.registry import parse_model_config
+from compiler_svc.planning.build_plan import plan_build
+from compiler_svc.planning.job_spec import CompileSpec
+from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.errors import CheckpointNotFound
+from execution.errors import IsaUnsupported
+from execution.isa import supported_isas
+
+DEFAULT_ISA: Final = "x86-64-v3"
+#: In one list; each is an executable, or several beside another list.
+MOST_BUCKETS: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What decides about executables and weights.
+
+    Attributes:
+        model: Checkpoint directory, absolute or relative to a model root.
+        document: The configuration as JSON's types.
+        target_kind: cpu, inf2, trn1, trn2 or trn3.
+        isa: CPU instruction set; empty takes the default.
+        optimization_level: 0, 1 or 2.
+        salt: Enters every cache key.
+    """
+
+    model: str
+    document: dict[str, Any]
+    target_kind: TargetKind
+    isa: str
+    optimization_level: Literal[0, 1, 2]
+    salt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest(BuildRequest):
+    """What a client asks for.
+
+    Attributes:
+        debug: Keep the graphs beside the bundle.
+    """
+
+    name: str
+    skip_cache_lookup: bool
+    debug: bool = False
+
+
+def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileSpec:
+    """Judges a request. Reads JSON files and tensor headers: call it from a thread.
+
+    Pickled weights are left to the build: opening them takes torch.
+
+    Raises:
+        NameInvalid, ConfigInvalid, FeatureNotServed: Mistakes of the request.
+        IsaUnknown, IsaUnsupported: An instruction set that is none, or that this host could not verify.
+        ToolchainMissing: An optimization level that takes a C++ compiler, and there is none.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
+        ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
+    """
+    if not is_name(request.name):
+        raise NameInvalid(request.name)
+    target = choose_target(request)
+    toolchain(request.optimization_level)
+    checkpoint, resolution = resolve_request(request, model_roots)
+    if not checkpoint.is_pickled:
+        plan_build(checkpoint, resolution.config.neuron_config)
+    return CompileSpec(
+        name=request.name,
+        model=checkpoint.path,
+        model_roots=model_roots,
+        config=resolution.config,
+        target=target,
+        optimization_level=request.optimization_level,
+        skip_cache_lookup=request.skip_cache_lookup,
+        salt=request.salt,
+        debug=request.debug,
+        warnings=(*resolution.warnings, *note_doubts(checkpoint, resolution.config.neuron_config)),
+    )
+
+
+def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tuple[Checkpoint, Resolution]:
+    """Resolves a configuration and opens its checkpoint, pickles apart. The configuration's mistakes come first.
+
+    Returns:
+        The checkpoint with the configuration's model attributes, and the configuration with those that change it.
+
+    Raises:
+        ConfigInvalid, FeatureNotServed: Mistakes of the configuration.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
+    """
+    document = request.document
+    given = resolve_config(document, checkpoint_dtype=None, target=request.target_kind).config
+    path = find_checkpoint(request.model, model_roots)
+    checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
+    changes, notes = keep_changes(checkpoint, given)
+    checkpoint = override_model(checkpoint, changes)
+    dtype = read_declared_dtype(checkpoint)
+    resolution = resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind)
+    config = replace(resolution.config, model_attributes=changes.model_attributes)
+    check_num_executables(config.neuron_config)
+    check_head_sharding(document, checkpoint, tp_degree=config.neuron_config.tp_degree)
+    if broken := model_rules(config.neuron_config, checkpoint.config):
+        raise ConfigInvalid(broken)
+    return checkpoint, replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
+
+
+def choose_target(request: BuildRequest) -> Target:
+    """The target, with the default instruction set filled in and `native` replaced by the host's own level.
+
+    Raises:
+        FeatureNotServed: A target other than cpu.
+        IsaUnknown: An instruction set that is none.
+        IsaUnsupported: One that this host lacks, so that it could not verify the executables.
+    """
+    if request.target_kind != "cpu":
+        raise FeatureNotServed(
+            [FieldViolation("target.kind", request.target_kind, "cpu, all that this version serves")]
+        )
+    isa = resolve_isa(request.isa or DEFAULT_ISA)
+    supported = supported_isas()
+    if request.optimization_level > 0 and isa not in supported:
+        raise IsaUnsupported(isa, supported)
+    return Target(kind="cpu", isa=isa)
+
+
+def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
+    """The checkpoint's directory: the first that exists, absolute or below a model root, symbolic links resolved.
+
+    Raises:
+        CheckpointNotFound: There is none.
+        PathOutsideModelRoots: It leaves the model roots.
+    """
+    accepted = f"a directory below {' or '.join(map(str, model_roots))}"
+    if not model or "\0" in model:
+        raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted)
+    try:
+        roots = [root.resolve() for root in model_roots]
+        candidates = [(root / model).resolve() for root in roots]
+        inside = [path for path in candidates if any(path.is_relative_to(root) for root in roots)]
+        existing = next((path for path in inside if path.is_dir()), None)
+    except (OSError, RuntimeError) as error:  # a name too long; a link that leads to itself
+        raise CheckpointNotFound(Path(model), str(error), accepted) from error
+    if not inside:
+        raise PathOutsideModelRoots(model)
+    if existing is None:
+        raise CheckpointNotFound(Path(model), "no such directory", accepted)
+    return existing
+
+
+def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
+    """The dtype that a checkpoint's `config.json` declares, without `torch.`; None where it declares none."""
+    declared = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return declared.removeprefix("torch.") if isinstance(declared, str) else None
+
+
+def note_doubts(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+    """What the caller should know about a compile that can be carried out."""
+    return (*note_untrained_positions(checkpoint, config), *note_unchecked_executables(config))
+
+
+def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+    """What the caller should know about sequences longer than the model was made for."""
+    trained = parse_model_config(checkpoint.config).max_position_embeddings
+    if config.longest_sequence <= trained:
+        return ()
+    return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)
+
+
+def note_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
+    """What the caller should know about a bundle that is published without a golden check."""
+    if not config.skip_sharding:
+        return ()
+    return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)
+
+
+def check_num_executables(config: NeuronConfig) -> None:
+    """Keeps a list of buckets from becoming days of work.
+
+    Raises:
+        ConfigInvalid: There would be too many executables.
+    """
+    for name in ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets", "token_generation_batches"):
+        num_buckets = len(getattr(config, name))
+        if num_buckets > MOST_BUCKETS:
+            violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MOST_BUCKETS}")
+            raise ConfigInvalid([violation])

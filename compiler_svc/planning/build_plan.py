@@ -1,0 +1,129 @@
+"""What a compile is going to build, from configuration and checkpoint headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from bundle.manifest import Limits, Sampling, Serving, Submodel, Tokens
+from compiler_svc.config import NeuronConfig
+from compiler_svc.config.submodels import describe_submodels
+from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.token_ids import read_token_ids
+from compiler_svc.sharding.plan import WeightPlan, plan_weights
+from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.submodels import SubmodelSpec, describe_submodel
+from compiler_svc.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """One bundle, planned.
+
+    Attributes:
+        model: What the graphs depend on.
+        weights: What the shards hold.
+        submodels: The executables, in manifest order.
+    """
+
+    model: ModelSpec
+    weights: WeightPlan
+    submodels: tuple[SubmodelSpec, ...]
+    sampling: Sampling
+    limits: Limits
+    tokens: Tokens
+    serving: Serving
+
+
+def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
+    """Plans a bundle.
+
+    Raises:
+        CheckpointInvalid, ModelConfigInvalid, ModelNotServed, ShardingNotServed: The model cannot be built so.
+    """
+    model_config = parse_model_config(checkpoint.config)
+    sampling = choose_sampling(config)
+    model = ModelSpec(
+        config=model_config,
+        dtype=config.torch_dtype,
+        tp_degree=config.tp_degree,
+        num_slots=config.max_batch_size,
+        max_length=config.max_length,
+        ctx_batch_size=config.ctx_batch_size,
+        tkg_batch_size=config.tkg_batch_size,
+        sampling=sampling,
+        output_logits=config.output_logits,
+        reduce_dtype=config.rpl_reduce_dtype,
+        padding_side=config.padding_side,
+    )
+    weights = plan_weights(
+        model_config, checkpoint, dtype=config.torch_dtype, cast_type=config.cast_type, tp_degree=config.tp_degree
+    )
+    return BuildPlan(
+        model=model,
+        weights=weights,
+        submodels=tuple(_describe_executables(model, config)),
+        sampling=sampling,
+        limits=Limits(
+            max_context_length=config.longest_prompt,
+            max_length=config.longest_sequence,
+            max_new_tokens=config.max_new_tokens,
+            ctx_batch_size=config.ctx_batch_size,
+            tkg_batch_size=config.tkg_batch_size,
+        ),
+        tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, model_config.vocab_size),
+        serving=Serving(input_truncation=config.allow_input_truncation, skip_warmup=config.skip_warmup),
+    )
+
+
+def _describe_executables(model: ModelSpec, config: NeuronConfig) -> Iterator[SubmodelSpec]:
+    for shape in describe_submodels(config):
+        for bucket in shape.buckets:
+            # Configurations of other submodels, or with buckets of two numbers, are refused before.
+            (length,) = bucket
+            yield describe_submodel(model, cast("Submodel", shape.name), length)
+
+
+def choose_sampling(config: NeuronConfig) -> Sampling:
+    """How tokens are picked: what is baked in, or what requests get that do not choose.
+
+    Without `do_sample` that is greedy, which temperature 0 says. A `top_k` of 1, the default, says the same once more
+    and is dropped for requests to choose: one that sets a temperature wants to sample.
+    """
+    on_device = config.on_device_sampling_config
+    if on_device is None:
+        return _sampling(mode="host", dynamic=True)
+    if on_device.is_greedy:
+        return _sampling(mode="on_device", dynamic=False, deterministic=on_device.deterministic)
+    return _sampling(
+        mode="on_device",
+        dynamic=on_device.dynamic,
+        deterministic=on_device.deterministic,
+        global_topk=on_device.global_topk,
+        temperature=on_device.temperature if on_device.do_sample else 0.0,
+        top_k=on_device.top_k if on_device.do_sample or on_device.top_k != 1 else 0,
+        top_p=on_device.top_p,
+    )
+
+
+def _sampling(
+    *,
+    mode: Literal["on_device", "host"],
+    dynamic: bool,
+    deterministic: bool = False,
+    global_topk: int = 0,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Sampling:
+    return Sampling(
+        mode=mode,
+        semantics="hf",
+        dynamic=dynamic,
+        deterministic=deterministic,
+        global_topk=global_topk,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )

@@ -1,0 +1,59 @@
+"""The digest of our own sources: versions change at releases, and between two of them only the sources tell that
+cached results are stale."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from bundle.digest import canonical_json, sha256_bytes, sha256_file
+
+#: The folders and files that shape a bundle's bytes, the resolved configuration given: that is in every key itself.
+#: An edit elsewhere, such as in the service, the database or the prose of the configuration, voids no cached bundle.
+BUNDLE_CODE: Final = (
+    "bundle",
+    "compiler_svc/builds",
+    "compiler_svc/config/buckets.py",
+    "compiler_svc/config/interchange",
+    "compiler_svc/config/submodels.py",
+    "compiler_svc/lower",
+    "compiler_svc/models",
+    "compiler_svc/planning/build_plan.py",
+    "compiler_svc/planning/model_overrides.py",
+    "compiler_svc/sharding",
+    "compiler_svc/trace",
+    "compiler_svc/weights",
+    "execution/collectives",
+    "execution/dtypes.py",
+    "execution/sampling.py",
+)
+#: All that an executable's bytes depend on, its graph given.
+LOWERING_CODE: Final = ("compiler_svc/lower",)
+
+_KINDS: Final = ("*.py", "*.cpp")
+_ROOT: Final = Path(__file__).parents[2]
+
+
+@cache
+def digest_code(sources: tuple[str, ...], root: Path = _ROOT) -> str:
+    """Digests sources of this installation: Python, and the C++ of kernels.
+
+    Args:
+        sources: Folders, with all that is below them, and single files, relative to the root.
+
+    Returns:
+        `sha256:` and 64 hexadecimal digits.
+    """
+    return sha256_bytes(
+        canonical_json({str(file.relative_to(root)): sha256_file(file) for file in list_sources(sources, root)})
+    )
+
+
+def list_sources(sources: tuple[str, ...], root: Path = _ROOT) -> list[Path]:
+    """The files that `digest_code` reads, in the order of their paths."""
+    files: set[Path] = set()
+    for source in sources:
+        path = root / source
+        files.update([path] if path.is_file() else (file for kind in _KINDS for file in path.rglob(kind)))
+    return sorted(files)

@@ -1,0 +1,85 @@
+"""Judging a request for weights: everything that can be known without torch and without reading a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bundle.digest import sha256_file
+from bundle.manifest import Manifest
+from bundle.reader import Bundle
+from bundle.reference import is_name
+from compiler_svc.errors import ExecutablesMissing, NameInvalid
+from compiler_svc.planning.admission import find_checkpoint
+from compiler_svc.planning.build_plan import plan_build
+from compiler_svc.planning.job_spec import ShardSpec
+from compiler_svc.planning.model_overrides import override_model
+from compiler_svc.planning.weights_fit import check_weights_fit, read_config
+from compiler_svc.weights.checkpoint import Checkpoint
+from execution.errors import IsaUnsupported
+from execution.isa import supported_isas
+
+_TOKENIZER_FILE: Final = "tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRequest:
+    """What a client asks for.
+
+    Attributes:
+        model: Checkpoint directory, absolute or relative to a model root.
+        executables_ref: Reference of the bundle that the weights are for.
+    """
+
+    name: str
+    model: str
+    executables_ref: str
+    skip_cache_lookup: bool
+
+
+def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardSpec:
+    """Judges a request. Reads JSON files and tensor headers: call it from a thread.
+
+    Pickled weights are left to the build: opening them takes torch.
+
+    Args:
+        executables: What `request.executables_ref` names.
+
+    Raises:
+        NameInvalid, ExecutablesMissing: Mistakes of the request.
+        IsaUnsupported: Executables that this host could not verify the weights with.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
+        ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
+        GraphAbiMismatch: A model whose weights do not fit.
+    """
+    if not is_name(request.name):
+        raise NameInvalid(request.name)
+    manifest = executables.manifest
+    if not manifest.has_executables:
+        raise ExecutablesMissing(request.executables_ref)
+    supported = supported_isas()
+    if manifest.optimization_level > 0 and manifest.target.isa not in supported:
+        raise IsaUnsupported(manifest.target.isa, supported)
+    path = find_checkpoint(request.model, model_roots)
+    checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
+    config = read_config(manifest)
+    checkpoint = override_model(checkpoint, config)
+    if not checkpoint.is_pickled:
+        check_weights_fit(manifest, plan_build(checkpoint, config.neuron_config))
+    return ShardSpec(
+        name=request.name,
+        model=path,
+        model_roots=model_roots,
+        config=config,
+        skip_cache_lookup=request.skip_cache_lookup,
+        warnings=_note_other_tokenizer(checkpoint, manifest),
+        executables=executables.digest,
+    )
+
+
+def _note_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
+    own = next((file for file in checkpoint.tokenizer_files if file.name == _TOKENIZER_FILE), None)
+    if own is None or manifest.tokenizer is None or sha256_file(own) == manifest.tokenizer.digest:
+        return ()
+    return (f"model: {_TOKENIZER_FILE} differs from that of the executables' bundle, and LoadWeights compares them",)

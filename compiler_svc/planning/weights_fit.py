@@ -1,0 +1,101 @@
+"""Whether the weights of a checkpoint fit executables that exist, from headers alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from bundle.abi import compute_graph_abi_digest
+from bundle.digest import canonical_json
+from bundle.manifest import Manifest
+from compiler_svc.config import InferenceConfig, resolve_config
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed, GraphAbiMismatch
+from compiler_svc.planning.build_plan import BuildPlan
+from compiler_svc.trace.submodels import describe_state
+
+#: Where a manifest's configuration has the model attributes that replace the checkpoint's.
+MODEL_ATTRIBUTES: Final = "model_attributes"
+
+#: What else it holds beside the model's attributes.
+_CONFIG_NAMES: Final[tuple[str, ...]] = ("neuron_config", "fused_spec_config", "attribute_map")
+
+
+def read_config(manifest: Manifest) -> InferenceConfig:
+    """The configuration that a bundle was compiled with; attributes that are newer than the bundle have their defaults.
+
+    Raises:
+        GraphAbiMismatch: Another version of the compiler wrote it, whose attributes or rules are others.
+    """
+    document: dict[str, Any] = {name: manifest.config[name] for name in _CONFIG_NAMES if name in manifest.config}
+    document |= manifest.config.get(MODEL_ATTRIBUTES, {})
+    try:
+        return resolve_config(document, checkpoint_dtype=None, target=manifest.target.kind).config
+    except (ConfigInvalid, FeatureNotServed) as error:
+        raise GraphAbiMismatch("neuron_config", "of this version", f"of another one ({error})") from error
+
+
+def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
+    """Checks that a checkpoint makes weights for a bundle's executables.
+
+    Model and tensors have to be equal where they count; the executables' graphs then are those that the manifest says,
+    and need not be traced again.
+
+    Args:
+        manifest: Has executables.
+        plan: Of the checkpoint, planned with the bundle's configuration.
+
+    Raises:
+        GraphAbiMismatch: The first attribute that differs.
+    """
+    numeric_config = plan.model.config.to_json()
+    shards = [plan.weights.describe_shard(rank, None, 0) for rank in range(plan.model.tp_degree)]
+    described = {
+        **numeric_config,
+        "tp_degree": plan.model.tp_degree,
+        "state": msgspec.to_builtins(describe_state(plan.model)),
+        "tensors": {shard.rank: _tensor_table(shard.tensors) for shard in shards},
+    }
+    expected = {
+        **{name: manifest.config.get(name) for name in numeric_config},
+        "tp_degree": manifest.tp_degree,
+        "state": msgspec.to_builtins(manifest.state),
+        "tensors": {
+            shard.rank: _tensor_table(shard.tensors)
+            for weight_set in manifest.weight_sets
+            for shard in weight_set.shards
+        },
+    }
+    for attribute, ours, theirs in _find_differences("", _plain(described), _plain(expected)):
+        raise GraphAbiMismatch(attribute, _show(ours), _show(theirs))
+    digest = compute_graph_abi_digest(
+        graph_digests={executable.tag: executable.graph_digest for executable in manifest.executables},
+        shards=shards,
+        numeric_config=numeric_config,
+        tp_degree=plan.model.tp_degree,
+    )
+    if digest != manifest.graph_abi_digest:
+        raise GraphAbiMismatch("graph_abi_digest", digest, manifest.graph_abi_digest)
+
+
+def _tensor_table(tensors: tuple[Any, ...]) -> dict[str, Any]:
+    return {tensor.name: {"dtype": tensor.dtype, "shape": tensor.shape} for tensor in tensors}
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    """As a manifest that was read has it: numbers and lists as JSON has them."""
+    return json.loads(canonical_json(msgspec.to_builtins(value, str_keys=True)))
+
+
+def _find_differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in sorted(ours.keys() | theirs.keys()):
+            yield from _find_differences(f"{path}.{name}" if path else name, ours.get(name), theirs.get(name))
+    elif ours != theirs:
+        yield path, ours, theirs
+
+
+def _show(value: object) -> str:
+    return "missing" if value is None else json.dumps(value)

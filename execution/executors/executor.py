@@ -1,0 +1,116 @@
+"""What it means to run a bundle's executables on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from bundle.manifest import Manifest
+from execution.errors import ExecutableInvalid
+
+if TYPE_CHECKING:
+    from execution.executors.aoti import AotiExecutor
+    from execution.executors.eager import EagerExecutor
+
+
+class Executor(Protocol):
+    """The executables of one rank with their weights and state. One thread at a time."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights in use."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the KV cache."""
+
+    def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Runs one executable once.
+
+        Args:
+            inputs: The manifest's inputs, by name, contiguous.
+
+        Returns:
+            The manifest's outputs, by name; new tensors.
+
+        Raises:
+            ExecutableUnknown: No executable has this tag.
+            StepInvalid: The inputs are not the manifest's.
+            StepFailed: The executable raised.
+            WeightsAwaited: The bundle came without weights and none have been swapped in.
+        """
+
+    def stage_weights(self, path: Path) -> None:
+        """Maps other weights beside the ones in use, replacing what was staged.
+
+        Raises:
+            WeightsInvalid: The file does not fit; what was in use or staged before still is.
+        """
+
+    def swap_weights(self) -> None:
+        """Puts the staged weights in use and lets go of the old ones.
+
+        Raises:
+            WeightsNotStaged: Nothing is staged.
+        """
+
+    def discard_staged(self) -> None:
+        """Lets go of staged weights, if there are any."""
+
+    def zero_state(self, slots: Sequence[int] | None) -> int:
+        """Zeroes some slots of the KV cache, or with None all of it; returns the bytes written.
+
+        Raises:
+            SlotUnknown: A slot that is none.
+        """
+
+    def read_state(self, name: str) -> Tensor:
+        """A copy of one state tensor, for tests."""
+
+    def close(self) -> None:
+        """Lets go of weights, state and executables."""
+
+
+def preload(executable_format: str) -> None:
+    """Imports what would be imported when the first executable of a format is loaded: for exported programs more than a
+    second of work, for libraries next to none."""
+    _executor_of(executable_format)
+    if executable_format == "exported_program":
+        import_module("torch.export.pt2_archive")
+
+
+def load_executor(
+    manifest: Manifest,
+    rank: int,
+    blob_path: Callable[[str], Path],
+    on_loaded: Callable[[str], None] = lambda _part: None,
+) -> Executor:
+    """Loads a rank's weights and executables, and allocates its state.
+
+    Args:
+        blob_path: Path of a blob by its digest; the blobs must be verified.
+        on_loaded: Called with what has just been loaded: `weights` or an executable's tag.
+
+    Raises:
+        ExecutableInvalid: A blob is missing or is not what the manifest says.
+        WeightsInvalid: A weight file is missing or does not fit the manifest.
+    """
+    first, *others = manifest.executables
+    for other in others:
+        if other.format != first.format:
+            raise ExecutableInvalid(other.tag, f"it is {other.format} in a bundle of {first.format}")
+    return _executor_of(first.format)(manifest, rank, blob_path, on_loaded)
+
+
+def _executor_of(executable_format: str) -> type[AotiExecutor | EagerExecutor]:
+    """Its class. Only this one's module is imported: to read exported programs, torch wants its compiler's front."""
+    module, name = {
+        "aoti": ("execution.executors.aoti", "AotiExecutor"),
+        "exported_program": ("execution.executors.eager", "EagerExecutor"),
+    }[executable_format]
+    executor: type[AotiExecutor | EagerExecutor] = getattr(import_module(module), name)
+    return executor

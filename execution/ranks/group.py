@@ -1,0 +1,399 @@
+"""The rank processes of one deployment, driven from an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from bundle.errors import KilnError
+from bundle.manifest import Manifest
+from execution.collectives.memory import CollectiveMemory
+from execution.errors import RankDied, StepAborted, WeightsNotStaged
+from execution.isa import require_isa
+from execution.ranks.control import (
+    Call,
+    DiscardStaged,
+    Done,
+    Launch,
+    Load,
+    Loaded,
+    RunStep,
+    StageWeights,
+    Stepped,
+    Swapped,
+    SwapWeights,
+    WarmUp,
+    Zeroed,
+    ZeroState,
+)
+from execution.ranks.handle import AnswerT, RankHandle
+from execution.ranks.nursery import RankNursery
+from execution.ranks.step_memory import NUM_SETS, StepMemory
+from execution.step import Step, StepResult
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a rank has loaded: `done` of `total` parts; `part` is the one just loaded."""
+
+    rank: int
+    done: int
+    total: int
+    part: str
+
+
+class RankGroup:
+    """The rank processes of one deployment.
+
+    Calls are answered in order and one step runs at a time; the one that follows it may be called meanwhile. What
+    concerns all ranks happens on all: a call that its caller gives up is seen through, and where a rank ends or cannot
+    follow the others, the group is dead. Then its processes end and every call raises `RankDied`.
+
+    Processes end with the thread that first used their nursery: start a group from a thread that lives as long as the
+    group.
+
+    Attributes:
+        died: Its result is a `RankDied`, set when a rank ends unexpectedly; cancelled by `close`.
+        weights_bytes: Bytes of the weights in use, over all ranks; 0 while there are none.
+        state_bytes: Bytes of the KV cache, over all ranks; 0 before `load`.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Makes the shared memory; use `start`.
+
+        Raises:
+            CollectivesMissing: There are several ranks, and the native library for them has not been built.
+            TooManyRanks: The native library does not serve so many.
+        """
+        self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
+        self.weights_bytes = 0
+        self.state_bytes = 0
+        self._num_parts = 1 + len(manifest.executables)
+        self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
+        self._memory = StepMemory(manifest)
+        self._ranks: list[RankHandle] = []
+        self._own_nursery: RankNursery | None = None
+        self._first_dead: RankHandle | None = None
+        # Held by what must come between the same two steps on all ranks, and from one step to those that follow it.
+        self._turn = asyncio.Lock()
+        self._steps: deque[_StepUnderWay] = deque()
+        self._next_set = 0
+        self._has_failed_step = False
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        manifest: Manifest,
+        blob_path: Callable[[str], Path] | Mapping[str, Path],
+        *,
+        num_threads: int,
+        log_sink: Callable[[int, str], None] | None = None,
+        nursery: RankNursery | None = None,
+    ) -> Self:
+        """Starts one process a rank.
+
+        Args:
+            blob_path: Path of a blob by its digest; the blobs must be verified.
+            num_threads: Threads that each rank computes with.
+            log_sink: Called with rank and line for everything that a rank writes to its standard error; None leaves
+                the ranks on this process's own.
+            nursery: Where the processes come from, which makes starting them cheap from the second on; it outlives the
+                group. None for one that ends with the group.
+
+        Raises:
+            CollectivesMissing: There are several ranks, and the native library for them has not been built.
+            TooManyRanks: The native library does not serve so many.
+            IsaUnsupported: The executables need instructions that this host lacks.
+            RankDied: A process ended before it was ready.
+        """
+        require_isa(manifest)
+        find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
+        group = cls(manifest)
+        if nursery is None:
+            nursery = group._own_nursery = RankNursery(manifest.tp_degree)
+        try:
+            forking = nursery.open(num_threads, _format_of(manifest))
+            for rank in range(manifest.tp_degree):
+                paths = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
+                launch = Launch(rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=paths)
+                group._ranks.append(RankHandle.spawn(launch, forking, group._memory_fds, log_sink, group._report_death))
+            await asyncio.gather(*(rank.wait_ready() for rank in group._ranks))
+        except BaseException:
+            await group.close()
+            raise
+        return group
+
+    async def load(self, progress: Callable[[LoadProgress], None] | None = None) -> None:
+        """Maps weights, loads every executable, allocates zeroed state. A group that fails to load is closed.
+
+        Raises:
+            ExecutableInvalid: A blob is missing or is not what the manifest says.
+            WeightsInvalid: A weight file is missing or does not fit the manifest.
+        """
+
+        async def load_rank(number: int, rank: RankHandle) -> Loaded:
+            done = count(1)
+
+            def report(part: str) -> None:
+                if progress is not None:
+                    progress(LoadProgress(number, next(done), self._num_parts, part))
+
+            return await rank.call(Load(), Loaded, report)
+
+        try:
+            # The first failure ends it: the other ranks may have much to read yet.
+            loaded = await asyncio.gather(*(load_rank(number, rank) for number, rank in enumerate(self._ranks)))
+        except BaseException:
+            await self.close()
+            raise
+        self.weights_bytes = sum(answer.weights_bytes for answer in loaded)
+        self.state_bytes = sum(answer.state_bytes for answer in loaded)
+
+    async def warm_up(self) -> None:
+        """Runs every executable once, on the scratch slot, so that no request pays for first touches.
+
+        Raises:
+            StepFailed: An executable raised.
+            WeightsAwaited: The bundle came without weights and none have been swapped in.
+        """
+        await self._see_through(self._warm_up())
+
+    async def run(self, step: Step) -> StepResult:
+        """Runs one executable once on every rank; raises what `begin` and its future raise."""
+        return await (await self.begin(step))
+
+    async def begin(self, step: Step) -> asyncio.Future[StepResult]:
+        """Calls the ranks for a step: after all that they were called for before, or, where it follows the step under
+        way, at once and right behind it. The caller need not wait for the result.
+
+        Whoever always has a step follow lets nothing else have its turn.
+
+        Returns:
+            The result. It raises:
+            StepFailed: The executable raised, on one rank at least, or the step that this one follows failed.
+            WeightsAwaited: The bundle came without weights and none have been swapped in.
+
+        Raises:
+            ExecutableUnknown: No executable has this tag.
+            StepInvalid: The inputs do not fit, or log probabilities were asked of an executable without logits.
+        """
+        if not (step.follows and self._steps):
+            await self._turn.acquire()
+        assert len(self._steps) < NUM_SETS, "no memory for a step more"
+        memory_set = self._next_set
+        try:
+            self._memory.write_inputs(step, memory_set)
+        except BaseException:
+            if not self._steps:
+                self._turn.release()
+            raise
+        self._next_set = (memory_set + 1) % NUM_SETS
+        under_way = _StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
+        self._steps.append(under_way)
+        call = RunStep(
+            tag=step.tag,
+            memory_set=memory_set,
+            follows=step.follows,
+            top_logprobs=step.top_logprobs,
+            return_logits=step.return_logits,
+        )
+        on_answer = partial(self._take_answer, under_way)
+        for rank in self._ranks:
+            rank.begin(call, on_answer)
+        return under_way.result
+
+    async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
+        """Maps new weights beside the ones in use, replacing what was staged: on all ranks or on none.
+
+        Raises:
+            WeightsInvalid: A file is missing or its tensors differ from the manifest's. What served still serves, and
+                nothing is staged.
+        """
+        await self._see_through(self._stage_weights(shard_paths_by_rank))
+
+    async def swap_weights(self) -> float:
+        """Makes the staged weights the ones in use and lets go of the old; returns the longest pause in seconds.
+
+        Where one rank swaps and another cannot, the group ends.
+
+        Raises:
+            WeightsNotStaged: Nothing is staged.
+        """
+        return await self._see_through(self._swap_weights())
+
+    async def discard_staged(self) -> None:
+        """Lets go of staged weights, if there are any."""
+        await self._see_through(self._call_all(DiscardStaged(), Done))
+
+    async def zero_state(self, slots: Sequence[int] | None) -> int:
+        """Zeroes the KV cache of some slots, or with None all of it; returns the bytes written, over all ranks.
+
+        Raises:
+            SlotUnknown: A slot that the KV cache does not have.
+        """
+        return await self._see_through(self._zero_state(slots))
+
+    async def close(self) -> None:
+        """Ends the processes. Calling it again is harmless."""
+        self.died.cancel()
+        await asyncio.gather(*(rank.close() for rank in self._ranks))
+        if not self._is_closed:
+            self._is_closed = True
+            self._memory.close()
+            if self._own_nursery is not None:
+                self._own_nursery.close()
+            if self._collectives is not None:
+                self._collectives.close()
+
+    @property
+    def _memory_fds(self) -> tuple[int, ...]:
+        return (self._memory.fd,) if self._collectives is None else (self._memory.fd, self._collectives.fd)
+
+    async def _see_through(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Awaits something that happens to its end though the caller may give up: all ranks must take part in it, and
+        no later step may overwrite the inputs of one that runs."""
+        task = asyncio.create_task(coroutine)
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._calls.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            # Nobody may be left to hear of it.
+            task.exception()
+
+    async def _warm_up(self) -> None:
+        async with self._turn:
+            await self._compute(WarmUp(), Done)
+
+    def _take_answer(self, step: _StepUnderWay, outcome: Stepped | KilnError) -> None:
+        """Ends a step that all ranks have answered, whether or not its caller still waits."""
+        step.outcomes.append(outcome)
+        if len(step.outcomes) < len(self._ranks):
+            return
+        ended = self._steps.popleft()
+        assert ended is step, "ranks answer in order"
+        try:
+            stepped = self._unwrap(step.outcomes)
+            duration_s = max(answer.duration_s for answer in stepped)
+            step.settle(self._memory.read_result(step.step, step.memory_set, duration_s))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
+            self._has_failed_step = True
+            step.settle(error)
+        if self._steps:
+            return
+        if self._has_failed_step:
+            # Not before: a rank may be in a step that follows, which another one will not come to.
+            self._has_failed_step = False
+            self._reset_collectives()
+        self._turn.release()
+
+    async def _stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
+        calls = [StageWeights(path=str(shard_paths_by_rank[number])) for number in range(len(self._ranks))]
+        try:
+            await self._gather([rank.call(call, Done) for rank, call in zip(self._ranks, calls, strict=True)])
+        except KilnError:
+            await self._call_all(DiscardStaged(), Done)
+            raise
+
+    async def _swap_weights(self) -> float:
+        async with self._turn:
+            calls = (rank.call(SwapWeights(), Swapped) for rank in self._ranks)
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            failed = [not isinstance(outcome, Swapped) for outcome in outcomes]
+            if any(failed) and not all(isinstance(outcome, WeightsNotStaged) for outcome in outcomes):
+                # Ranks with different weights would compute something, and it would be garbage.
+                self._ranks[failed.index(True)].kill()
+                await self._ranks[failed.index(True)].wait_ended()
+            swapped = self._unwrap(outcomes)
+            self.weights_bytes = sum(answer.weights_bytes for answer in swapped)
+            return max(answer.duration_s for answer in swapped)
+
+    async def _zero_state(self, slots: Sequence[int] | None) -> int:
+        call = ZeroState(slots=None if slots is None else list(slots))
+        async with self._turn:
+            return sum(answer.size_bytes for answer in await self._call_all(call, Zeroed))
+
+    async def _compute(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
+        """Calls for something that the ranks do together."""
+        try:
+            return await self._call_all(call, answer_type)
+        except KilnError:
+            self._reset_collectives()
+            raise
+
+    def _reset_collectives(self) -> None:
+        # All have answered, so none is in a collective any more.
+        if self._collectives is not None:
+            self._collectives.reset()
+
+    async def _call_all(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
+        return await self._gather([rank.call(call, answer_type) for rank in self._ranks])
+
+    async def _gather(self, calls: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:
+        """Waits until all ranks have answered; one's failure is the group's."""
+        return self._unwrap(await asyncio.gather(*calls, return_exceptions=True))
+
+    def _unwrap(self, outcomes: Sequence[AnswerT | BaseException]) -> list[AnswerT]:
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if not failures:
+            return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        if self._first_dead is not None and self._first_dead.death is not None:
+            raise self._first_dead.death
+        # Rather the rank that failed than those that it made fail.
+        raise min(failures, key=lambda failure: isinstance(failure, StepAborted))
+
+    def _report_death(self, rank: RankHandle) -> None:
+        """Ends the other ranks, which can do nothing alone and may be waiting for the dead one."""
+        if self._first_dead is None:
+            self._first_dead = rank
+        if not self.died.done() and rank.death is not None:
+            self.died.set_result(rank.death)
+        for other in self._ranks:
+            other.kill()
+
+
+@dataclass(eq=False, slots=True)
+class _StepUnderWay:
+    """A step that the ranks were called for, and what they have answered so far, their errors included."""
+
+    step: Step
+    memory_set: int
+    result: asyncio.Future[StepResult]
+    outcomes: list[Stepped | KilnError] = field(default_factory=list)
+
+    def settle(self, outcome: StepResult | Exception) -> None:
+        if self.result.done():
+            # Whoever called has given up.
+            return
+        if isinstance(outcome, Exception):
+            self.result.set_exception(outcome)
+            # Nobody may be left to hear of it.
+            self.result.exception()
+        else:
+            self.result.set_result(outcome)
+
+
+def _blobs_of(manifest: Manifest, rank: int) -> set[str]:
+    shards = (shard for weight_set in manifest.weight_sets for shard in weight_set.shards)
+    weights = {shard.blob for shard in shards if shard.rank == rank and shard.blob is not None}
+    return weights | {executable.blob for executable in manifest.executables}
+
+
+def _format_of(manifest: Manifest) -> str:
+    """The format of all executables; empty where there are none, which is met when they are loaded."""
+    return next((executable.format for executable in manifest.executables), "")

@@ -1,0 +1,342 @@
+"""A parent's end of one rank process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import IO, Any, Final, Self, TypeVar
+
+import msgspec
+
+from bundle.errors import KilnError
+from execution.errors import RankDied
+from execution.failure import Failure
+from execution.ranks.control import (
+    PACKET_SIZE_BYTES,
+    READY,
+    Call,
+    Ended,
+    Fork,
+    Launch,
+    Progress,
+    Request,
+    decode_reply,
+    decode_report,
+    encode,
+)
+from execution.ranks.nursery import NurseryProcess
+
+
+class LogPipe:
+    """Reads a pipe as data comes, and hands its lines on."""
+
+    def __init__(self, pipe: IO[bytes], sink: Callable[[str], None]) -> None:
+        """Takes the reading end over."""
+        self._pipe = pipe
+        self._fd = pipe.fileno()
+        self._sink = sink
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(self._fd, False)
+        self._loop.add_reader(self._fd, self._read)
+
+    def close(self) -> None:
+        """Reads what is there, and gives the pipe back. The writer must have ended."""
+        while self._read():
+            pass
+        if self._rest:
+            self._hand_on(self._rest)
+        self._loop.remove_reader(self._fd)
+        self._pipe.close()
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._fd)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._hand_on(line)
+        return bool(chunk)
+
+    def _hand_on(self, line: bytes) -> None:
+        self._sink(line.decode(errors="replace"))
+
+
+#: A rank that is told to end has this long to finish its step.
+CLOSE_GRACE_S: Final = 2.0
+
+_STDERR_FD: Final = 2
+
+LogSink = Callable[[int, str], None]
+AnswerSink = Callable[[Any], None]
+AnswerT = TypeVar("AnswerT")
+
+
+class RankHandle:
+    """One rank process: calls to it, its log, its end."""
+
+    def __init__(
+        self,
+        rank: int,
+        nursery: NurseryProcess,
+        report: socket.socket,
+        control: socket.socket,
+        *,
+        log: LogPipe | None,
+        on_death: Callable[[RankHandle], None],
+    ) -> None:
+        """Takes over a process that has just been asked for; see `spawn`."""
+        self._rank = rank
+        self._nursery = nursery
+        self._report = report
+        self._control = control
+        self._log = log
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._is_closing = False
+        # None until the nursery has forked.
+        self._pidfd: int | None = None
+        self._return_code: int | None = None
+        self._exited: asyncio.Future[None] = self._loop.create_future()
+        self._next_number = READY + 1
+        self._ready: asyncio.Future[object] = self._loop.create_future()
+        self._pending: dict[int, AnswerSink] = {READY: partial(_settle, self._ready)}
+        self._on_progress: dict[int, Callable[[str], None]] = {}
+        self._unsent: deque[bytes] = deque()
+        # Kept, because the kernel would have to map and clear new memory of this size for each packet.
+        self._packet = memoryview(bytearray(PACKET_SIZE_BYTES))
+        self._loop.add_reader(report.fileno(), self._hear)
+        self._loop.add_reader(control.fileno(), self._receive)
+
+    @classmethod
+    def spawn(
+        cls,
+        launch: Launch,
+        nursery: NurseryProcess,
+        memory_fds: Sequence[int],
+        log_sink: LogSink | None,
+        on_death: Callable[[RankHandle], None],
+    ) -> Self:
+        """Asks for a process.
+
+        Args:
+            nursery: Where it is forked.
+            memory_fds: Of the step memory and, where there are several ranks, of the collective memory.
+            on_death: Called once, should the process end other than by `close`.
+        """
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            report, their_report = _socket_pair(ours, theirs)
+            control, their_control = _socket_pair(ours, theirs)
+            launch_fd = os.memfd_create("kiln-launch")
+            theirs.callback(os.close, launch_fd)
+            os.write(launch_fd, msgspec.json.encode(launch))
+            os.lseek(launch_fd, 0, os.SEEK_SET)
+            log, stderr_fd = None, _STDERR_FD
+            if log_sink is not None:
+                log_fd, stderr_fd = os.pipe()
+                theirs.callback(os.close, stderr_fd)
+                log = LogPipe(os.fdopen(log_fd, "rb", buffering=0), partial(log_sink, launch.rank))
+                ours.callback(log.close)
+            descriptors = (their_report.fileno(), stderr_fd, launch_fd, their_control.fileno(), *memory_fds)
+            nursery.fork(Fork(rank=launch.rank), descriptors)
+            ours.pop_all()
+            return cls(launch.rank, nursery, report, control, log=log, on_death=on_death)
+
+    @property
+    def death(self) -> RankDied | None:
+        """How the process ended, None while it lives."""
+        return None if self._return_code is None else RankDied(self._rank, self._return_code)
+
+    async def wait_ready(self) -> None:
+        """Waits until the process takes calls.
+
+        Raises:
+            RankDied: It ended before.
+        """
+        await self._ready
+
+    async def wait_ended(self) -> None:
+        """Waits until the process has ended and been collected."""
+        await asyncio.shield(self._exited)
+
+    async def call(
+        self, call: Call, answer_type: type[AnswerT], on_progress: Callable[[str], None] | None = None
+    ) -> AnswerT:
+        """Calls the rank and waits for the answer.
+
+        Raises:
+            RankDied: The process has ended.
+            KilnError: The rank's own failure.
+        """
+        answered: asyncio.Future[object] = self._loop.create_future()
+        self.begin(call, partial(_settle, answered), on_progress)
+        answer = await answered
+        assert isinstance(answer, answer_type), f"{call} was answered by {answer}"
+        return answer
+
+    def begin(self, call: Call, on_answer: AnswerSink, on_progress: Callable[[str], None] | None = None) -> None:
+        """Calls the rank without waiting; `on_answer` gets the answer or the error that `call` raises, once."""
+        if self.death is not None:
+            on_answer(self.death)
+            return
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._pending[number] = on_answer
+        if on_progress is not None:
+            self._on_progress[number] = on_progress
+        self._unsent.append(encode(Request(number, call)))
+        if len(self._unsent) == 1:
+            self._send()
+
+    async def close(self) -> None:
+        """Ends the process: by hanging up, and after a grace period by force."""
+        self._is_closing = True
+        self._hang_up()
+        if self._pidfd is None:
+            # It would come up only to find that it is not wanted.
+            self.kill()
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                await self.wait_ended()
+        except TimeoutError:
+            self.kill()
+            await self.wait_ended()
+
+    def kill(self) -> None:
+        """Ends the process by force; harmless where it has ended."""
+        if self._exited.done():
+            return
+        if self._pidfd is None:
+            # The nursery ends, or never starts, a rank that nobody hears of.
+            self._end(-signal.SIGKILL)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            # It has ended; the nursery is about to say so.
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _send(self) -> None:
+        """Sends what waits, as far as the socket takes it now."""
+        if self._control.fileno() < 0:
+            # The end of the process is about to be noticed, and answers these calls too.
+            self._unsent.clear()
+        try:
+            while self._unsent:
+                self._control.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            self._loop.add_writer(self._control.fileno(), self._send_rest)
+        except (BrokenPipeError, ConnectionResetError):
+            self._unsent.clear()
+
+    def _send_rest(self) -> None:
+        self._send()
+        if not self._unsent:
+            self._loop.remove_writer(self._control.fileno())
+
+    def _receive(self) -> None:
+        try:
+            size = self._control.recv_into(self._packet)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            size = 0
+        if size == 0:
+            # It is ending, or can no longer be talked to, which comes to the same. What becomes of a rank that has not
+            # been forked, the nursery's report tells.
+            self._forget_control()
+            if self._pidfd is not None:
+                self.kill()
+            return
+        reply = decode_reply(self._packet[:size])
+        if isinstance(reply.answer, Progress):
+            if (on_progress := self._on_progress.get(reply.number)) is not None:
+                on_progress(reply.answer.part)
+            return
+        self._on_progress.pop(reply.number, None)
+        answer = reply.answer
+        self._pending.pop(reply.number)(answer.to_error() if isinstance(answer, Failure) else answer)
+
+    def _hear(self) -> None:
+        """Takes a report of the nursery."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(
+                self._report, PACKET_SIZE_BYTES, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet, descriptors = b"", []
+        if not packet:
+            self._outlive_nursery()
+            return
+        report = decode_report(packet)
+        if isinstance(report, Ended):
+            self._end(report.return_code)
+        else:
+            (self._pidfd,) = descriptors
+
+    def _outlive_nursery(self) -> None:
+        """Ends the rank: its nursery has ended, which nobody may notice before the process itself is gone."""
+        self._loop.remove_reader(self._report.fileno())
+        if self._pidfd is None:
+            self._end(self._nursery.wait_dying())
+            return
+        self._loop.add_reader(self._pidfd, self._end, -signal.SIGKILL)
+        self.kill()
+
+    def _end(self, return_code: int) -> None:
+        """Lets go of the process, which has ended."""
+        self._return_code = return_code
+        self._loop.remove_reader(self._report.fileno())
+        self._report.close()
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            with contextlib.suppress(ChildProcessError):
+                # Orphans become children of a container's first process, which this may be.
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            os.close(self._pidfd)
+        self._hang_up()
+        if self._log is not None:
+            self._log.close()
+        pending, self._pending = self._pending, {}
+        for on_answer in pending.values():
+            on_answer(RankDied(self._rank, return_code))
+        self._exited.set_result(None)
+        if not self._is_closing:
+            self._on_death(self)
+
+    def _hang_up(self) -> None:
+        if self._control.fileno() >= 0:
+            self._forget_control()
+            self._control.close()
+
+    def _forget_control(self) -> None:
+        self._unsent.clear()
+        self._loop.remove_reader(self._control.fileno())
+        self._loop.remove_writer(self._control.fileno())
+
+
+def _settle(answered: asyncio.Future[object], answer: object) -> None:
+    if answered.done():
+        # Whoever called has given up.
+        return
+    if isinstance(answer, KilnError):
+        answered.set_exception(answer)
+        # Nobody may be left to hear of it.
+        answered.exception()
+    else:
+        answered.set_result(answer)
+
+
+def _socket_pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pair[0].setblocking(False)
+    return ours.enter_context(pair[0]), theirs.enter_context(pair[1])

@@ -1,0 +1,70 @@
+"""What a rank's process does once it has been forked.
+
+Waits for calls and answers them; between calls it sleeps. Ends when its parent closes the socket, or ends itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import socket
+from contextlib import ExitStack
+
+import msgspec
+import torch
+
+from bundle.errors import KilnError
+from execution.collectives.communicator import SharedCommunicator
+from execution.errors import RankFailed
+from execution.failure import Failure
+from execution.ranks.control import (
+    PACKET_SIZE_BYTES,
+    READY,
+    Answer,
+    Done,
+    Launch,
+    Progress,
+    Reply,
+    Request,
+    decode_request,
+    encode,
+)
+from execution.ranks.rank import Rank
+
+logger = logging.getLogger(__name__)
+
+
+def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
+    """Serves one parent until it hangs up; with other ranks, if there is memory for collectives."""
+    with os.fdopen(launch_fd, "rb") as file:
+        launch = msgspec.json.decode(file.read(), type=Launch)
+    torch.set_num_threads(launch.num_threads)
+    with ExitStack() as stack:
+        communicator = None
+        if collective_memory_fd is not None:
+            communicator = SharedCommunicator(collective_memory_fd, launch.rank, launch.manifest.tp_degree)
+            stack.enter_context(communicator.joined())
+        rank = Rank(launch, mmap.mmap(memory_fd, 0), communicator)
+        control = stack.enter_context(socket.socket(fileno=control_fd))
+        control.sendall(encode(Reply(READY, Done())))
+        # Kept, because the kernel would have to map and clear new memory of this size for each packet.
+        packet = memoryview(bytearray(PACKET_SIZE_BYTES))
+        while size := control.recv_into(packet):
+            _serve(rank, decode_request(packet[:size]), control, launch.rank)
+
+
+def _serve(rank: Rank, request: Request, control: socket.socket, number: int) -> None:
+    def report(part: str) -> None:
+        control.sendall(encode(Reply(request.number, Progress(part=part))))
+
+    answer: Answer
+    try:
+        answer = rank.answer(request.call, report)
+    except KilnError as error:
+        logger.exception("%s failed", type(request.call).__name__)
+        answer = Failure.of(error)
+    except Exception as error:
+        logger.exception("%s failed unexpectedly", type(request.call).__name__)
+        answer = Failure.of(RankFailed(number, f"{type(error).__name__}: {error}"))
+    control.sendall(encode(Reply(request.number, answer)))

@@ -1,0 +1,190 @@
+"""One rank: an executor, the sampling that follows it, and the memory shared with the parent."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from bundle.manifest import Executable
+from execution.collectives.communicator import SharedCommunicator
+from execution.dtypes import TORCH_DTYPES
+from execution.errors import StepAborted, StepFailed
+from execution.executors.executor import Executor, load_executor
+from execution.ranks.control import (
+    Answer,
+    Call,
+    DiscardStaged,
+    Done,
+    Launch,
+    Load,
+    Loaded,
+    RunStep,
+    StageWeights,
+    Stepped,
+    Swapped,
+    SwapWeights,
+    WarmUp,
+    Zeroed,
+    ZeroState,
+)
+from execution.ranks.step_memory import Region, StepLayout, StepRegions
+from execution.sampling import greedy, pick_logprobs, sample
+
+_DTYPES: Final = {"i": torch.int32, "f": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class _StepViews:
+    """Tensors over the shared memory of one executable's steps; see `StepRegions`."""
+
+    inputs: dict[str, Tensor]
+    tokens: Tensor
+    logprobs: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+    logits: Tensor | None
+
+
+class Rank:
+    """Answers calls, one at a time."""
+
+    def __init__(self, launch: Launch, memory: mmap.mmap, communicator: SharedCommunicator | None) -> None:
+        """Takes over the step memory; loads nothing yet.
+
+        Args:
+            communicator: The other ranks, None where there are none.
+        """
+        self._communicator = communicator
+        self._launch = launch
+        self._manifest = launch.manifest
+        self._views = [
+            {tag: _view_step(memory, regions) for tag, regions in steps.items()}
+            for steps in StepLayout.of(self._manifest).sets
+        ]
+        self._executables = {executable.tag: executable for executable in self._manifest.executables}
+        self._loaded: Executor | None = None
+        # What the step before picked, for one that follows it; None where it failed or left picking to the host.
+        self._tokens: Tensor | None = None
+
+    def answer(self, call: Call, on_loaded: Callable[[str], None]) -> Answer:
+        """Does what a call asks.
+
+        Raises:
+            KilnError: It cannot be done.
+        """
+        match call:
+            case Load():
+                return self._load(on_loaded)
+            case RunStep():
+                return self._run_step(call)
+            case WarmUp():
+                self._warm_up()
+            case StageWeights(path=path):
+                self._executor.stage_weights(Path(path))
+            case SwapWeights():
+                started = time.perf_counter()
+                self._executor.swap_weights()
+                duration_s = time.perf_counter() - started
+                return Swapped(duration_s=duration_s, weights_bytes=self._executor.weights_bytes)
+            case DiscardStaged():
+                self._executor.discard_staged()
+            case ZeroState(slots=slots):
+                return Zeroed(size_bytes=self._executor.zero_state(slots))
+        return Done()
+
+    @property
+    def _executor(self) -> Executor:
+        assert self._loaded is not None, "the parent calls Load first"
+        return self._loaded
+
+    def _load(self, on_loaded: Callable[[str], None]) -> Loaded:
+        paths = {digest: Path(path) for digest, path in self._launch.blob_paths.items()}
+        self._loaded = load_executor(self._manifest, self._launch.rank, paths.__getitem__, on_loaded)
+        return Loaded(weights_bytes=self._executor.weights_bytes, state_bytes=self._executor.state_bytes)
+
+    def _warm_up(self) -> None:
+        for executable in self._manifest.executables:
+            with self._failing_together(executable.tag):
+                self._executor.run(executable.tag, self._idle_inputs(executable))
+
+    def _idle_inputs(self, executable: Executable) -> dict[str, Tensor]:
+        """Inputs of a step that has only idle rows: they write the scratch slot."""
+        inputs = {spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in executable.inputs}
+        inputs["seq_ids"].fill_(self._manifest.state.num_slots)
+        for name in {"num_tokens", "sampling_params"} & inputs.keys():
+            inputs[name].fill_(1)
+        return inputs
+
+    @torch.no_grad()
+    def _run_step(self, call: RunStep) -> Stepped:
+        started = time.perf_counter()
+        tokens_before, self._tokens = self._tokens, None
+        views = self._views[call.memory_set][call.tag]
+        inputs = {spec.name: views.inputs[spec.name] for spec in self._executables[call.tag].inputs}
+        with self._failing_together(call.tag):
+            if call.follows:
+                if tokens_before is None:
+                    raise StepAborted(call.tag, "the step before it has no tokens")
+                inputs["input_ids"] = tokens_before.view(inputs["input_ids"].shape)
+            outputs = self._executor.run(call.tag, inputs)
+        # The outputs are the same on all ranks.
+        if self._launch.rank == 0:
+            self._write_result(call, outputs, views)
+        self._tokens = outputs.get("tokens")
+        return Stepped(duration_s=time.perf_counter() - started)
+
+    def _write_result(self, call: RunStep, outputs: Mapping[str, Tensor], views: _StepViews) -> None:
+        tokens = outputs["tokens"] if "tokens" in outputs else self._sample(outputs["logits"], views)
+        views.tokens.copy_(tokens)
+        if call.top_logprobs is not None:
+            picked, top_ids, top = pick_logprobs(outputs["logits"], tokens, call.top_logprobs)
+            views.logprobs.copy_(picked)
+            views.top_ids[:, : call.top_logprobs] = top_ids
+            views.top_logprobs[:, : call.top_logprobs] = top
+        if call.return_logits and views.logits is not None:
+            views.logits.copy_(outputs["logits"])
+
+    @contextmanager
+    def _failing_together(self, tag: str) -> Iterator[None]:
+        """Lets no other rank wait for this one in a collective that it will not come to."""
+        try:
+            yield
+        except BaseException as error:
+            if self._communicator is None:
+                raise
+            if isinstance(error, StepFailed) and self._communicator.is_aborted:
+                raise StepAborted(tag, "another rank failed") from error
+            self._communicator.abort()
+            raise
+
+    def _sample(self, logits: Tensor, views: _StepViews) -> Tensor:
+        params = views.inputs["sampling_params"]
+        is_greedy = (params[:, 0] == 1) | (params[:, 2] == 0)
+        if is_greedy.all():
+            return greedy(logits)
+        return sample(logits, params, views.inputs["rand"], self._manifest.sampling.global_topk)
+
+
+def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:
+    def view(region: Region) -> Tensor:
+        count = prod(region.shape)
+        flat = torch.frombuffer(memory, dtype=_DTYPES[region.format], count=count, offset=region.offset)
+        return flat.view(region.shape)
+
+    return _StepViews(
+        inputs={name: view(region) for name, region in regions.inputs.items()},
+        tokens=view(regions.tokens),
+        logprobs=view(regions.logprobs),
+        top_ids=view(regions.top_ids),
+        top_logprobs=view(regions.top_logprobs),
+        logits=None if regions.logits is None else view(regions.logits),
+    )
