@@ -21,6 +21,8 @@ KNOWN_FLAGS: Final = frozenset({"sampling_params", "rand", "logits", "tokens", "
 
 Submodel = Literal["context_encoding", "token_generation"]
 DType = Literal["float32", "bfloat16", "float16", "int32"]
+#: How a weight shard lays the items of a tensor out.
+TensorLayout = Literal["row_major"]
 
 #: Bytes of one item.
 DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
@@ -88,12 +90,13 @@ class Executable(_Record, frozen=True):
     flags: tuple[str, ...]
 
 
-class WeightTensor(_Record, frozen=True):
+class WeightTensor(_Record, frozen=True, omit_defaults=True):
     """One tensor of a weight shard; its offset is in the safetensors header."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
+    layout: TensorLayout = "row_major"
 
 
 class WeightShard(_Record, frozen=True):

@@ -84,7 +84,7 @@ def describe_facts(build: Build, executables: Sequence[BuiltExecutable]) -> Buil
     spec, plan = build.spec, build.plan
     digests = digest_plan(plan, target=spec.target, optimization_level=spec.optimization_level, salt=spec.salt)
     stages_s = build.report.measure_stages()
-    num_layers = plan.model.config.num_hidden_layers
+    num_layers = len(plan.model.description.layers)
     # At level 0 lowering happens in this process.
     who = resource.RUSAGE_CHILDREN if spec.optimization_level else resource.RUSAGE_SELF
     peak_memory_bytes = resource.getrusage(who).ru_maxrss * 1024

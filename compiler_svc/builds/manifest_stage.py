@@ -36,7 +36,7 @@ def describe_bundle(
     described = tuple(built.describe() for built in executables)
     return Manifest(
         abi_version=ABI_VERSION,
-        architecture=model.config.architecture,
+        architecture=model.description.architecture,
         config=resolved_config(build),
         checkpoint_digest=build.job.checkpoint_digest,
         target=spec.target,
@@ -53,7 +53,7 @@ def describe_bundle(
         graph_abi_digest=compute_graph_abi_digest(
             graph_digests={executable.tag: executable.graph_digest for executable in described},
             shards=shards,
-            numeric_config=model.config.to_json(),
+            numeric_config=model.description.numeric_config,
             tp_degree=model.tp_degree,
         ),
         serving=plan.serving,
@@ -65,7 +65,7 @@ def resolved_config(build: Build) -> dict[str, Any]:
     config = build.spec.config
     sections = {name: value for name, value in config.to_json().items() if name not in config.model_attributes}
     replaced = {MODEL_ATTRIBUTES: config.model_attributes} if config.model_attributes else {}
-    return build.plan.model.config.to_json() | sections | replaced
+    return dict(build.plan.model.description.numeric_config) | sections | replaced
 
 
 def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from compiler_svc.builds.forked_lowerings import ForkedLowerings
+from compiler_svc.models.registry import list_families
 from compiler_svc.nurseries.fork_loop import ForkLoop
 from execution.executors.executor import preload
 from execution.ranks.parent_death import die_with_parent
 
 #: What a build imports sooner or later, beside its own code.
-_LOADED: Final = ("torch.export._trace", "transformers.models.llama.modeling_llama")
+_LOADED: Final = ("torch.export._trace", *(family.reference.partition(":")[0] for family in list_families().values()))
 
 
 def main(socket_fd: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 
 import torch
@@ -17,6 +18,7 @@ from bundle.manifest import DType, Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
 from compiler_svc.golden.step_inputs import make_context_inputs, make_token_inputs
 from compiler_svc.golden.steps import Steps, loaded_steps
+from compiler_svc.models.registry import find_family
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
 from execution.ranks.nursery import RankNursery
@@ -143,9 +145,10 @@ class Reference:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         """Loads the whole model into memory, as the checkpoint's configuration has it."""
         transformers.utils.logging.disable_progress_bar()
-        self._model = transformers.LlamaForCausalLM.from_pretrained(
+        model = resolve_name(find_family(checkpoint.config).reference)
+        self._model = model.from_pretrained(
             checkpoint.path,
-            config=transformers.LlamaConfig.from_dict(deepcopy(dict(checkpoint.config))),
+            config=model.config_class.from_dict(deepcopy(dict(checkpoint.config))),
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,

@@ -90,11 +90,11 @@ class AttributeReader:
 
     def note_invalid(self, name: str, value: object, accepted: str) -> None:
         """Notes an impossible value."""
-        self.invalid.append(FieldViolation(self.prefix + name, _show(value), accepted))
+        _note(self.invalid, FieldViolation(self.prefix + name, _show(value), accepted))
 
     def note_not_served(self, name: str, value: object, accepted: str) -> None:
         """Notes a value that is possible but not served."""
-        self.not_served.append(FieldViolation(self.prefix + name, _show(value), accepted))
+        _note(self.not_served, FieldViolation(self.prefix + name, _show(value), accepted))
 
     def finish(self) -> None:
         """Complains about everything noted.
@@ -107,6 +107,12 @@ class AttributeReader:
             raise ModelConfigInvalid(self.invalid, family=self.family)
         if self.not_served:
             raise ModelNotServed(self.not_served)
+
+
+def _note(violations: list[FieldViolation], violation: FieldViolation) -> None:
+    # An attribute that is read twice is wrong once.
+    if violation not in violations:
+        violations.append(violation)
 
 
 def _is_number(value: object) -> bool:

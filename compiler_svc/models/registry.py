@@ -1,44 +1,64 @@
-"""Architectures that this compiler builds."""
+"""The model families that this compiler builds: those of `families`, and those that other distributions register."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Final
 
 from compiler_svc.models.attributes import AttributeReader
-from compiler_svc.models.llama_config import LLAMA_ATTRIBUTES, LlamaConfig, parse_llama_config
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.families.llama.config import FAMILY as LLAMA
+from compiler_svc.models.family import Family
 from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 
-#: Reads the configuration of a model, by Hugging Face architecture.
-ARCHITECTURES: Final[Mapping[str, Callable[[Mapping[str, Any], str], LlamaConfig]]] = {
-    "LlamaForCausalLM": parse_llama_config,
-}
+#: Group of the entry points by which other distributions register families: `name = "module:FAMILY"`.
+ENTRY_POINTS: Final = "kiln.model_families"
 
-#: Attributes that count, by Hugging Face architecture, beside tokens and dtype.
-_ATTRIBUTES: Final[Mapping[str, frozenset[str]]] = {"LlamaForCausalLM": LLAMA_ATTRIBUTES}
+_OWN: Final = (LLAMA,)
+
+
+@cache
+def list_families() -> Mapping[str, Family]:
+    """Families by the architectures that they build. An entry point replaces an architecture of ours."""
+    registered = (one.load() for one in entry_points(group=ENTRY_POINTS))
+    return {name: family for family in (*_OWN, *registered) for name in family.architectures}
 
 
 def list_attributes(config: Mapping[str, Any]) -> frozenset[str]:
-    """Names of the attributes of a `config.json` that count for its model; for any, where it is none that is built."""
+    """Names of the attributes of a `config.json` that count for its model; for any, if no family builds it."""
     names = config.get("architectures")
     known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    count = [_ATTRIBUTES[name] for name in known if name in _ATTRIBUTES] or _ATTRIBUTES.values()
+    families = list_families()
+    count = [families[name].attributes for name in known if name in families]
+    count = count or [family.attributes for family in families.values()]
     return frozenset({"dtype", "torch_dtype", *TOKEN_ID_NAMES}).union(*count)
 
 
-def parse_model_config(config: Mapping[str, Any]) -> LlamaConfig:
-    """Reads a checkpoint's `config.json`.
+def find_family(config: Mapping[str, Any]) -> Family:
+    """The family of a checkpoint's `config.json`.
+
+    Raises:
+        ModelConfigInvalid: It names no architecture, or several.
+        ModelNotServed: No family builds its architecture.
+    """
+    reader, families = AttributeReader(config), list_families()
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        reader.note_invalid("architectures", names, "a list with one architecture")
+    elif names[0] not in families:
+        reader.note_not_served("architectures", names[0], ", ".join(sorted(families)))
+    reader.finish()
+    return families[config["architectures"][0]]
+
+
+def describe_model(config: Mapping[str, Any]) -> ModelDescription:
+    """Reads a checkpoint's `config.json` and describes its model.
 
     Raises:
         ModelConfigInvalid: It names no architecture, or attributes are missing or impossible.
         ModelNotServed: An architecture or attribute that this compiler does not build.
     """
-    reader = AttributeReader(config)
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        reader.note_invalid("architectures", names, "a list with one architecture")
-    elif names[0] not in ARCHITECTURES:
-        reader.note_not_served("architectures", names[0], ", ".join(sorted(ARCHITECTURES)))
-    reader.finish()
-    architecture = str(config["architectures"][0])
-    return ARCHITECTURES[architecture](config, architecture)
+    family = find_family(config)
+    return family.describe(family.parse_config(config, config["architectures"][0]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from compiler_svc.models.attributes import AttributeReader
@@ -72,36 +72,87 @@ class Llama3Rope:
     original_max_position_embeddings: int
 
 
+#: Attributes of a `config.json` that the rotary embedding is read from.
+ROPE_ATTRIBUTES: Final = (
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+)
+
 RopeConfig = DefaultRope | LinearRope | DynamicRope | YarnRope | LongRope | Llama3Rope
 
 
-def read_rope(model: AttributeReader, *, head_dim: int, max_position_embeddings: int) -> RopeConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeOptions:
+    """How a family reads its rotary embedding.
+
+    Attributes:
+        rotates_partly: Whether `partial_rotary_factor` may be less than 1.
+        original_max_position_embeddings: Default; None: `max_position_embeddings`.
+        aliases: Kinds by other names that configurations of the family give them.
+    """
+
+    rotates_partly: bool = False
+    original_max_position_embeddings: int | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+DEFAULT_ROPE_OPTIONS: Final = RopeOptions()
+
+
+def read_rope(
+    model: AttributeReader, *, head_dim: int, max_position_embeddings: int, options: RopeOptions
+) -> RopeConfig:
     """Reads the rotary embedding of a model; mistakes are noted in `model`.
 
     Defaults are those of transformers.
     """
+    reader = _nested_reader(model)
+    partial = read_partial_rotary_factor(model)
+    if partial != 1.0 and not options.rotates_partly:
+        reader.note_not_served("partial_rotary_factor", partial, "1.0: the whole head is rotated")
+    original = reader.integer(
+        "original_max_position_embeddings", options.original_max_position_embeddings or max_position_embeddings
+    )
+    rope = _Rope(
+        reader=reader,
+        theta=reader.optional_number("rope_theta") or model.number("rope_theta", 10_000.0),
+        head_dim=count_rotated(head_dim, partial),
+        max_position_embeddings=max_position_embeddings,
+        original_max_position_embeddings=model.integer("original_max_position_embeddings", original),
+    )
+    kind = str(reader.values.get("rope_type") or reader.values.get("type") or "default")
+    kind = options.aliases.get(kind, kind)
+    if kind not in _READERS:
+        reader.note_not_served("rope_type", kind, ", ".join(sorted(_READERS)))
+        return DefaultRope(rope.theta)
+    return _READERS[kind](rope)
+
+
+def read_partial_rotary_factor(model: AttributeReader) -> float:
+    """Reads the share of each head's dimensions that is rotated; mistakes are noted in `model`."""
+    factor = _nested_reader(model).number("partial_rotary_factor", model.number("partial_rotary_factor", 1.0))
+    if factor > 1.0:
+        model.note_invalid("partial_rotary_factor", factor, "at most 1.0")
+        return 1.0
+    return factor
+
+
+def count_rotated(head_dim: int, partial_rotary_factor: float) -> int:
+    """Dimensions of a head that are rotated."""
+    return int(head_dim * partial_rotary_factor)
+
+
+def _nested_reader(model: AttributeReader) -> AttributeReader:
+    """A reader of the object that has the rotary embedding's attributes, whatever the file format calls it."""
     name = "rope_scaling" if model.values.get("rope_scaling") else "rope_parameters"
     values = model.values.get(name) or {}
     if not isinstance(values, Mapping):
         model.note_invalid(name, values, "an object with rope_type")
         values = {}
-    reader = model.nested(name, values)
-    partial = reader.number("partial_rotary_factor", model.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        reader.note_not_served("partial_rotary_factor", partial, "1.0: the whole head is rotated")
-    original = reader.integer("original_max_position_embeddings", max_position_embeddings)
-    rope = _Rope(
-        reader=reader,
-        theta=reader.optional_number("rope_theta") or model.number("rope_theta", 10_000.0),
-        head_dim=head_dim,
-        max_position_embeddings=max_position_embeddings,
-        original_max_position_embeddings=model.integer("original_max_position_embeddings", original),
-    )
-    kind = str(values.get("rope_type") or values.get("type") or "default")
-    if kind not in _READERS:
-        reader.note_not_served("rope_type", kind, ", ".join(sorted(_READERS)))
-        return DefaultRope(rope.theta)
-    return _READERS[kind](rope)
+    return model.nested(name, values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,15 @@ from typing import Final
 
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import SubmodelShape
-from compiler_svc.models.head_layout import lay_out_heads
-from compiler_svc.models.llama_config import LlamaConfig
-from compiler_svc.models.shares import share_of
+from compiler_svc.models.description import LayerSpec, ModelDescription
+from compiler_svc.models.divisions import share_of
 from compiler_svc.planning.weights import item_bytes_of
 
 _LOGIT_BYTES: Final = 4
 _MIB: Final = 1 << 20
 
 
-def measure_activations(model: LlamaConfig, config: NeuronConfig, submodels: Sequence[SubmodelShape]) -> int:
+def measure_activations(model: ModelDescription, config: NeuronConfig, submodels: Sequence[SubmodelShape]) -> int:
     """Bytes of the largest executable's step, without a second cache."""
     # Buckets of two lengths are all pairs of them, so that the last one is the largest in both.
     largest = max(_measure_step(model, config, submodel, max(submodel.buckets)) for submodel in submodels)
@@ -44,22 +43,32 @@ def measure_activations(model: LlamaConfig, config: NeuronConfig, submodels: Seq
     return largest
 
 
-def _measure_step(model: LlamaConfig, config: NeuronConfig, submodel: SubmodelShape, bucket: tuple[int, ...]) -> int:
+def _measure_step(
+    model: ModelDescription, config: NeuronConfig, submodel: SubmodelShape, bucket: tuple[int, ...]
+) -> int:
     rows, tokens, positions = _step_shape(config, submodel, bucket)
     is_prompt = submodel.name == "context_encoding"
     item = item_bytes_of(config.torch_dtype)
-    heads = lay_out_heads(model.num_attention_heads, model.num_key_value_heads, config.tp_degree)
     hidden = rows * tokens * model.hidden_size * item
 
     stream = 2 * hidden
     if is_prompt and config.sequence_parallel_enabled:
         stream = share_of(stream, config.tp_degree)
-    head_items = rows * tokens * model.head_dim
-    attention = hidden + head_items * 2 * (heads.num_query_heads + heads.num_kv_heads) * item
-    if config.attn_kernel_enabled is False:
-        attention += rows * heads.num_query_heads * tokens * positions * (_LOGIT_BYTES + item)
-    mlp = 2 * hidden + 2 * rows * tokens * share_of(model.intermediate_size, config.tp_degree) * item
 
+    def measure_attention(layer: LayerSpec) -> int:
+        heads = layer.attention.heads
+        layout = heads.layout(config.tp_degree)
+        taken = rows * tokens * heads.head_dim * 2 * (layout.num_query_heads + layout.num_kv_heads) * item
+        if config.attn_kernel_enabled is False:
+            taken += rows * layout.num_query_heads * tokens * positions * (_LOGIT_BYTES + item)
+        return hidden + taken
+
+    def measure_mlp(layer: LayerSpec) -> int:
+        return 2 * hidden + 2 * rows * tokens * layer.mlp.gate.outputs.part_length(config.tp_degree) * item
+
+    # Layers are few kinds, however many they are.
+    attention = max(map(measure_attention, model.layers))
+    mlp = max(map(measure_mlp, model.layers))
     asked = rows if is_prompt else rows * tokens
     vocab_share = share_of(model.vocab_size, config.tp_degree)
     logits = asked * ((model.hidden_size + vocab_share) * item + 2 * _LOGIT_BYTES * model.vocab_size)

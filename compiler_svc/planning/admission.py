@@ -15,7 +15,7 @@ from compiler_svc.config.rules import model_rules
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.lower.isa import resolve_isa
 from compiler_svc.lower.toolchain import toolchain
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import CompileSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
@@ -178,7 +178,7 @@ def note_doubts(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]
 
 def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """What the caller should know about sequences longer than the model was made for."""
-    trained = parse_model_config(checkpoint.config).max_position_embeddings
+    trained = describe_model(checkpoint.config).max_position_embeddings
     if config.longest_sequence <= trained:
         return ()
     return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)

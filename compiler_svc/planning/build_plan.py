@@ -9,10 +9,10 @@ from typing import Literal, cast
 from bundle.manifest import Limits, Sampling, Serving, Submodel, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import SubmodelSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 
@@ -27,7 +27,7 @@ class BuildPlan:
         submodels: The executables, in manifest order.
     """
 
-    model: ModelSpec
+    model: GraphSpec
     weights: WeightPlan
     submodels: tuple[SubmodelSpec, ...]
     sampling: Sampling
@@ -42,10 +42,12 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
     Raises:
         CheckpointInvalid, ModelConfigInvalid, ModelNotServed, ShardingNotServed: The model cannot be built so.
     """
-    model_config = parse_model_config(checkpoint.config)
+    family = find_family(checkpoint.config)
+    description = describe_model(checkpoint.config)
     sampling = choose_sampling(config)
-    model = ModelSpec(
-        config=model_config,
+    model = GraphSpec(
+        description=description,
+        model=family.model,
         dtype=config.torch_dtype,
         tp_degree=config.tp_degree,
         num_slots=config.max_batch_size,
@@ -58,7 +60,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
         padding_side=config.padding_side,
     )
     weights = plan_weights(
-        model_config, checkpoint, dtype=config.torch_dtype, cast_type=config.cast_type, tp_degree=config.tp_degree
+        description, checkpoint, dtype=config.torch_dtype, cast_type=config.cast_type, tp_degree=config.tp_degree
     )
     return BuildPlan(
         model=model,
@@ -72,12 +74,12 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
             ctx_batch_size=config.ctx_batch_size,
             tkg_batch_size=config.tkg_batch_size,
         ),
-        tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, model_config.vocab_size),
+        tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, description.vocab_size),
         serving=Serving(input_truncation=config.allow_input_truncation, skip_warmup=config.skip_warmup),
     )
 
 
-def _describe_executables(model: ModelSpec, config: NeuronConfig) -> Iterator[SubmodelSpec]:
+def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[SubmodelSpec]:
     for shape in describe_submodels(config):
         for bucket in shape.buckets:
             # Configurations of other submodels, or with buckets of two numbers, are refused before.

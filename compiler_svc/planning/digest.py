@@ -26,7 +26,7 @@ def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[
         ToolchainMissing: There is no C++ compiler, above level 0.
     """
     shared = {
-        "model": asdict(plan.model),
+        "model": plan.model.to_json(),
         # Weights that keep the checkpoint's dtypes are cast in the graph.
         "weight_dtypes": {tensor.name: tensor.dtype for tensor in plan.weights.tensors},
         "target": msgspec.to_builtins(target),

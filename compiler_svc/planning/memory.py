@@ -8,18 +8,17 @@ from typing import Final, Literal
 
 from compiler_svc.config import InferenceConfig, NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
-from compiler_svc.models.llama_config import LlamaConfig
-from compiler_svc.models.llama_tensors import checkpoint_tensors
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.activations import measure_activations
-from compiler_svc.planning.adapters import measure_adapters
 from compiler_svc.planning.kv_cache import measure_kv
-from compiler_svc.planning.quantization import WeightQuantization
 from compiler_svc.planning.weights import (
     item_bytes_of,
+    measure_adapters,
     measure_draft_weights,
     measure_medusa_heads,
     measure_weights,
+    quantize_as_configured,
 )
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
@@ -67,7 +66,7 @@ class PlannedModel:
     """A checkpoint and what its `config.json` says, overrides of the configuration included."""
 
     checkpoint: Checkpoint
-    config: LlamaConfig
+    description: ModelDescription
 
 
 def read_model(checkpoint: Checkpoint) -> PlannedModel:
@@ -78,15 +77,15 @@ def read_model(checkpoint: Checkpoint) -> PlannedModel:
     Raises:
         ModelConfigInvalid, ModelNotServed: A model that this compiler does not build.
     """
-    config = parse_model_config(checkpoint.config)
+    description = describe_model(checkpoint.config)
     if checkpoint.is_pickled:
         file = checkpoint.files[0]
         tensors = {
             name: TensorHeader(name, _DTYPE_OF_PICKLES, shape, file)
-            for name, shape in checkpoint_tensors(config).items()
+            for name, shape in description.checkpoint_tensors().items()
         }
         checkpoint = replace(checkpoint, tensors=tensors)
-    return PlannedModel(checkpoint, config)
+    return PlannedModel(checkpoint, description)
 
 
 class MemoryModel:
@@ -109,17 +108,17 @@ class MemoryModel:
         Raises:
             CheckpointInvalid, ShardingNotServed: The model cannot be sharded so.
         """
-        neuron, model = config.neuron_config, self._model.config
+        neuron, model = config.neuron_config, self._model.description
         kv_bytes = measure_kv(model, neuron)
         submodels = describe_submodels(neuron)
         activation_bytes = measure_activations(model, neuron, submodels)
-        num_layers = model.num_hidden_layers
+        num_layers = len(model.layers)
         if self._draft is not None:
             # Both models' steps are one executable, in which they take turns.
             draft = draft_config(config)
-            kv_bytes += measure_kv(self._draft.config, draft)
-            activation_bytes = max(activation_bytes, measure_activations(self._draft.config, draft, submodels))
-            num_layers += self._draft.config.num_hidden_layers
+            kv_bytes += measure_kv(self._draft.description, draft)
+            activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
+            num_layers += len(self._draft.description.layers)
         fixed_bytes, layer_bytes = _CODE_BYTES[self._executable_format]
         num_executables = sum(len(submodel.buckets) for submodel in submodels)
         return RankMemory(
@@ -138,16 +137,18 @@ class MemoryModel:
 
     def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
         neuron = config.neuron_config
-        quantization = WeightQuantization.of(neuron, neuron.modules_to_not_convert or ())
+        skipped = tuple(neuron.modules_to_not_convert or ())
+        quantization = (neuron.quantized, neuron.quantization_type, skipped)
         key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, quantization)
         if key not in self._weights:
-            groups = measure_weights(self._plan_weights(neuron), quantization)
+            description = quantize_as_configured(self._model.description, neuron, skipped)
+            groups = measure_weights(self._plan_weights(description, neuron))
             self._weights[key] = groups | {"draft": self._measure_draft(config)}
         return self._weights[key]
 
-    def _plan_weights(self, neuron: NeuronConfig) -> WeightPlan:
+    def _plan_weights(self, description: ModelDescription, neuron: NeuronConfig) -> WeightPlan:
         return plan_weights(
-            self._model.config,
+            description,
             self._model.checkpoint,
             dtype=neuron.torch_dtype,
             cast_type=neuron.cast_type,
@@ -159,17 +160,17 @@ class MemoryModel:
         item_bytes = item_bytes_of(neuron.torch_dtype)
         if neuron.is_medusa:
             heads = neuron.num_medusa_heads
-            return measure_medusa_heads(self._model.config, heads, item_bytes=item_bytes, tp_degree=neuron.tp_degree)
+            model = self._model.description
+            return measure_medusa_heads(model, heads, item_bytes=item_bytes, tp_degree=neuron.tp_degree)
         if self._draft is None:
             return 0
         draft = draft_config(config)
         skipped = neuron.draft_model_modules_to_not_convert or draft.modules_to_not_convert or ()
         return measure_draft_weights(
             self._draft.checkpoint.tensors.values(),
-            self._draft.config,
+            quantize_as_configured(self._draft.description, draft, skipped),
             item_bytes=item_bytes_of(draft.torch_dtype),
             tp_degree=neuron.tp_degree,
-            quantization=WeightQuantization.of(draft, skipped),
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from compiler_svc.config import InferenceConfig
 from compiler_svc.config.transformers_neuronx import SECTION, judge_head_sharding
 from compiler_svc.errors import ConfigInvalid
-from compiler_svc.models.registry import list_attributes, parse_model_config
+from compiler_svc.models.registry import describe_model, list_attributes
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.overrides import find_changes, override_checkpoint
 
@@ -42,6 +42,6 @@ def check_head_sharding(document: Mapping[str, Any], checkpoint: Checkpoint, *, 
     section = document.get(SECTION)
     if section is None:
         return
-    num_heads = parse_model_config(checkpoint.config).num_key_value_heads
+    num_heads = describe_model(checkpoint.config).states[0].heads.num_kv_heads
     if (violation := judge_head_sharding(section, num_key_value_heads=num_heads, tp_degree=tp_degree)) is not None:
         raise ConfigInvalid([violation])

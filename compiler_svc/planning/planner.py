@@ -106,7 +106,7 @@ class Planner:
                 Work(
                     missing=[one.submodel for one in executables if not one.is_cached],
                     num_executables=len(executables),
-                    num_layers=model.config.num_hidden_layers,
+                    num_layers=len(model.description.layers),
                     weights_bytes=memory.weights_bytes * config.neuron_config.tp_degree,
                     num_lowerings=self._num_lowerings,
                 ),

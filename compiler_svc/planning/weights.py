@@ -1,4 +1,13 @@
-"""Bytes of one rank's weights, by group."""
+"""Bytes of one rank's weights, by group, and of the adapters that change them.
+
+A quantized matrix keeps one byte for each value and float32 scales: one for each output, or one for the matrix.
+
+Each linear layer of `in` inputs and `out` outputs that adapters may change has A [max_loras, in, r] and
+B [max_loras, r, out], with r the largest rank. Of the two, the one on the side that tensor parallelism divides is
+divided with it: B of layers whose outputs are divided, A of layers whose inputs are. The other is "the linear layer",
+which every rank holds whole, or which is divided, too, with `lora_shard_linear_layer`. B of keys and values is copied
+as their heads are.
+"""
 
 from __future__ import annotations
 
@@ -7,72 +16,110 @@ from collections.abc import Iterable
 from typing import Final
 
 from bundle.manifest import DTYPE_SIZES_BYTES
-from compiler_svc.models.llama_config import LlamaConfig
-from compiler_svc.models.llama_tensors import EMBEDDING, LM_HEAD
-from compiler_svc.models.shares import share_of
-from compiler_svc.planning.quantization import WeightQuantization
-from compiler_svc.sharding.plan import WeightPlan, cut_tensor
+from compiler_svc.config import NeuronConfig
+from compiler_svc.models.description import LinearSpec, MemoryGroup, ModelDescription, ParameterSpec, WeightFormat
+from compiler_svc.models.divisions import Axis, Evenly, share_of
+from compiler_svc.models.transforms import quantize
+from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.weights.checkpoint import TensorHeader
 
 #: In the order in which they are listed.
-WEIGHT_GROUPS: Final = ("embedding", "attention", "mlp", "norm", "lm_head", "draft", "derived")
+WEIGHT_GROUPS: Final = tuple(str(group) for group in MemoryGroup)
+
+_SCALE_BYTES: Final = 4
+#: Every dtype of quantized weights has items of this size.
+_QUANTIZED_ITEM_BYTES: Final = 1
 
 
-def measure_weights(plan: WeightPlan, quantization: WeightQuantization | None) -> dict[str, int]:
+def quantize_as_configured(
+    description: ModelDescription, config: NeuronConfig, skipped: Iterable[str]
+) -> ModelDescription:
+    """The description with its matrices in the format that a configuration asks for.
+
+    Args:
+        skipped: Parts of the names of modules that stay as they are.
+    """
+    if not config.quantized:
+        return description
+    is_per_channel = config.quantization_type == "per_channel_symmetric"
+    return quantize(
+        description, WeightFormat.PER_CHANNEL if is_per_channel else WeightFormat.PER_TENSOR, tuple(skipped)
+    )
+
+
+def measure_weights(plan: WeightPlan) -> dict[str, int]:
     """Bytes of each group in one rank's shard; all ranks hold as many."""
     groups = dict.fromkeys(WEIGHT_GROUPS, 0)
     for tensor in plan.tensors:
-        group = "derived" if tensor.source is None else group_of(tensor.name)
-        if quantization is not None and tensor.source is not None and quantization.applies_to(tensor.name):
-            groups[group] += quantization.size_bytes(plan.rank_shape(tensor))
-        else:
-            groups[group] += plan.rank_size_bytes(tensor)
+        groups[tensor.spec.group] += _measure(tensor.spec, tensor.rank_shape, DTYPE_SIZES_BYTES[tensor.dtype])
     return groups
 
 
-def group_of(name: str) -> str:
-    """The group of a tensor of the checkpoint."""
-    if name == EMBEDDING:
-        return "embedding"
-    if name == LM_HEAD:
-        return "lm_head"
-    if "norm" in name:
-        return "norm"
-    return "attention" if ".self_attn." in name else "mlp"
-
-
 def measure_draft_weights(
-    headers: Iterable[TensorHeader],
-    config: LlamaConfig,
-    *,
-    item_bytes: int,
-    tp_degree: int,
-    quantization: WeightQuantization | None,
+    headers: Iterable[TensorHeader], description: ModelDescription, *, item_bytes: int, tp_degree: int
 ) -> int:
     """Bytes of a draft model in one rank, whatever tensors its checkpoint has: EAGLE's are no whole model.
 
-    A tensor whose name is none of the family's, such as EAGLE's `fc`, is held whole by every rank.
+    A tensor that the description does not know, such as EAGLE's `fc`, or knows in another shape, is held whole by every
+    rank.
     """
+    specs = {one.name: one for one in description.parameters(tp_degree)}
+    # EAGLE's checkpoints leave the outermost module out of their names.
+    specs |= {name.partition(".")[2]: one for name, one in specs.items()}
     total = 0
     for header in headers:
-        cut = cut_tensor(config, header.name, header.shape, tp_degree)
-        shape = header.shape
-        if cut is not None:
-            shape = (*shape[: cut.axis], cut.length, *shape[cut.axis + 1 :])
-        if quantization is not None and quantization.applies_to(header.name):
-            total += quantization.size_bytes(shape)
+        spec = specs.get(header.name)
+        if spec is None or spec.shape != header.shape:
+            total += math.prod(header.shape) * item_bytes
         else:
-            total += math.prod(shape) * item_bytes
+            total += _measure(spec, spec.rank_shape(tp_degree), item_bytes)
     return total
 
 
-def measure_medusa_heads(config: LlamaConfig, num_heads: int, *, item_bytes: int, tp_degree: int) -> int:
+def measure_medusa_heads(description: ModelDescription, num_heads: int, *, item_bytes: int, tp_degree: int) -> int:
     """Bytes of Medusa heads in one rank: each a residual layer, held whole, and a head over the vocabulary, divided."""
-    hidden = config.hidden_size
-    residual = hidden * hidden + hidden
-    return num_heads * (residual + share_of(config.vocab_size, tp_degree) * hidden) * item_bytes
+    hidden = Axis(description.hidden_size)
+    layers = (
+        LinearSpec(name="residual", inputs=hidden, outputs=hidden, has_bias=True, group=MemoryGroup.DRAFT),
+        LinearSpec(name="head", inputs=hidden, outputs=Axis(description.vocab_size, Evenly()), group=MemoryGroup.DRAFT),
+    )
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    return num_heads * sum(_measure(one, one.rank_shape(tp_degree), item_bytes) for one in parameters)
+
+
+def measure_adapters(description: ModelDescription, config: NeuronConfig) -> int:
+    """Bytes of the adapters that one rank has room for; 0 if none are served.
+
+    Without `target_modules` every linear layer that adapters may change counts.
+    """
+    lora = config.lora_config
+    if lora is None:
+        return 0
+    targets = lora.target_modules
+    items = sum(
+        _count_adapter_items(linear, config.tp_degree, is_sharded=lora.lora_shard_linear_layer)
+        for linear in description.linears()
+        if linear.is_adaptable and (not targets or linear.module in targets)
+    )
+    return lora.max_loras * items * lora.max_lora_rank * item_bytes_of(config.torch_dtype)
 
 
 def item_bytes_of(dtype: str) -> int:
     """Bytes of one item of a dtype of weights, activations or KV cache."""
     return dict(DTYPE_SIZES_BYTES)[dtype]  # type: ignore[index]
+
+
+def _measure(spec: ParameterSpec, rank_shape: tuple[int, ...], item_bytes: int) -> int:
+    items = math.prod(rank_shape)
+    if spec.format is WeightFormat.DENSE:
+        return items * item_bytes
+    num_scales = rank_shape[0] if spec.format is WeightFormat.PER_CHANNEL else 1
+    return items * _QUANTIZED_ITEM_BYTES + num_scales * _SCALE_BYTES
+
+
+def _count_adapter_items(linear: LinearSpec, tp_degree: int, *, is_sharded: bool) -> int:
+    """Items of A and B in one rank, for one adapter of rank 1."""
+    divided, whole = linear.outputs, linear.inputs
+    if linear.inputs.is_divided:
+        divided, whole = whole, divided
+    return divided.part_length(tp_degree) + (share_of(whole.length, tp_degree) if is_sharded else whole.length)

@@ -50,7 +50,7 @@ def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
     Raises:
         GraphAbiMismatch: The first attribute that differs.
     """
-    numeric_config = plan.model.config.to_json()
+    numeric_config = plan.model.description.numeric_config
     shards = [plan.weights.describe_shard(rank, None, 0) for rank in range(plan.model.tp_degree)]
     described = {
         **numeric_config,

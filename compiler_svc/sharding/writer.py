@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from bundle.manifest import DType
-from compiler_svc.models.llama_tensors import RANK
-from compiler_svc.models.rope import compute_rope_tensors
+from compiler_svc.models.description import ParameterSpec, RankSource, RopeSource
+from compiler_svc.models.layers.rope import compute_frequencies
+from compiler_svc.sharding.parts import JoinedTensor, copy_block, list_blocks
 from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
-from compiler_svc.sharding.split import copy_rows
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.tensors import TensorReader
 from execution.dtypes import TORCH_DTYPES
@@ -27,7 +27,7 @@ from execution.dtypes import TORCH_DTYPES
 ALIGNMENT_BYTES: Final = 64
 #: Padding tensors are named by this and a number; nothing binds them.
 PADDING_PREFIX: Final = "padding."
-#: Tensors are cast and written in parts of at most this size; no row of a matrix is larger.
+#: Tensors are cast and written in blocks of at most this size.
 CHUNK_SIZE_BYTES: Final = 16 << 20
 
 _DTYPES: Final[Mapping[DType, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
@@ -70,19 +70,27 @@ def write_shard(
 
 
 def _render_shard(plan: WeightPlan, reader: TensorReader, rank: int) -> Iterator[bytes | memoryview]:
-    ordered = sorted(plan.tensors, key=lambda tensor: plan.rank_size_bytes(tensor) % ALIGNMENT_BYTES != 0)
-    yield _render_header(plan, ordered)
+    ordered = sorted(plan.tensors, key=lambda tensor: tensor.rank_size_bytes % ALIGNMENT_BYTES != 0)
+    yield _render_header(ordered)
     # One buffer for all casts: the heap would be left in pieces by one for each.
     staging = torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8)
-    derived = compute_rope_tensors(plan.config.rope, plan.config.head_dim)
-    derived[RANK] = torch.tensor([rank], dtype=torch.int32)
     for tensor in ordered:
-        whole = derived[tensor.name] if tensor.source is None else reader.read(tensor.source)
-        yield from _render_part(plan, tensor, whole, rank, staging)
-        yield bytes(_padding_bytes(plan.rank_size_bytes(tensor)))
+        yield from _render_part(tensor, _find_values(tensor.spec, reader, rank), rank, staging)
+        yield bytes(_padding_bytes(tensor.rank_size_bytes))
 
 
-def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
+def _find_values(spec: ParameterSpec, reader: TensorReader, rank: int) -> JoinedTensor:
+    """The whole tensor: computed, or stored by the checkpoint."""
+    source = spec.source
+    if isinstance(source, RopeSource):
+        return JoinedTensor([compute_frequencies(source)])
+    if isinstance(source, RankSource):
+        return JoinedTensor([torch.tensor([rank], dtype=torch.int32)])
+    slices = [reader.read(one.tensor).narrow(source.axis, one.start, one.length) for one in source.slices]
+    return JoinedTensor(slices, source.axis)
+
+
+def _render_header(ordered: list[PlannedTensor]) -> bytes:
     entries: dict[str, object] = {}
     offset = 0
 
@@ -92,7 +100,7 @@ def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
         offset += size_bytes
 
     for tensor in ordered:
-        add(tensor.name, _DTYPES[tensor.dtype], plan.rank_shape(tensor), plan.rank_size_bytes(tensor))
+        add(tensor.name, _DTYPES[tensor.dtype], tensor.rank_shape, tensor.rank_size_bytes)
         if padding := _padding_bytes(offset):
             add(f"{PADDING_PREFIX}{len(entries)}", "U8", (padding,), padding)
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -100,17 +108,15 @@ def _render_header(plan: WeightPlan, ordered: list[PlannedTensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _render_part(
-    plan: WeightPlan, tensor: PlannedTensor, whole: Tensor, rank: int, staging: Tensor
-) -> Iterator[memoryview]:
-    """Cuts and casts a tensor, some rows at a time; each result is valid until the next."""
-    shape, dtype = plan.rank_shape(tensor), TORCH_DTYPES[tensor.dtype]
-    row_size_bytes = math.prod(shape[1:]) * dtype.itemsize
-    rows_at_once = len(staging) // row_size_bytes
-    for first_row in range(0, shape[0], rows_at_once):
-        num_rows = min(rows_at_once, shape[0] - first_row)
-        data = staging[: num_rows * row_size_bytes]
-        copy_rows(whole, tensor.cut, rank, first_row, data.view(dtype).view(num_rows, *shape[1:]))
+def _render_part(tensor: PlannedTensor, whole: JoinedTensor, rank: int, staging: Tensor) -> Iterator[memoryview]:
+    """Cuts and casts a tensor, a block at a time; each result is valid until the next."""
+    shape, dtype = tensor.rank_shape, TORCH_DTYPES[tensor.dtype]
+    axis = tensor.spec.divided_axis()
+    runs = () if axis is None else tensor.spec.axes[axis].divide(tensor.tp_degree)[rank]
+    for block in list_blocks(shape, len(staging) // dtype.itemsize):
+        lengths = [stop - start for start, stop in block]
+        data = staging[: math.prod(lengths) * dtype.itemsize]
+        copy_block(whole, axis, runs, block, data.view(dtype).view(lengths))
         yield data.numpy().data
 
 

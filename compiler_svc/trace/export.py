@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from bundle.manifest import ConstantBinding
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_digest import digest_graph
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.sources import recorded_sources
 from compiler_svc.trace.submodels import SubmodelSpec, describe_state
@@ -41,7 +41,7 @@ class TracedSubmodel:
 
 
 def export_submodel(
-    spec: ModelSpec, plan: WeightPlan, submodel: SubmodelSpec, *, with_sources: bool = False
+    spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec, *, with_sources: bool = False
 ) -> TracedSubmodel:
     """Exports one submodel. The graph is equal for all ranks.
 

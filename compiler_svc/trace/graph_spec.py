@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import msgspec
 
 from bundle.manifest import DType, Sampling
-from compiler_svc.models.llama_config import LlamaConfig
+from compiler_svc.models.description import ModelDescription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class GraphSpec:
     """A model with the compile-time options that reach its graphs.
 
     Attributes:
+        model: `module:function` that builds the module; see `models.family.Family`.
         dtype: Dtype of the computation and of the KV cache.
         reduce_dtype: Dtype in which several ranks add their partial results up; None: `dtype`.
         num_slots: Rows of the KV cache that requests can hold; one scratch row comes on top.
@@ -25,7 +28,8 @@ class ModelSpec:
         padding_side: Where prompts shorter than their bucket are padded.
     """
 
-    config: LlamaConfig
+    description: ModelDescription
+    model: str
     dtype: DType
     tp_degree: int
     num_slots: int
@@ -36,6 +40,16 @@ class ModelSpec:
     output_logits: bool
     reduce_dtype: DType | None = None
     padding_side: Literal["right", "left"] = "right"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON, the model by its numeric configuration and the names and shapes of a rank's tensors."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("description", "sampling")}
+        parameters = self.description.parameters(self.tp_degree)
+        return own | {
+            "numeric_config": self.description.numeric_config,
+            "parameters": {one.name: one.rank_shape(self.tp_degree) for one in parameters},
+            "sampling": msgspec.to_builtins(self.sampling),
+        }
 
     @property
     def samples_on_device(self) -> bool:

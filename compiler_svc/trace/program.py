@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from bundle.manifest import Sampling
-from compiler_svc.models.collectives import Ranks
-from compiler_svc.models.llama import LlamaForCausalLM
-from compiler_svc.models.logits import RankLogits
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.layers.decoder import CausalLm
+from compiler_svc.models.layers.logits import RankLogits
+from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import SubmodelSpec
 from execution.dtypes import TORCH_DTYPES
 from execution.sampling import greedy, sample
 
 
+class BuildModel(Protocol):
+    """Builds the module of one rank; see `models.family.Family`."""
+
+    def __call__(self, description: ModelDescription, *, dtype: torch.dtype, ranks: Ranks) -> CausalLm:
+        """The module, with uninitialized parameters."""
+        ...
+
+
 class SubmodelProgram(nn.Module):
     """Functional `(inputs…, state…) → (outputs…, new state…)`. Parameters are those of `core`."""
 
-    def __init__(self, spec: ModelSpec, submodel: SubmodelSpec, core: LlamaForCausalLM) -> None:
+    def __init__(self, spec: GraphSpec, submodel: SubmodelSpec, core: CausalLm) -> None:
         super().__init__()
         self.spec = spec
         self.submodel = submodel
@@ -57,21 +69,22 @@ class SubmodelProgram(nn.Module):
         return logits.sample(params, rand, sampling.global_topk, needs_total=needs_total)
 
 
-def build_program(spec: ModelSpec, plan: WeightPlan, submodel: SubmodelSpec) -> SubmodelProgram:
+def build_program(spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec) -> SubmodelProgram:
     """Builds a submodel with uninitialized parameters, of the shapes and dtypes that the plan's shards have."""
     reduce_dtype = None if spec.reduce_dtype is None else TORCH_DTYPES[spec.reduce_dtype]
     ranks = Ranks(spec.tp_degree, reduce_dtype)
-    core = LlamaForCausalLM(spec.config, dtype=TORCH_DTYPES[spec.dtype], ranks=ranks)
+    build: BuildModel = resolve_name(spec.model)
+    core = build(spec.description, dtype=TORCH_DTYPES[spec.dtype], ranks=ranks)
     planned = {tensor.name: tensor for tensor in plan.tensors}
     parameters = dict(core.named_parameters())
     assert parameters.keys() == planned.keys(), parameters.keys() ^ planned.keys()
     for name, parameter in parameters.items():
-        assert tuple(parameter.shape) == plan.rank_shape(planned[name]), name
+        assert tuple(parameter.shape) == planned[name].rank_shape, name
         parameter.data = torch.empty(parameter.shape, dtype=TORCH_DTYPES[planned[name].dtype])
     return SubmodelProgram(spec, submodel, core)
 
 
-def make_example_tensors(spec: ModelSpec, submodel: SubmodelSpec, state_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def make_example_tensors(spec: GraphSpec, submodel: SubmodelSpec, state_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Uninitialized inputs and state of a submodel."""
     inputs = [torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype]) for tensor in submodel.inputs]
     state = [torch.empty(state_shape, dtype=TORCH_DTYPES[spec.dtype]) for _ in submodel.state]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from bundle.abi import state_names
 from bundle.manifest import StateLayout, StateTensor, Submodel, TensorSpec
-from compiler_svc.models.head_layout import lay_out_heads
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 
 KV_AXES = ("slot", "kv_head", "position", "head_dim")
 
@@ -26,7 +25,7 @@ class SubmodelSpec:
     flags: tuple[str, ...]
 
 
-def describe_submodel(spec: ModelSpec, submodel: Submodel, bucket: int) -> SubmodelSpec:
+def describe_submodel(spec: GraphSpec, submodel: Submodel, bucket: int) -> SubmodelSpec:
     """Describes one executable.
 
     Args:
@@ -52,7 +51,7 @@ def describe_submodel(spec: ModelSpec, submodel: Submodel, bucket: int) -> Submo
     if spec.samples_on_device:
         outputs.append(_int32("tokens", rows))
     if spec.returns_logits:
-        outputs.append(TensorSpec(name="logits", dtype="float32", shape=(rows, spec.config.vocab_size)))
+        outputs.append(TensorSpec(name="logits", dtype="float32", shape=(rows, spec.description.vocab_size)))
     return SubmodelSpec(
         tag=f"{submodel}_{bucket}",
         submodel=submodel,
@@ -60,20 +59,21 @@ def describe_submodel(spec: ModelSpec, submodel: Submodel, bucket: int) -> Submo
         batch_size=rows,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        state=state_names(spec.config.num_hidden_layers),
+        state=state_names(len(spec.description.layers)),
         flags=tuple(sorted([*flags, *(output.name for output in outputs)])),
     )
 
 
-def describe_state(spec: ModelSpec) -> StateLayout:
+def describe_state(spec: GraphSpec) -> StateLayout:
     """Describes the KV cache of every rank."""
-    layout = lay_out_heads(spec.config.num_attention_heads, spec.config.num_key_value_heads, spec.tp_degree)
-    shape = (spec.num_slots + 1, layout.num_kv_heads, spec.max_length, spec.config.head_dim)
-    tensors = tuple(
-        StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=KV_AXES)
-        for name in state_names(spec.config.num_hidden_layers)
-    )
-    return StateLayout(tensors=tensors, num_slots=spec.num_slots, kv_heads_by_rank=layout.kv_heads)
+    states = spec.description.states
+    tensors = []
+    for number, name in enumerate(state_names(len(states))):
+        heads = states[number // 2].heads
+        shape = (spec.num_slots + 1, heads.layout(spec.tp_degree).num_kv_heads, spec.max_length, heads.head_dim)
+        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=KV_AXES))
+    layout = states[0].heads.layout(spec.tp_degree)
+    return StateLayout(tensors=tuple(tensors), num_slots=spec.num_slots, kv_heads_by_rank=layout.kv_heads)
 
 
 def _int32(name: str, *shape: int) -> TensorSpec:

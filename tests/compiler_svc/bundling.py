@@ -13,7 +13,7 @@ from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.trace.export import WEIGHT_SET, export_submodel
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 
@@ -29,7 +29,7 @@ class UnpublishedBundle:
 
 def make_bundle(
     directory: Path,
-    spec: ModelSpec,
+    spec: GraphSpec,
     plan: WeightPlan,
     checkpoint: Checkpoint,
     *,

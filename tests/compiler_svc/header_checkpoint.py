@@ -8,8 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
-from compiler_svc.models.llama_tensors import checkpoint_tensors
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.registry import describe_model
 
 _LLAMA_3_1: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,7 +51,7 @@ def write_headers(path: Path, config: dict[str, Any], *, num_shards: int = 4) ->
     """Writes a sharded bfloat16 checkpoint."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
-    tensors = list(checkpoint_tensors(parse_model_config(config)).items())
+    tensors = list(describe_model(config).checkpoint_tensors().items())
     weight_map = {}
     for number, part in enumerate((tensors[start::num_shards] for start in range(num_shards)), 1):
         name = f"model-{number:05}-of-{num_shards:05}.safetensors"

@@ -7,8 +7,7 @@ import math
 import struct
 from pathlib import Path
 
-from compiler_svc.models.llama_tensors import checkpoint_tensors
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.registry import describe_model
 
 
 def write_sparse_checkpoint(path: Path) -> None:
@@ -28,7 +27,7 @@ def write_sparse_checkpoint(path: Path) -> None:
     }
     (path / "config.json").write_text(json.dumps(config))
     offset, entries = 0, {}
-    for name, shape in checkpoint_tensors(parse_model_config(config)).items():
+    for name, shape in describe_model(config).checkpoint_tensors().items():
         size_bytes = 2 * math.prod(shape)
         entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (offset, offset + size_bytes)}
         offset += size_bytes

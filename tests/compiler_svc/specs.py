@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bundle.manifest import Sampling
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 
 HOST_SAMPLING: Final = Sampling(
@@ -22,10 +22,11 @@ HOST_SAMPLING: Final = Sampling(
 )
 
 
-def make_spec(checkpoint: Checkpoint, **changes: Any) -> ModelSpec:
+def make_spec(checkpoint: Checkpoint, **changes: Any) -> GraphSpec:
     """Float32, three slots of 128 positions, logits."""
     defaults: dict[str, Any] = {
-        "config": parse_model_config(checkpoint.config),
+        "description": describe_model(checkpoint.config),
+        "model": find_family(checkpoint.config).model,
         "dtype": "float32",
         "tp_degree": 1,
         "num_slots": 3,
@@ -35,12 +36,12 @@ def make_spec(checkpoint: Checkpoint, **changes: Any) -> ModelSpec:
         "sampling": HOST_SAMPLING,
         "output_logits": True,
     }
-    return ModelSpec(**(defaults | changes))
+    return GraphSpec(**(defaults | changes))
 
 
 def make_plan(
     checkpoint: Checkpoint, *, dtype: str = "float32", cast_type: str = "config", tp_degree: int = 1
 ) -> WeightPlan:
     """The weights of `make_spec`."""
-    config = parse_model_config(checkpoint.config)
-    return plan_weights(config, checkpoint, dtype=dtype, cast_type=cast_type, tp_degree=tp_degree)
+    description = describe_model(checkpoint.config)
+    return plan_weights(description, checkpoint, dtype=dtype, cast_type=cast_type, tp_degree=tp_degree)

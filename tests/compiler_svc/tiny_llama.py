@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.compiler_svc.specs import make_plan, make_spec
 
@@ -117,7 +117,7 @@ class TinyLlama:
     def plan(self, **changes: Any) -> WeightPlan:
         return make_plan(self.checkpoint, **changes)
 
-    def spec(self, **changes: Any) -> ModelSpec:
+    def spec(self, **changes: Any) -> GraphSpec:
         return make_spec(self.checkpoint, **changes)
 
 

@@ -1,11 +1,13 @@
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from transformers import LlamaConfig as ReferenceConfig
 
 from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
-from compiler_svc.models.llama_config import LlamaConfig
-from compiler_svc.models.registry import list_attributes, parse_model_config
+from compiler_svc.models.families.llama.config import LlamaConfig
+from compiler_svc.models.registry import describe_model, find_family, list_attributes
 from compiler_svc.models.rope_config import DefaultRope, Llama3Rope, LongRope, RopeConfig, YarnRope
 from compiler_svc.models.token_ids import read_token_ids
 
@@ -37,14 +39,22 @@ TRANSFORMERS_4 = REQUIRED | {
 }
 
 
+def parse_any(config: Mapping[str, Any]) -> LlamaConfig:
+    family = find_family(config)
+    describe_model(config)
+    parsed = family.parse_config(config, "LlamaForCausalLM")
+    assert isinstance(parsed, LlamaConfig)
+    return parsed
+
+
 def parse(**attributes: Any) -> LlamaConfig:
-    return parse_model_config(REQUIRED | attributes)
+    return parse_any(REQUIRED | attributes)
 
 
 def test_defaults_are_those_of_transformers() -> None:
     config = parse()
     reference = ReferenceConfig(**{name: value for name, value in REQUIRED.items() if name != "architectures"})
-    for name in config.__slots__:
+    for name in (field.name for field in fields(config)):
         if name not in {"architecture", "rope"}:
             assert getattr(config, name) == getattr(reference, name), name
     assert reference.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
@@ -52,10 +62,10 @@ def test_defaults_are_those_of_transformers() -> None:
 
 
 def test_config_of_transformers_4_and_5() -> None:
-    old = parse_model_config(TRANSFORMERS_4)
+    old = parse_any(TRANSFORMERS_4)
     written = ReferenceConfig(**TRANSFORMERS_4).to_dict()
     assert "rope_theta" not in written
-    assert parse_model_config(written) == old
+    assert parse_any(written) == old
     assert old.rope == Llama3Rope(500_000.0, 8.0, 1.0, 4.0, 8192)
 
 
@@ -105,7 +115,7 @@ def test_all_mistakes_at_once() -> None:
 @pytest.mark.parametrize("name", [name for name in REQUIRED if name != "architectures"])
 def test_required_attributes(name: str) -> None:
     with pytest.raises(ModelConfigInvalid) as caught:
-        parse_model_config({key: value for key, value in REQUIRED.items() if key != name})
+        parse_any({key: value for key, value in REQUIRED.items() if key != name})
     assert caught.value.violations[0].field == name
     assert caught.value.violations[0].value == "nothing"
     assert f"the configuration of a Llama model must define {name}" in str(caught.value)
@@ -113,9 +123,7 @@ def test_required_attributes(name: str) -> None:
 
 def test_all_missing_attributes_at_once() -> None:
     with pytest.raises(ModelConfigInvalid) as caught:
-        parse_model_config(
-            {"architectures": ["LlamaForCausalLM"], "hidden_act": None, "rope_scaling": {"type": "linear"}}
-        )
+        parse_any({"architectures": ["LlamaForCausalLM"], "hidden_act": None, "rope_scaling": {"type": "linear"}})
     missing = {*REQUIRED} - {"architectures"}
     assert {violation.field for violation in caught.value.violations} == missing | {"rope_scaling.factor"}
     assert set(caught.value.metadata["missing"].split(", ")) == missing
@@ -134,7 +142,7 @@ def test_the_attributes_that_count_are_those_that_are_read() -> None:
 
     read: set[str] = set()
     config = Recorded(REQUIRED)
-    tokens = read_token_ids(config, {"eos_token_id": 3}, parse_model_config(config).vocab_size)
+    tokens = read_token_ids(config, {"eos_token_id": 3}, parse_any(config).vocab_size)
     assert tokens.eos == (3,)
     assert read | {"dtype", "torch_dtype"} == list_attributes(config)
     assert list_attributes({"architectures": ["Unknown"]}) == list_attributes({}) == list_attributes(REQUIRED)
@@ -143,7 +151,7 @@ def test_the_attributes_that_count_are_those_that_are_read() -> None:
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
 def test_a_rotary_embedding_may_have_the_theta(name: str) -> None:
     config = {key: value for key, value in REQUIRED.items() if key != "rope_theta"}
-    assert parse_model_config(config | {name: {"rope_type": "default", "rope_theta": 7.0}}).rope == DefaultRope(7.0)
+    assert parse_any(config | {name: {"rope_type": "default", "rope_theta": 7.0}}).rope == DefaultRope(7.0)
 
 
 @pytest.mark.parametrize(

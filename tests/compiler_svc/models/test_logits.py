@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiler_svc.models.collectives import Ranks
-from compiler_svc.models.logits import RankLogits
+from compiler_svc.models.layers.logits import RankLogits
+from compiler_svc.models.layers.ranks import Ranks
 from execution.sampling import greedy, sample
 from tests.compiler_svc.thread_ranks import run_ranks
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.compiler_svc.tiny_llama import (
     GEOMETRIES,
@@ -29,7 +29,7 @@ def make_run(request: pytest.FixtureRequest) -> Run:
     return request.param
 
 
-def make_stepper(tiny: TinyLlama, make_run: Run = run_eagerly, spec: ModelSpec | None = None) -> Stepper:
+def make_stepper(tiny: TinyLlama, make_run: Run = run_eagerly, spec: GraphSpec | None = None) -> Stepper:
     spec = spec or tiny.spec()
     plan = tiny.plan(dtype=spec.dtype)
     return Stepper(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compiler_svc.models.llama_config import LlamaConfig
-from compiler_svc.models.registry import parse_model_config
-from compiler_svc.planning.adapters import measure_adapters
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.planner import Planner
+from compiler_svc.planning.weights import measure_adapters
 from tests.compiler_svc.header_checkpoint import LLAMA_8B, LLAMA_70B
 from tests.compiler_svc.planning.planning import GIB, plan, resolve
 
@@ -49,7 +49,7 @@ def test_llama_70b_does_not_fit_8_cores_of_trn1(planner: Planner) -> None:
 
 #: Adapters of rank 16 on every linear module, in bfloat16. The document says 170 MB and 830 MB: that is float32.
 ADAPTER_BYTES = {"8b": 83_886_080, "70b": 414_187_520}
-MODELS: dict[str, LlamaConfig] = {"8b": parse_model_config(LLAMA_8B), "70b": parse_model_config(LLAMA_70B)}
+MODELS: dict[str, ModelDescription] = {"8b": describe_model(LLAMA_8B), "70b": describe_model(LLAMA_70B)}
 
 
 def adapters(model: str, *, tp_degree: int, is_sharded: bool, rank: int = 16, dtype: str = "bfloat16") -> int:

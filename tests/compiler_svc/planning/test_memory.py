@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, RankMemory
 from compiler_svc.planning.weights import WEIGHT_GROUPS
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ Measure = Callable[..., RankMemory]
 def memory(models: Path) -> Measure:
     models_by_level: dict[tuple[str, int], MemoryModel] = {}
     checkpoint = Checkpoint.open(models / "8b")
-    model = PlannedModel(checkpoint, parse_model_config(checkpoint.config))
+    model = PlannedModel(checkpoint, describe_model(checkpoint.config))
 
     def measure(*, target: str = "trn1", optimization_level: int = 1, **options: Any) -> RankMemory:
         key = (target, optimization_level)

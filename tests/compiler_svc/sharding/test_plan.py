@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.description import StoredSource, TensorSlice
+from compiler_svc.models.registry import describe_model
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.sharding.plan import plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -22,19 +23,19 @@ def write(path: Path, geometry: str, **changes: Any) -> TinyLlama:
 def replan(path: Path) -> None:
     """Plans what the directory holds now."""
     checkpoint = Checkpoint.open(path)
-    config = parse_model_config(checkpoint.config)
-    plan_weights(config, checkpoint, dtype="float32", cast_type="config", tp_degree=1)
+    plan_weights(describe_model(checkpoint.config), checkpoint, dtype="float32", cast_type="config", tp_degree=1)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_plan_covers_the_checkpoint_and_its_size(geometry: str, tmp_path: Path) -> None:
     tiny = write(tmp_path, geometry)
     plan = tiny.plan()
-    assert {tensor.source for tensor in plan.tensors} == {*tiny.checkpoint.tensors, None}
+    stored = [tensor.spec.source for tensor in plan.tensors if isinstance(tensor.spec.source, StoredSource)]
+    assert sorted(one.tensor for source in stored for one in source.slices) == sorted(tiny.checkpoint.tensors)
     num_elements = sum(parameter.numel() for parameter in tiny.model.parameters())
-    assert plan.shard_size_bytes == 4 * (num_elements + plan.config.head_dim // 2)
+    assert plan.shard_size_bytes == 4 * (num_elements + tiny.model.config.head_dim // 2)
     half = tiny.plan(dtype="bfloat16")
-    assert half.shard_size_bytes == 2 * num_elements + 4 * (plan.config.head_dim // 2)
+    assert half.shard_size_bytes == 2 * num_elements + 4 * (tiny.model.config.head_dim // 2)
 
 
 def test_tied_head_is_stored_once(tmp_path: Path) -> None:
@@ -46,14 +47,14 @@ def test_tied_head_is_stored_once(tmp_path: Path) -> None:
 def test_tied_head_is_cut_apart_for_several_ranks(tmp_path: Path) -> None:
     plan = write(tmp_path, "gqa-llama3-tied", vocab_size=212).plan(tp_degree=2)
     by_name = {tensor.name: tensor for tensor in plan.tensors}
-    assert by_name["lm_head.weight"].source == "model.embed_tokens.weight"
-    assert plan.rank_shape(by_name["lm_head.weight"]) == (106, 64)
-    assert plan.rank_shape(by_name["model.embed_tokens.weight"]) == (212, 32)
+    assert by_name["lm_head.weight"].spec.source == StoredSource((TensorSlice("model.embed_tokens.weight", 0, 212),))
+    assert by_name["lm_head.weight"].rank_shape == (106, 64)
+    assert by_name["model.embed_tokens.weight"].rank_shape == (212, 32)
 
 
 def rank_shapes(tiny: TinyLlama, tp_degree: int) -> dict[str, tuple[int, ...]]:
     plan = tiny.plan(tp_degree=tp_degree)
-    return {tensor.name.removeprefix("model.layers.0."): plan.rank_shape(tensor) for tensor in plan.tensors}
+    return {tensor.name.removeprefix("model.layers.0."): tensor.rank_shape for tensor in plan.tensors}
 
 
 def test_shapes_of_a_rank(tmp_path: Path) -> None:
@@ -156,13 +157,14 @@ def test_planning_needs_no_torch(tmp_path: Path) -> None:
 import subprocess
 import sys
 from pathlib import Path
-from compiler_svc.models.registry import parse_model_config
+from compiler_svc.models.description import StoredSource, TensorSlice
+from compiler_svc.models.registry import describe_model
 from compiler_svc.sharding.plan import plan_weights
-from compiler_svc.trace import spec, submodels
+from compiler_svc.trace import graph_spec, submodels
 from compiler_svc.golden import errors
 from compiler_svc.weights.checkpoint import Checkpoint
 checkpoint = Checkpoint.open(Path({str(tmp_path)!r}))
-plan = plan_weights(parse_model_config(checkpoint.config), checkpoint, dtype="float32", cast_type="config", tp_degree=1)
+plan = plan_weights(describe_model(checkpoint.config), checkpoint, dtype="float32", cast_type="config", tp_degree=1)
 assert plan.shard_size_bytes > 0
 assert not {{"torch", "transformers"}} & sys.modules.keys()
 """

@@ -16,7 +16,7 @@ from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
 from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.trace.export import export_submodel
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_submodel
 from execution.ranks.group import RankGroup
 from execution.step import Step
@@ -43,12 +43,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
 
 
 @pytest.fixture(scope="module")
-def spec(tiny: TinyLlama) -> ModelSpec:
+def spec(tiny: TinyLlama) -> GraphSpec:
     return tiny.spec(tp_degree=DEGREE, sampling=make_sampling(dynamic=True), output_logits=False)
 
 
 @pytest.fixture(scope="module")
-def expected(tiny: TinyLlama, spec: ModelSpec) -> list[list[int]]:
+def expected(tiny: TinyLlama, spec: GraphSpec) -> list[list[int]]:
     """Tokens of each step, from the modules themselves."""
     plan = tiny.plan(tp_degree=DEGREE)
 
@@ -74,7 +74,7 @@ def expected(tiny: TinyLlama, spec: ModelSpec) -> list[list[int]]:
 def compiled_bundle(
     bundle: UnpublishedBundle,
     tiny: TinyLlama,
-    spec: ModelSpec,
+    spec: GraphSpec,
     tmp_path: Path,
     lowerings: Nursery,
 ) -> UnpublishedBundle:
@@ -124,7 +124,7 @@ async def serve(bundle: UnpublishedBundle) -> list[list[int]]:
 
 
 @pytest.fixture
-def bundle(tiny: TinyLlama, spec: ModelSpec, tmp_path: Path) -> UnpublishedBundle:
+def bundle(tiny: TinyLlama, spec: GraphSpec, tmp_path: Path) -> UnpublishedBundle:
     plan = tiny.plan(tp_degree=DEGREE)
     return make_bundle(tmp_path, spec, plan, tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(BUCKET,))
 

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from bundle.manifest import Sampling
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.trace.graph_spec import GraphSpec
 from execution.sampling import greedy, sample
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.compiler_svc.thread_ranks import run_ranks
@@ -28,7 +28,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
 
 
-def make_stepper(tiny: TinyLlama, rank: int, spec: ModelSpec, make_run: Callable[..., Run] = run_eagerly) -> Stepper:
+def make_stepper(tiny: TinyLlama, rank: int, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly) -> Stepper:
     plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype)
     buckets: dict[str, Any] = {"context_buckets": (16,), "token_buckets": (32,)}
     return Stepper(spec, plan, tiny.checkpoint, **buckets, make_run=make_run, rank=rank)
@@ -48,7 +48,7 @@ def generate(stepper: Stepper, **extra: torch.Tensor) -> dict[str, torch.Tensor]
 
 
 def generate_together(
-    tiny: TinyLlama, spec: ModelSpec, make_run: Callable[..., Run] = run_eagerly, **extra: torch.Tensor
+    tiny: TinyLlama, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly, **extra: torch.Tensor
 ) -> list[dict[str, torch.Tensor]]:
     """What every rank generates."""
     steppers = [make_stepper(tiny, rank, spec, make_run) for rank in range(spec.tp_degree)]

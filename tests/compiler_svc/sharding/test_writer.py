@@ -167,7 +167,7 @@ def test_shapes_are_those_of_the_plan(tiny: TinyLlama) -> None:
         plan = tiny.plan(tp_degree=tp_degree)
         for shard in render_ranks(tiny, tp_degree):
             shapes = {name: tuple(t.shape) for name, t in shard.items() if not name.startswith(PADDING_PREFIX)}
-            assert shapes == {tensor.name: plan.rank_shape(tensor) for tensor in plan.tensors}
+            assert shapes == {tensor.name: tensor.rank_shape for tensor in plan.tensors}
 
 
 MEASURE_PEAK = """

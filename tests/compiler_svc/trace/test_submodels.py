@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from bundle.manifest import KNOWN_FLAGS, Sampling, TensorSpec
-from compiler_svc.models.registry import parse_model_config
-from compiler_svc.trace.graph_spec import ModelSpec
+from compiler_svc.models.registry import describe_model, find_family
+from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from tests.compiler_svc.specs import HOST_SAMPLING
 
@@ -25,9 +25,10 @@ CONFIG = {
 ON_DEVICE = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.7)
 
 
-def make_spec(**changes: Any) -> ModelSpec:
+def make_spec(**changes: Any) -> GraphSpec:
     defaults: dict[str, Any] = {
-        "config": parse_model_config(CONFIG),
+        "description": describe_model(CONFIG),
+        "model": find_family(CONFIG).model,
         "dtype": "bfloat16",
         "tp_degree": 1,
         "num_slots": 6,
@@ -37,7 +38,7 @@ def make_spec(**changes: Any) -> ModelSpec:
         "sampling": HOST_SAMPLING,
         "output_logits": False,
     }
-    return ModelSpec(**(defaults | changes))
+    return GraphSpec(**(defaults | changes))
 
 
 def test_context_encoding() -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import execution.collectives.operators  # noqa: F401 - registers torch.ops.kiln
-from compiler_svc.models.shares import share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +21,6 @@ class Ranks:
 
     tp_degree: int
     reduce_dtype: torch.dtype | None = None
-
-    def share(self, length: int) -> int:
-        """How much of an axis each rank holds, with the padding that makes all ranks alike."""
-        return share_of(length, self.tp_degree)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """Sum of the ranks' tensors, on every rank; same shape and dtype."""

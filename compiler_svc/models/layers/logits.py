@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compiler_svc.models.collectives import Ranks
-from compiler_svc.models.layers import cast
+from compiler_svc.models.layers.linear import cast
+from compiler_svc.models.layers.ranks import Ranks
 from execution.sampling import count_candidates, draw, greedy, sample, sum_weights, take_top, weigh
 
 

@@ -7,50 +7,51 @@ import math
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.layers import cast
-from compiler_svc.models.llama_tensors import ROPE_INV_FREQ, ROPE_LONG_INV_FREQ
+from compiler_svc.models.description import RopeSource, RopeSpec
+from compiler_svc.models.layers.linear import cast
 from compiler_svc.models.rope_config import (
     DynamicRope,
     LinearRope,
     Llama3Rope,
     LongRope,
-    RopeConfig,
     YarnRope,
 )
 
 
-def compute_rope_tensors(rope: RopeConfig, head_dim: int) -> dict[str, Tensor]:
-    """Inverse frequencies, f32 [head_dim / 2], by the names that shards give them.
+def compute_frequencies(source: RopeSource) -> Tensor:
+    """Inverse frequencies of a rotary embedding, f32 [rotary_dim / 2].
 
     The arithmetic is transformers', operation by operation, so that the frequencies are equal to the last bit.
     """
-    periods = rope.theta ** _exponents(head_dim)
-    inv_freq = 1.0 / periods
+    rope, dim = source.rope, source.rotary_dim
+    periods = rope.theta ** _exponents(dim)
+    inv_freq: Tensor = 1.0 / periods
     match rope:
         case LinearRope():
-            inv_freq = inv_freq / rope.factor
+            return inv_freq / rope.factor
         case YarnRope():
-            inv_freq = _blend_yarn(rope, periods, head_dim)
+            return _blend_yarn(rope, periods, dim)
         case Llama3Rope():
-            inv_freq = _blend_llama3(rope, inv_freq)
+            return _blend_llama3(rope, inv_freq)
         case LongRope():
-            return {
-                ROPE_INV_FREQ: 1.0 / (torch.tensor(rope.short_factor) * periods),
-                ROPE_LONG_INV_FREQ: 1.0 / (torch.tensor(rope.long_factor) * periods),
-            }
-    return {ROPE_INV_FREQ: inv_freq}
+            factors = rope.long_factor if source.is_long else rope.short_factor
+            return 1.0 / (torch.tensor(factors) * periods)
+    return inv_freq
 
 
 class RotaryEmbedding(nn.Module):
     """Turns positions into cosines and sines."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int) -> None:
+    inv_freq: nn.Parameter
+    long_inv_freq: nn.Parameter
+
+    def __init__(self, spec: RopeSpec) -> None:
         super().__init__()
-        self.rope = rope
-        self.head_dim = head_dim
-        self.inv_freq = nn.Parameter(torch.empty(head_dim // 2, dtype=torch.float32), requires_grad=False)
-        if isinstance(rope, LongRope):
-            self.long_inv_freq = nn.Parameter(torch.empty(head_dim // 2, dtype=torch.float32), requires_grad=False)
+        self.rope = spec.rope
+        self.rotary_dim = spec.rotary_dim
+        for parameter in spec.parameters():
+            values = nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32), requires_grad=False)
+            self.register_parameter(parameter.name.rpartition(".")[2], values)
 
     def forward(self, position_ids: Tensor, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Computes the rotation of every token.
@@ -61,7 +62,7 @@ class RotaryEmbedding(nn.Module):
                 frequencies depend on the length take each row's own, as if it were alone in the batch.
 
         Returns:
-            Cosines and sines, `dtype` [rows, tokens, head_dim].
+            Cosines and sines, `dtype` [rows, tokens, rotary_dim].
         """
         angles = position_ids[..., None].float() * self._frequencies(lengths)
         angles = torch.cat((angles, angles), dim=-1)
@@ -71,7 +72,7 @@ class RotaryEmbedding(nn.Module):
         return cast(cos, dtype), cast(sin, dtype)
 
     def _frequencies(self, lengths: Tensor) -> Tensor:
-        """f32 [head_dim / 2], or [rows, 1, head_dim / 2] where they depend on the length."""
+        """f32 [rotary_dim / 2], or [rows, 1, rotary_dim / 2] if they depend on the length."""
         lengths = lengths[:, None, None]
         if isinstance(self.rope, LongRope):
             is_long = lengths > self.rope.original_max_position_embeddings
@@ -85,25 +86,29 @@ class RotaryEmbedding(nn.Module):
         # Short rows take `inv_freq`; for them the stretch could be the root of a negative number.
         lengths = lengths.clamp(min=rope.max_position_embeddings)
         stretch = rope.factor * lengths / rope.max_position_embeddings - (rope.factor - 1)
-        theta = rope.theta * stretch ** (self.head_dim / (self.head_dim - 2))
-        return 1.0 / theta ** _exponents(self.head_dim)
+        theta = rope.theta * stretch ** (self.rotary_dim / (self.rotary_dim - 2))
+        return 1.0 / theta ** _exponents(self.rotary_dim, lengths.device)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first half of each head's dimensions against the second.
+    """Rotates dimensions of each head: of the first `rotary_dim` ones the first half against the second.
 
     Args:
         heads: [rows, tokens, heads, head_dim].
-        cos: [rows, tokens, head_dim]; `sin` as well.
+        cos: [rows, tokens, rotary_dim]; `sin` as well.
     """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < heads.shape[-1]:
+        rotated = rotate(heads[..., :rotary_dim], cos, sin)
+        return torch.cat((rotated, heads[..., rotary_dim:]), dim=-1)
     first, second = heads.chunk(2, dim=-1)
     swapped = torch.cat((-second, first), dim=-1)
     return heads * cos.unsqueeze(2) + swapped * sin.unsqueeze(2)
 
 
-def _exponents(head_dim: int) -> Tensor:
-    """f32 [head_dim / 2]: 0, 2 / head_dim, 4 / head_dim, …"""
-    return torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def _exponents(dim: int, device: torch.device | None = None) -> Tensor:
+    """f32 [dim / 2]: 0, 2 / dim, 4 / dim, …"""
+    return torch.arange(0, dim, 2, dtype=torch.int32, device=device).float() / dim
 
 
 def _blend_yarn(rope: YarnRope, periods: Tensor, head_dim: int) -> Tensor:

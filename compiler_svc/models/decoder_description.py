@@ -1,0 +1,178 @@
+"""Descriptions of decoder-only models whose layers normalize before attention and before a gated MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from compiler_svc.models.decoder_config import DecoderConfig, Windows
+from compiler_svc.models.description import (
+    AttentionSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    LinearSpec,
+    MemoryGroup,
+    MlpSpec,
+    ModelDescription,
+    NormSpec,
+    RopeSpec,
+    StateSpec,
+    TensorSlice,
+)
+from compiler_svc.models.divisions import Axis, ByHeads, Evenly
+
+_EMBEDDING: Final = "model.embed_tokens"
+
+#: Older checkpoints store what the configuration says already.
+_STORED_FREQUENCIES: Final = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderTraits:
+    """How the layers of families differ.
+
+    Attributes:
+        qkv_bias: Whether queries, keys and values have biases; `output_bias`: the attended heads' layer.
+        mlp_bias: Whether the layers of the MLP have biases.
+        normalizes_heads: Whether each query and key head is normalized before its rotation.
+        windows: How many positions each layer attends to; empty: all layers attend to all.
+        rotary_dim: Dimensions of each head that are rotated, the first ones; 0: all.
+        stored_qkv: Checkpoint module that stores queries, keys and values as one matrix, below `self_attn`; empty:
+            three modules do.
+        stored_gate_up: Checkpoint module that stores gate and up as one matrix, below `mlp`; empty: two modules do.
+    """
+
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    normalizes_heads: bool = False
+    windows: Windows = ()
+    rotary_dim: int = 0
+    stored_qkv: str = ""
+    stored_gate_up: str = ""
+
+
+def describe_decoder(config: DecoderConfig, traits: DecoderTraits) -> ModelDescription:
+    """Describes a model under the names that its checkpoint has."""
+    return _Decoder(config, traits).describe()
+
+
+class _Decoder:
+    """Describes one model."""
+
+    def __init__(self, config: DecoderConfig, traits: DecoderTraits) -> None:
+        self._config = config
+        self._traits = traits
+        # Divided along the hidden axis in the embedding alone; layers take and give all of it.
+        self._hidden = Axis(config.hidden_size, attribute="hidden_size")
+        self._vocabulary = Axis(config.vocab_size, Evenly(), "vocab_size")
+
+    def describe(self) -> ModelDescription:
+        config = self._config
+        tied = TensorSlice(_EMBEDDING, 0, config.vocab_size)
+        return ModelDescription(
+            architecture=config.architecture,
+            numeric_config=config.to_json(),
+            max_position_embeddings=config.max_position_embeddings,
+            embedding=EmbeddingSpec(
+                _EMBEDDING, Axis(config.vocab_size), Axis(config.hidden_size, Evenly(), "hidden_size")
+            ),
+            layers=tuple(self._describe_layer(layer) for layer in range(config.num_hidden_layers)),
+            norm=self._norm("model.norm"),
+            head=LinearSpec(
+                name="lm_head",
+                inputs=self._hidden,
+                outputs=self._vocabulary,
+                group=MemoryGroup.LM_HEAD,
+                slices=(tied,) if config.tie_word_embeddings else (),
+                is_adaptable=False,
+            ),
+            is_tied=config.tie_word_embeddings,
+            rope=RopeSpec("rope", config.rope, self._traits.rotary_dim or config.head_dim),
+            redundant=(_STORED_FREQUENCIES,),
+        )
+
+    def _describe_layer(self, layer: int) -> LayerSpec:
+        path = f"model.layers.{layer}"
+        return LayerSpec(
+            input_norm=self._norm(f"{path}.input_layernorm"),
+            attention=self._describe_attention(f"{path}.self_attn", layer),
+            post_attention_norm=self._norm(f"{path}.post_attention_layernorm"),
+            mlp=self._describe_mlp(f"{path}.mlp"),
+        )
+
+    def _describe_attention(self, path: str, layer: int) -> AttentionSpec:
+        config, traits = self._config, self._traits
+        counts = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+        query_heads, kv_heads = ByHeads("query", *counts), ByHeads("kv", *counts)
+        queries = Axis(config.num_attention_heads * config.head_dim, query_heads)
+        keys = Axis(config.num_key_value_heads * config.head_dim, kv_heads)
+        outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        slices = _slice_stored(path, traits.stored_qkv, outputs)
+        return AttentionSpec(
+            projections=tuple(
+                LinearSpec(
+                    name=f"{path}.{name}",
+                    inputs=self._hidden,
+                    outputs=axis,
+                    group=MemoryGroup.ATTENTION,
+                    has_bias=traits.qkv_bias,
+                    slices=slices(name),
+                )
+                for name, axis in outputs.items()
+            ),
+            output=LinearSpec(
+                name=f"{path}.o_proj",
+                inputs=queries,
+                outputs=self._hidden,
+                group=MemoryGroup.ATTENTION,
+                has_bias=traits.output_bias,
+            ),
+            query_norm=self._head_norm(f"{path}.q_norm"),
+            key_norm=self._head_norm(f"{path}.k_norm"),
+            state=StateSpec(layer=layer, heads=kv_heads, window=traits.windows[layer] if traits.windows else None),
+        )
+
+    def _describe_mlp(self, path: str) -> MlpSpec:
+        intermediate = Axis(self._config.intermediate_size, Evenly(), "intermediate_size")
+        slices = _slice_stored(path, self._traits.stored_gate_up, dict.fromkeys(("gate_proj", "up_proj"), intermediate))
+
+        def linear(name: str, inputs: Axis, outputs: Axis) -> LinearSpec:
+            return LinearSpec(
+                name=f"{path}.{name}",
+                inputs=inputs,
+                outputs=outputs,
+                group=MemoryGroup.MLP,
+                has_bias=self._traits.mlp_bias,
+                slices=slices(name),
+            )
+
+        return MlpSpec(
+            act=self._config.hidden_act,
+            gate=linear("gate_proj", self._hidden, intermediate),
+            up=linear("up_proj", self._hidden, intermediate),
+            down=linear("down_proj", intermediate, self._hidden),
+        )
+
+    def _norm(self, name: str) -> NormSpec:
+        return NormSpec(name, self._hidden, self._config.rms_norm_eps)
+
+    def _head_norm(self, name: str) -> NormSpec | None:
+        if not self._traits.normalizes_heads:
+            return None
+        return NormSpec(name, Axis(self._config.head_dim), self._config.rms_norm_eps)
+
+
+def _slice_stored(path: str, stored: str, outputs: dict[str, Axis]) -> Callable[[str], tuple[TensorSlice, ...]]:
+    """For each module, its outputs in the module that stores several as one matrix; none if it is stored by itself."""
+    slices: dict[str, TensorSlice] = {}
+    start = 0
+    for name, axis in outputs.items() if stored else ():
+        slices[name] = TensorSlice(f"{path}.{stored}", start, axis.length)
+        start += axis.length
+
+    def find(name: str) -> tuple[TensorSlice, ...]:
+        return (slices[name],) if name in slices else ()
+
+    return find

@@ -1,0 +1,394 @@
+"""One description of a model: every parameter and every state tensor, and all that planning, sharding, quantization,
+LoRA and tracing need to know of them. Needs no torch.
+
+Modules in `layers` are built from these records, so that a module's parameters and its description cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+from typing import Any, Final
+
+from bundle.manifest import DType, TensorLayout
+from compiler_svc.models.divisions import Axis, ByHeads
+from compiler_svc.models.rope_config import LongRope, RopeConfig
+
+#: Which rank a shard is for, int32 [1]; in shards of several ranks only.
+RANK: Final = "rank_util.rank"
+
+
+class MemoryGroup(StrEnum):
+    """What plans count a parameter's bytes as, in the order in which plans list the groups."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    NORM = "norm"
+    LM_HEAD = "lm_head"
+    DRAFT = "draft"
+    DERIVED = "derived"
+
+
+class WeightFormat(StrEnum):
+    """How the values of a linear layer's matrix are kept."""
+
+    #: In the dtype of the shard.
+    DENSE = "dense"
+    #: One byte for each value, one float32 scale for the matrix.
+    PER_TENSOR = "per_tensor"
+    #: One byte for each value, one float32 scale for each output.
+    PER_CHANNEL = "per_channel"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlice:
+    """Entries `start` to `start + length` of one axis of a checkpoint's tensor, with all of its other axes."""
+
+    tensor: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource:
+    """A parameter that the checkpoint stores: slices of its tensors, one after another along an axis.
+
+    Attributes:
+        slices: At least one.
+        axis: The axis that the slices are of, and along which they are joined.
+    """
+
+    slices: tuple[TensorSlice, ...]
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSource:
+    """Inverse frequencies that are computed from the configuration; see `layers.rope.compute_frequencies`.
+
+    Attributes:
+        rotary_dim: Dimensions of a head that are rotated; half as many frequencies.
+        is_long: Whether it is the second set of LongRoPE.
+    """
+
+    rope: RopeConfig
+    rotary_dim: int
+    is_long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankSource:
+    """The number of the rank that a shard is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSpec:
+    """One tensor of every rank's shard, which is one parameter of the module.
+
+    Attributes:
+        name: Name of the tensor in the shard, and of the module's parameter.
+        axes: At most one of them is divided among ranks.
+        dtype: None: the computation's, or the checkpoint's with `cast_type` as-declared.
+        format: Of a matrix whose values may be quantized.
+        layout: How the shard lays its items out.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    source: StoredSource | RopeSource | RankSource
+    group: MemoryGroup
+    dtype: DType | None = None
+    format: WeightFormat = WeightFormat.DENSE
+    layout: TensorLayout = "row_major"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return tuple(axis.length for axis in self.axes)
+
+    def rank_shape(self, tp_degree: int) -> tuple[int, ...]:
+        """Shape of each rank's part; equal for all ranks."""
+        return tuple(axis.part_length(tp_degree) for axis in self.axes)
+
+    def divided_axis(self) -> int | None:
+        """Number of the axis that ranks share; None if every rank holds the whole tensor."""
+        return next((number for number, axis in enumerate(self.axes) if axis.is_divided), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """A linear layer: a matrix [outputs, inputs], and maybe a bias [outputs].
+
+    If `outputs` is divided, each rank computes its part of them. If `inputs` is divided, each rank contributes to all
+    outputs, partial results are summed over ranks, and the bias is added once.
+
+    Attributes:
+        name: Path of the module.
+        slices: What of the checkpoint's modules the outputs are, in order; none: the module of the same name.
+        is_quantizable: Whether quantization applies to it.
+        is_adaptable: Whether LoRA adapters may change it.
+    """
+
+    name: str
+    inputs: Axis
+    outputs: Axis
+    group: MemoryGroup
+    has_bias: bool = False
+    slices: tuple[TensorSlice, ...] = ()
+    is_quantizable: bool = True
+    is_adaptable: bool = True
+    format: WeightFormat = WeightFormat.DENSE
+    layout: TensorLayout = "row_major"
+
+    @property
+    def module(self) -> str:
+        """The last part of the name, such as `q_proj`, by which LoRA and quantization configurations select it."""
+        return self.name.rpartition(".")[2]
+
+    def parameters(self) -> Iterator[ParameterSpec]:
+        """Matrix, then bias."""
+        matrix = ("weight", (self.outputs, self.inputs), self.format, self.layout)
+        bias = ("bias", (self.outputs,), WeightFormat.DENSE, "row_major")
+        for kind, axes, weight_format, layout in (matrix, bias) if self.has_bias else (matrix,):
+            yield ParameterSpec(
+                name=f"{self.name}.{kind}",
+                axes=axes,
+                source=self._source(kind),
+                group=self.group,
+                format=weight_format,
+                layout=layout,  # type: ignore[arg-type]
+            )
+
+    def _source(self, kind: str) -> StoredSource:
+        slices = self.slices or (TensorSlice(self.name, 0, self.outputs.length),)
+        return StoredSource(tuple(TensorSlice(f"{one.tensor}.{kind}", one.start, one.length) for one in slices))
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """Root mean square normalization over the last axis.
+
+    Attributes:
+        name: Path of the module.
+    """
+
+    name: str
+    axis: Axis
+    eps: float
+
+    def parameters(self) -> Iterator[ParameterSpec]:
+        """The scale."""
+        yield _stored(f"{self.name}.weight", (self.axis,), MemoryGroup.NORM)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """Token embeddings [vocabulary, hidden].
+
+    Attributes:
+        name: Path of the module.
+    """
+
+    name: str
+    vocabulary: Axis
+    hidden: Axis
+
+    def parameters(self) -> Iterator[ParameterSpec]:
+        """The table."""
+        yield _stored(f"{self.name}.weight", (self.vocabulary, self.hidden), MemoryGroup.EMBEDDING)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """A rotary embedding, whose frequencies are weights.
+
+    Attributes:
+        name: Path of the module.
+        rotary_dim: Dimensions of a head that are rotated, the first ones.
+    """
+
+    name: str
+    rope: RopeConfig
+    rotary_dim: int
+
+    def parameters(self) -> Iterator[ParameterSpec]:
+        """Inverse frequencies, float32 [rotary_dim / 2]; two sets of LongRoPE's."""
+        sets = {"inv_freq": False, "long_inv_freq": True} if isinstance(self.rope, LongRope) else {"inv_freq": False}
+        for name, is_long in sets.items():
+            yield ParameterSpec(
+                name=f"{self.name}.{name}",
+                axes=(Axis(self.rotary_dim // 2),),
+                source=RopeSource(self.rope, self.rotary_dim, is_long),
+                group=MemoryGroup.DERIVED,
+                dtype="float32",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Keys and values of one layer, which stay from one step to the next.
+
+    Attributes:
+        layer: Number of the layer.
+        heads: The KV heads, and how ranks share them.
+        window: How many positions up to its own a token attends to; None: all.
+    """
+
+    layer: int
+    heads: ByHeads
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Attention of one layer.
+
+    Attributes:
+        projections: Linear layers that make queries, keys and values, in this order; a single one makes all three.
+        output: Linear layer from the attended heads to the hidden size.
+        query_norm: Normalization of each query head before its rotation; `key_norm` of each KV head.
+        state: Its keys and values.
+    """
+
+    projections: tuple[LinearSpec, ...]
+    output: LinearSpec
+    state: StateSpec
+    query_norm: NormSpec | None = None
+    key_norm: NormSpec | None = None
+
+    @property
+    def heads(self) -> ByHeads:
+        """The heads."""
+        return self.state.heads
+
+    def parameters(self) -> Iterator[ParameterSpec]:
+        """In the order of the projections, then of the norms."""
+        norms = (norm for norm in (self.query_norm, self.key_norm) if norm is not None)
+        return _parameters_of(*self.projections, self.output, *norms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSpec:
+    """A gated feed-forward layer: `down(act(gate(x)) * up(x))`.
+
+    Attributes:
+        act: Hugging Face's name of the activation.
+    """
+
+    act: str
+    gate: LinearSpec
+    up: LinearSpec
+    down: LinearSpec
+
+    def parameters(self) -> Iterator[ParameterSpec]:
+        """Gate, up, down."""
+        return _parameters_of(self.gate, self.up, self.down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: attention and feed-forward, each normalized before."""
+
+    input_norm: NormSpec
+    attention: AttentionSpec
+    post_attention_norm: NormSpec
+    mlp: MlpSpec
+
+    def parameters(self) -> Iterator[ParameterSpec]:
+        """In the order of the computation."""
+        return _parameters_of(self.input_norm, self.attention, self.mlp, self.post_attention_norm)
+
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """Its linear layers."""
+        return (*self.attention.projections, self.attention.output, self.mlp.gate, self.mlp.up, self.mlp.down)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """A causal language model.
+
+    Attributes:
+        architecture: Hugging Face's name.
+        numeric_config: Every attribute that enters the arithmetic, as JSON: the numeric part of the graph ABI.
+        max_position_embeddings: Positions that the model was trained for.
+        head: From the hidden size to the vocabulary.
+        is_tied: Whether the head's matrix is the embedding's table. One rank then stores it once; several ranks store
+            both, because the embedding is divided along the hidden axis and the head along the vocabulary.
+        redundant: Patterns of the names of tensors that a checkpoint may hold and the model does not take.
+    """
+
+    architecture: str
+    numeric_config: Mapping[str, Any]
+    max_position_embeddings: int
+    embedding: EmbeddingSpec
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    head: LinearSpec
+    is_tied: bool
+    rope: RopeSpec
+    redundant: tuple[str, ...] = field(default=())
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.embedding.vocabulary.length
+
+    @property
+    def hidden_size(self) -> int:
+        """Items of a token's hidden state."""
+        return self.embedding.hidden.length
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """State of every layer, in calling order."""
+        return tuple(layer.attention.state for layer in self.layers)
+
+    def shares_table(self, tp_degree: int) -> bool:
+        """Whether the head reads the embedding's own table, so that the shard holds no matrix of the head."""
+        return self.is_tied and tp_degree == 1
+
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """Every linear layer."""
+        return (*chain.from_iterable(layer.linears() for layer in self.layers), self.head)
+
+    def parameters(self, tp_degree: int) -> tuple[ParameterSpec, ...]:
+        """All tensors of every rank's shard, in the order of the model."""
+        head = () if self.shares_table(tp_degree) else (self.head,)
+        named = _parameters_of(self.embedding, *self.layers, self.norm, *head, self.rope)
+        return (*named, *([RANK_PARAMETER] if tp_degree > 1 else []))
+
+    def axes(self) -> Iterator[Axis]:
+        """Every axis of every parameter, parts of joined axes apart."""
+        for parameter in self.parameters(2):
+            for axis in parameter.axes:
+                yield from axis.parts or (axis,)
+
+    def checkpoint_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that the checkpoint must hold, by name."""
+        shapes: dict[str, list[int]] = {}
+        for parameter in self.parameters(1):
+            if isinstance(parameter.source, StoredSource):
+                axis = parameter.source.axis
+                for one in parameter.source.slices:
+                    shape = shapes.setdefault(one.tensor, [*parameter.shape[:axis], 0, *parameter.shape[axis + 1 :]])
+                    shape[axis] = max(shape[axis], one.start + one.length)
+        return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+RANK_PARAMETER: Final = ParameterSpec(
+    name=RANK, axes=(Axis(1),), source=RankSource(), group=MemoryGroup.DERIVED, dtype="int32"
+)
+
+_Named = LinearSpec | NormSpec | EmbeddingSpec | RopeSpec | AttentionSpec | MlpSpec | LayerSpec
+
+
+def _parameters_of(*specs: _Named) -> Iterator[ParameterSpec]:
+    return chain.from_iterable(spec.parameters() for spec in specs)
+
+
+def _stored(name: str, axes: tuple[Axis, ...], group: MemoryGroup) -> ParameterSpec:
+    source = StoredSource((TensorSlice(name, 0, axes[0].length),))
+    return ParameterSpec(name=name, axes=axes, source=source, group=group)

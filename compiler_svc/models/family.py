@@ -1,0 +1,32 @@
+"""What a model family tells the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler_svc.models.description import ModelDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family of models. It needs no torch: what does is named, and resolved by the process that builds.
+
+    Attributes:
+        architectures: Hugging Face's names, as `config.json` has them under `architectures`.
+        attributes: Names of the attributes of `config.json` that count; others are ignored.
+        parse_config: Reads a `config.json` that names the given architecture. Raises ModelConfigInvalid and
+            ModelNotServed.
+        describe: Describes the model of a parsed configuration.
+        model: `module:function` that builds the module of one rank, called as
+            `build(description, dtype=torch.dtype, ranks=Ranks)`.
+        reference: `module:class` of transformers' model, which builds compare their executables with.
+    """
+
+    architectures: tuple[str, ...]
+    attributes: frozenset[str]
+    parse_config: Callable[[Mapping[str, Any], str], Any]
+    describe: Callable[[Any], ModelDescription]
+    model: str
+    reference: str

@@ -1,0 +1,58 @@
+"""Linear layers and the token embedding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compiler_svc.models.description import EmbeddingSpec, LinearSpec, ParameterSpec, WeightFormat
+from compiler_svc.models.layers.ranks import Ranks
+
+
+class Linear(nn.Module):
+    """The one linear layer: outputs divided among ranks, inputs divided among ranks, or whole, as its spec says."""
+
+    def __init__(self, spec: LinearSpec, ranks: Ranks) -> None:
+        super().__init__()
+        assert spec.format is WeightFormat.DENSE, f"{spec.name}: no module computes {spec.format} weights"
+        parameters = {one.name.rpartition(".")[2]: make_parameter(one, ranks) for one in spec.parameters()}
+        self.weight, self.bias = parameters["weight"], parameters.get("bias")
+        self.ranks = ranks
+        self._sums_over_ranks = spec.inputs.is_divided and ranks.tp_degree > 1
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[…, inputs] to […, outputs]; of a divided axis the rank's part."""
+        weight = cast(self.weight, hidden.dtype)
+        bias = None if self.bias is None else cast(self.bias, hidden.dtype)
+        if not self._sums_over_ranks:
+            return functional.linear(hidden, weight, bias)
+        # Every rank holds the whole bias: it is added once, to the sum.
+        total = self.ranks.all_reduce(functional.linear(hidden, weight))
+        return total if bias is None else total + bias
+
+
+class Embedding(nn.Module):
+    """Token embeddings, divided among ranks along the hidden axis."""
+
+    def __init__(self, spec: EmbeddingSpec, ranks: Ranks) -> None:
+        super().__init__()
+        (table,) = spec.parameters()
+        self.hidden_size = spec.hidden.length
+        self.ranks = ranks
+        self.weight = make_parameter(table, ranks)
+
+    def forward(self, input_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """int32 […] to […, hidden_size]."""
+        whole = self.ranks.all_gather(cast(functional.embedding(input_ids, self.weight), dtype))
+        return whole if whole.shape[-1] == self.hidden_size else whole[..., : self.hidden_size]
+
+
+def make_parameter(spec: ParameterSpec, ranks: Ranks) -> nn.Parameter:
+    """A rank's part of a tensor, uninitialized."""
+    return nn.Parameter(torch.empty(spec.rank_shape(ranks.tp_degree)), requires_grad=False)
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in another dtype; one that has it already adds no operation to the graph."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

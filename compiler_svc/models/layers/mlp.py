@@ -1,0 +1,40 @@
+"""Feed-forward layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compiler_svc.models.description import MlpSpec
+from compiler_svc.models.layers.linear import Linear
+from compiler_svc.models.layers.ranks import Ranks
+
+#: By Hugging Face's names; `decoder_config.HIDDEN_ACTS` lists them without torch.
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "swish": functional.silu,
+}
+
+
+class GatedMlp(nn.Module):
+    """Feed-forward layer with a gate: `down(act(gate(x)) * up(x))`."""
+
+    def __init__(self, spec: MlpSpec, ranks: Ranks) -> None:
+        super().__init__()
+        self.act = ACTIVATIONS[spec.act]
+        self.gate_proj = Linear(spec.gate, ranks)
+        self.up_proj = Linear(spec.up, ranks)
+        self.down_proj = Linear(spec.down, ranks)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[…, hidden_size] to the same shape."""
+        activated: Tensor = self.down_proj(self.act(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return activated

@@ -1,0 +1,73 @@
+"""Functions from a description of a model to another one of the same model. They need no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from compiler_svc.models.description import (
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    ModelDescription,
+    TensorSlice,
+    WeightFormat,
+)
+from compiler_svc.models.divisions import join_axes
+
+
+def fuse_qkv(description: ModelDescription) -> ModelDescription:
+    """One projection makes queries, keys and values. Each rank holds its heads of the three, in this order."""
+    return replace(
+        description,
+        layers=tuple(replace(layer, attention=_fuse(layer.attention)) for layer in description.layers),
+    )
+
+
+def quantize(description: ModelDescription, weight_format: WeightFormat, skipped: Collection[str]) -> ModelDescription:
+    """Quantizable linear layers keep their matrices in a quantized format.
+
+    Args:
+        skipped: Parts of the names of modules that stay as they are.
+    """
+
+    def change(linear: LinearSpec) -> LinearSpec:
+        is_skipped = any(part in linear.name for part in skipped)
+        return linear if is_skipped or not linear.is_quantizable else replace(linear, format=weight_format)
+
+    return _change_linears(description, change)
+
+
+def _change_linears(description: ModelDescription, change: Callable[[LinearSpec], LinearSpec]) -> ModelDescription:
+    return replace(
+        description,
+        layers=tuple(_change_layer(layer, change) for layer in description.layers),
+        head=change(description.head),
+    )
+
+
+def _change_layer(layer: LayerSpec, change: Callable[[LinearSpec], LinearSpec]) -> LayerSpec:
+    attention, mlp = layer.attention, layer.mlp
+    return replace(
+        layer,
+        attention=replace(
+            attention, projections=tuple(map(change, attention.projections)), output=change(attention.output)
+        ),
+        mlp=replace(mlp, gate=change(mlp.gate), up=change(mlp.up), down=change(mlp.down)),
+    )
+
+
+def _fuse(attention: AttentionSpec) -> AttentionSpec:
+    first = attention.projections[0]
+    slices = (
+        slices
+        for one in attention.projections
+        for slices in one.slices or (TensorSlice(one.name, 0, one.outputs.length),)
+    )
+    fused = replace(
+        first,
+        name=f"{first.name.rpartition('.')[0]}.qkv_proj",
+        outputs=join_axes(*(one.outputs for one in attention.projections)),
+        slices=tuple(slices),
+    )
+    return replace(attention, projections=(fused,))
