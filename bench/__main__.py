@@ -1,4 +1,4 @@
-"""`make bench`: measures everything in turns and writes RESULTS.md; see the package."""
+"""`make bench`: measures all engines in turns and writes RESULTS.md; see the package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="the page to write")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
-    # What was started is ended, too, when the run is told to end.
+    # If the run is told to end, it ends the processes that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         work = Path(directory)
@@ -58,10 +58,10 @@ def main() -> None:
 
 
 class _Run:
-    """One run: who is measured, and what came out."""
+    """One run: the engines that it measures, and their figures."""
 
     def __init__(self, plan: Plan, work: Path, stack: contextlib.ExitStack) -> None:
-        """Compiles, loads, and starts who is measured; the stack ends them."""
+        """Compiles, loads, and starts the engines; the stack ends them."""
         self.measured = Measurements()
         self._plan = plan
         self._stack = stack
@@ -77,7 +77,7 @@ class _Run:
         for attempt in ("first", "again"):
             with deployed(self._services, self._digests[self._first], plan.num_threads) as load_s:
                 self.measured.once[f"load.{attempt}"] = load_s
-        # As a rank runs: this many threads, waiting as a rank's do.
+        # As in a rank: the same number of threads, which wait in the same way.
         self._bare = self._start("bench.bare", environment=thread_environment(plan.num_threads, num_ranks=1))
         store = str(work / "home" / "store")
         self._bare.call("load", store=store, digests=self._digests, num_threads=plan.num_threads)
@@ -86,7 +86,7 @@ class _Run:
         self.measured.notes["Kiln"] = f"torch {torch.__version__}, float32, keys and values float32"
 
     def add_other(self, name: str, module: str, python: str = sys.executable) -> None:
-        """Starts another engine; one that is not installed or does not work is left out, and the page says why."""
+        """Starts another engine. If it is missing or does not work, the run leaves it out and the page says why."""
         if not Path(python).exists():
             self.measured.skipped[name] = "left out, not installed: `python -m bench.peers.install`"
             return
@@ -102,7 +102,7 @@ class _Run:
             self._others[name] = worker
 
     def measure_round(self) -> None:
-        """Has all take their turn."""
+        """Measures every engine once, in turn."""
         plan, add = self._plan, self.measured.add
         add("bandwidth", self._bare.call("bandwidth"))
         add("gemm", self._bare.call("gemm"))
@@ -126,7 +126,7 @@ class _Run:
         add("raw.paced", self._raw.call("measure", tokens=2 * plan.steps, interval_s=interval_s))
 
     def profile(self, work: Path) -> None:
-        """Samples what steps do."""
+        """Samples what the processor does during steps."""
         plan = self._plan
         for batch in (plan.batches[0], plan.batches[-1]):
             options = {"name": f"batch{batch}", "position": plan.context + plan.steps, "steps": max(40, 150 // batch)}

@@ -16,7 +16,7 @@ from execution.executors.executor import Executor, load_executor
 
 
 def load(store: str, digests: dict[str, str], num_threads: int) -> int:
-    """Loads bundles by name; returns the bytes of weights of one."""
+    """Loads bundles by name; returns the size of one bundle's weights in bytes."""
     torch.set_num_threads(num_threads)
     layout = Layout(Path(store))
     for name, digest in digests.items():

@@ -1,4 +1,4 @@
-"""The model that is measured: a random Llama, large enough that its weights do not fit the caches."""
+"""The measured model: a random Llama whose weights are too large for the caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_checkpoint(path: Path, plan: Plan) -> None:
     LlamaForCausalLM(config).save_pretrained(path)
     for source in TOKENIZER.glob("*token*.json"):
         (path / source.name).write_text(source.read_text())
-    # The vocabulary is filled up with tokens that no text becomes: decoding them costs what decoding costs.
+    # Tokens that no text gives fill the vocabulary: decoding them costs as much as decoding others.
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     for number in range(max(vocabulary.values()) + 1, plan.model["vocab_size"]):
@@ -31,7 +31,7 @@ def write_checkpoint(path: Path, plan: Plan) -> None:
 
 
 def count_parameters(path: Path) -> tuple[int, int]:
-    """Parameters of a checkpoint, and how many of them a decode step reads: all but the embeddings of other tokens."""
+    """Number of parameters of a checkpoint, and of those that a decode step reads: all but other tokens' embeddings."""
     with safe_open(path / "model.safetensors", "pt") as file:
         sizes = {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return sum(sizes.values()), sum(size for name, size in sizes.items() if "embed_tokens" not in name)

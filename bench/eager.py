@@ -9,7 +9,7 @@ from bench.worker import serve, time_steps
 
 
 def load(model: str, num_threads: int) -> str:
-    """Loads a checkpoint; says how it runs."""
+    """Loads a checkpoint; returns a note on how it runs."""
     torch.set_num_threads(num_threads)
     _LOADED.append(LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
     return "float32"
@@ -17,7 +17,7 @@ def load(model: str, num_threads: int) -> str:
 
 @torch.no_grad()
 def decode(rows: int, context: int, steps: int) -> list[float]:
-    """Seconds of steps of one token a row, after a prompt of `context` tokens."""
+    """Seconds of steps of one token per row, after a prompt of `context` tokens."""
     model = _LOADED[0]
     prompt = torch.arange(context)[None].repeat(rows, 1) + 5
     cache = model(prompt, use_cache=True).past_key_values

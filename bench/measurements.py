@@ -10,12 +10,12 @@ from bench.worker import median
 
 @dataclass
 class Measurements:
-    """What was measured.
+    """The figures that a run has measured.
 
     Attributes:
-        samples: By name, one figure a round: seconds, or for limits a rate.
+        samples: By name, one figure for each round: seconds, or for limits a rate.
         once: Figures taken once.
-        notes: What a reader has to know, such as how a peer ran.
+        notes: Facts that a reader needs, such as how a peer ran.
         skipped: Peers that were not measured, and why.
         profiles: Where the time of steps goes: by step, shares by what was done.
     """
@@ -31,7 +31,7 @@ class Measurements:
         self.samples.setdefault(name, []).append(figure)
 
     def has(self, name: str) -> bool:
-        """Whether it was measured at all."""
+        """Whether any round has measured the figure."""
         return bool(self.samples.get(name))
 
     def typical(self, name: str) -> float:
@@ -45,7 +45,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure and what it should be."""
+    """A figure and the bound that it should meet."""
 
     name: str
     figure: float
@@ -54,5 +54,5 @@ class Goal:
 
     @property
     def is_met(self) -> bool:
-        """Whether it is what it should be."""
+        """Whether the figure meets its bound."""
         return self.figure >= self.goal if self.at_least else self.figure <= self.goal

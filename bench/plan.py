@@ -1,4 +1,4 @@
-"""What is measured: the model's size, the batches, how often."""
+"""What a run measures: the size of the model, the batches, the number of rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Plan:
     num_threads: int = 2
 
     def config(self, batch: int) -> dict[str, Any]:
-        """The InferenceConfig of a batch's bundle."""
+        """The InferenceConfig of the bundle for one batch size."""
         return {
             "neuron_config": {
                 "seq_len": self.max_length,
@@ -39,7 +39,7 @@ class Plan:
                 "batch_size": batch,
                 "ctx_batch_size": 1,
                 "torch_dtype": "float32",
-                # As it is served: a step reads the positions of the smallest bucket that holds its sequences.
+                # As in serving: a step reads the positions of the smallest bucket that holds its sequences.
                 "enable_bucketing": True,
                 "is_continuous_batching": True,
                 "on_device_sampling_config": {"dynamic": True},

@@ -1,4 +1,4 @@
-"""Where a step's time goes, by samples of what the process runs, taken by `perf` where the host has it."""
+"""Where a step's time goes, by samples of `perf`, if the host has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.worker import Worker
 
-#: What a function of the compiled code or of torch is for, the first that fits.
+#: What a function of the compiled code or of torch is for; the first pattern that fits counts.
 _KINDS = (
     ("linear layers (kiln::linear)", r"kiln::"),
     ("attention", r"flash_attention|scaled_dot|sgemv|sgemm|gemm|mkl_|softmax"),
@@ -26,7 +26,7 @@ _KINDS = (
 
 
 def profile(worker: Worker, work: Path, action: str, **arguments: Any) -> dict[str, float]:
-    """Shares of the samples of both threads while a worker does something, by kind; empty where there is no `perf`."""
+    """Shares of the samples of both threads while a worker runs an action, by kind; empty without `perf`."""
     if shutil.which("perf") is None:
         return {}
     record = work / "perf.data"

@@ -14,7 +14,7 @@ from bench.worker import Worker, serve
 
 
 def message(sequence_number: int) -> generation_pb2.GenerateResponse:
-    """An event as of one token."""
+    """An event like that of one token."""
     token = generation_pb2.Token(id=1772, text="token1772")
     delta = generation_pb2.TokenDelta(text="token1772", tokens=[token])
     return generation_pb2.GenerateResponse(sequence_number=sequence_number, delta=delta)
@@ -39,17 +39,17 @@ class _Servicer(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def measure(tokens: int, interval_s: float = 0.0) -> float:
-    """Seconds of this process's time by message, over one stream to a client in another process.
+    """Seconds of this process's processor time per message, over one stream to a client in another process.
 
     Args:
-        interval_s: Time between two messages, in which the process sleeps: being woken costs more than a write. 0
-            writes the next message as soon as the last one is written.
+        interval_s: Time between two messages, in which the process sleeps; waking up costs more than a write. With 0,
+            the server writes each message as soon as the one before is written.
     """
     return asyncio.run(_measure(tokens, interval_s))
 
 
 def drain(address: str) -> int:
-    """Reads the stream of the server at an address; returns how many messages it had."""
+    """Reads the stream of the server at an address; returns the number of its messages."""
     return asyncio.run(_drain(address))
 
 

@@ -1,4 +1,4 @@
-"""From measurements to the page."""
+"""Renders the measurements as the page RESULTS.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = tuple[str, ...]
 
 
 def goals(measured: Measurements, decode_bytes: int) -> list[Goal]:
-    """What was aimed at, and what came out."""
+    """The goals, with the figures that were measured."""
     found = measured.relate
     return [
         Goal(
@@ -51,10 +51,10 @@ def goals(measured: Measurements, decode_bytes: int) -> list[Goal]:
 
 
 def render(measured: Measurements, plan: Plan, parameters: tuple[int, int]) -> str:
-    """The page.
+    """Renders the page in Markdown.
 
     Args:
-        parameters: Of the model, and those that a decode step reads.
+        parameters: Number of the model's parameters, and of those that a decode step reads.
     """
     sections = [
         "# Results",
@@ -140,7 +140,7 @@ def _decode_table(measured: Measurements, plan: Plan, decode_bytes: int) -> str:
 
 
 def _prefill_table(measured: Measurements, plan: Plan, parameters: int) -> str:
-    # Every token passes through the layers, but only the last one's logits are wanted.
+    # Every token passes through the layers, but only the last one needs logits.
     head = plan.model["vocab_size"] * plan.model["hidden_size"]
     operations = 2 * (plan.prompt_tokens * (parameters - head) + head)
     rows = []

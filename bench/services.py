@@ -1,4 +1,4 @@
-"""Both services, and what one asks of them once: compiling, loading, swapping weights."""
+"""Both services, and the calls that are measured once: compiling, loading, swapping weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kiln_client import Compiler, Runtime, compile_request
 
 from bench.plan import Plan
 
-#: What the served bundle is called.
+#: Id of the deployment that is measured.
 DEPLOYMENT: Final = "measured"
 
 
@@ -33,7 +33,7 @@ class Services:
 
 @contextmanager
 def running_services(home: Path, models: Path) -> Iterator[Services]:
-    """Starts both services on free ports, with one logical core: deployments that only wait shall not count."""
+    """Starts both services on free ports, with one logical core, so that idle deployments cost no time."""
     kiln = str(Path(sys.executable).with_name("kiln"))
     addresses = ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0"]
     command = [kiln, "up", "--json", "--home", str(home), "--model-root", str(models), "--cores", "1"]
@@ -67,7 +67,7 @@ def compile_bundles(services: Services, plan: Plan, model: str) -> dict[int, Com
 
 @contextmanager
 def deployed(services: Services, digest: str, num_threads: int) -> Iterator[float]:
-    """Has a bundle served as DEPLOYMENT, alone; yields the seconds until it was."""
+    """Serves a bundle as DEPLOYMENT, alone; yields the seconds until it was ready."""
     with Runtime(services.runtime) as runtime:
         start = time.perf_counter()
         runtime.load_bundle(digest, DEPLOYMENT, threads_per_core=num_threads)
@@ -76,7 +76,7 @@ def deployed(services: Services, digest: str, num_threads: int) -> Iterator[floa
 
 
 def swap_weights(services: Services, digest: str) -> float:
-    """Loads a bundle's weights into what is served; returns the seconds in which it computed nothing."""
+    """Loads a bundle's weights into DEPLOYMENT; returns the seconds in which it ran no step."""
     with Runtime(services.runtime) as runtime:
         return runtime.load_weights(DEPLOYMENT, digest).pause_duration.ToTimedelta().total_seconds()
 

@@ -16,10 +16,11 @@ def stream(*, address: str, deployment: str, streams: int, context: int, tokens:
     """Streams greedy answers of `tokens` tokens each, while all of them stream.
 
     Args:
-        front: Number of the process that serves them.
+        front: Process id of the runtime's front.
 
     Returns:
-        `step_s`: seconds of a step of one token for every stream. `front_cpu_s`: the front's processor time by token.
+        `step_s`: seconds of a step that gives every stream one token. `front_cpu_s`: the front's processor seconds for
+        each token.
     """
     meter = _Meter(streams, tokens, front)
     asyncio.run(_stream(address, deployment, context, tokens, meter))
@@ -28,7 +29,7 @@ def stream(*, address: str, deployment: str, streams: int, context: int, tokens:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A moment."""
+    """Totals at one moment: clock, tokens of all streams, processor time of the front."""
 
     at: float
     tokens: int
@@ -36,7 +37,7 @@ class _Mark:
 
 
 class _Meter:
-    """Counts tokens from when every stream has had one until one has had all."""
+    """Counts tokens from the moment when every stream has one until the moment when one stream has all."""
 
     def __init__(self, streams: int, tokens: int, front: int) -> None:
         self.streams = streams
@@ -48,7 +49,7 @@ class _Meter:
         self._end: _Mark | None = None
 
     def count(self, before: int, new: int) -> None:
-        """Counts new tokens of a stream that has had some before."""
+        """Counts `new` tokens of a stream that already had `before`."""
         self._total += new
         if before == 0 and new > 0:
             self._waiting -= 1
@@ -58,10 +59,10 @@ class _Meter:
             self._end = self._mark()
 
     def result(self) -> dict[str, float]:
-        """Time by step, and the front's processor time by token.
+        """Time per step, and the front's processor time per token.
 
         Raises:
-            ValueError: Some stream had ended before the last one began.
+            ValueError: A stream had ended before the last one began.
         """
         if self._start is None or self._end is None or self._end.tokens - self._start.tokens < self.streams:
             raise ValueError(f"{self.streams} streams of {self._tokens} tokens did not run at the same time")
@@ -91,7 +92,7 @@ async def _one(runtime: AsyncRuntime, deployment: str, context: int, tokens: int
 
 
 def cpu_time_s(process: int) -> float:
-    """Processor time of a process's threads, to the nanosecond, where `ps` counts hundredths of seconds."""
+    """Processor time of a process's threads in seconds, exact to the nanosecond; `ps` counts hundredths of seconds."""
     threads = Path(f"/proc/{process}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 

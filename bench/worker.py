@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[1]
 
 
 class WorkerFailed(Exception):
-    """A worker ended, or could not do what it was told."""
+    """A worker ended, or its action failed."""
 
 
 class Worker:
-    """A process that runs `serve`, seen from outside."""
+    """The parent's handle of a process that runs `serve`."""
 
     def __init__(
         self, module: str, *, python: str = sys.executable, environment: Mapping[str, str] | None = None
@@ -36,11 +36,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     def call(self, action: str, **arguments: Any) -> Any:
-        """Has an action done and waits for its result.
+        """Runs an action in the worker and waits for its result.
 
         Raises:
             WorkerFailed: The action raised, or the process has ended.
@@ -61,7 +61,7 @@ class Worker:
         return answer["result"]
 
     def __enter__(self) -> Self:
-        """Nothing to do."""
+        """The process runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,20 +71,20 @@ class Worker:
 
 
 def serve(actions: Mapping[str, Callable[..., Any]]) -> None:
-    """Does what is asked on standard input until it ends; whatever else is printed goes to standard error."""
+    """Runs the actions that standard input asks for until it ends; all other output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
         try:
             answer = {"result": actions[request["action"]](**request["arguments"])}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other side is told
+        except Exception as error:  # noqa: BLE001 - the parent is told of every error
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def time_steps(step: Callable[[], object], *, warm_up: int, steps: int) -> list[float]:
-    """Durations of some steps, in seconds."""
+    """Durations in seconds of `steps` calls, after `warm_up` calls that do not count."""
     durations = []
     for number in range(warm_up + steps):
         start = time.perf_counter()
@@ -95,5 +95,5 @@ def time_steps(step: Callable[[], object], *, warm_up: int, steps: int) -> list[
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one, or the one below the middle."""
+    """The middle value, or the one below the middle if their number is even."""
     return sorted(values)[(len(values) - 1) // 2]

@@ -1,6 +1,6 @@
-"""The peers that Kiln is measured beside, in an environment of their own: their requirements are not ours.
+"""The peers that Kiln is compared with, in an environment of their own, because their requirements differ from ours.
 
-Workers as `bench.eager` is one, with the same actions; `load` converts the checkpoint first, where that was not done.
+Each is a worker with the actions of `bench.eager`; `load` converts the checkpoint first, unless that was done.
 """
 
 from __future__ import annotations

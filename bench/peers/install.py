@@ -1,7 +1,7 @@
 """Puts the peers into a virtual environment of their own: `python -m bench.peers.install`.
 
-llama.cpp is built for this host, which takes some ten minutes on two cores. Torch is the one of the project's own
-environment, by a path file: what converts checkpoints needs one, and the registry's default carries CUDA along.
+llama.cpp is built for this host, which takes about ten minutes on two cores. Torch comes from the project's own
+environment, by a path file: converting checkpoints needs torch, and the registry's default would bring CUDA.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import venv
 
 from bench.peers import ENVIRONMENT
 
-#: Exact, and without what they require: it would bring another torch.
+#: Exact versions, installed without their requirements, which would bring another torch.
 PACKAGES = (
     "openvino==2026.4.1",
     "openvino-genai==2026.4.1.0",
@@ -40,7 +40,7 @@ PACKAGES = (
 
 
 def main() -> None:
-    """Installs each package by itself: one that cannot be had takes only its peer along."""
+    """Installs each package by itself, so that a package that cannot be installed costs only its own peer."""
     venv.create(ENVIRONMENT, with_pip=True)
     python = ENVIRONMENT / "bin" / "python"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

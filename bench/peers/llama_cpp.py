@@ -17,7 +17,7 @@ MAX_ROWS, MAX_LENGTH = 16, 256
 
 
 def load(model: str, num_threads: int) -> str:
-    """Writes the checkpoint as GGUF, where that was not done, and loads it; says how it runs."""
+    """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs."""
     path = Path(f"{model}.gguf")
     if not path.exists():
         write_gguf(Path(model), path)
@@ -38,7 +38,7 @@ def load(model: str, num_threads: int) -> str:
 
 
 def decode(rows: int, context: int, steps: int) -> list[float]:
-    """Seconds of steps of one token a row, each a sequence of its own, after a prompt of `context` tokens."""
+    """Seconds of steps of one token per row, each row a sequence of its own, after a prompt of `context` tokens."""
     _clear()
     for row in range(rows):
         _run([(row, position) for position in range(context)])
@@ -70,7 +70,7 @@ def _clear() -> None:
 
 
 def _run(tokens: Sequence[tuple[int, int]], *, every: bool = False) -> None:
-    """Runs one token for each (sequence, position), with logits of every or of the last one."""
+    """Runs one token for each (sequence, position), with logits of every token or of the last one."""
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
     for number, (row, position) in enumerate(tokens):

@@ -13,12 +13,12 @@ import openvino_genai
 
 from bench.worker import serve
 
-#: By default OpenVINO computes in bfloat16 where the processor can, and keeps 8-bit keys and values.
+#: By default OpenVINO computes in bfloat16 if the processor can, and keeps 8-bit keys and values.
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 
 
 def load(model: str, num_threads: int) -> str:
-    """Converts the checkpoint with optimum-intel, without quantizing, and loads it; says how it runs."""
+    """Converts the checkpoint with optimum-intel, without quantizing, and loads it; returns a note on how it runs."""
     directory = Path(f"{model}-openvino")
     if not directory.exists():
         from optimum.intel import OVModelForCausalLM  # noqa: PLC0415 - loads for seconds
@@ -38,21 +38,21 @@ def load(model: str, num_threads: int) -> str:
 
 
 def decode(rows: int, context: int, steps: int) -> list[float]:
-    """Seconds of steps of all rows, between the tokens' own times."""
+    """Seconds of steps of all rows, from the times at which their tokens came."""
     _, results = _generate(rows, context, steps + 2)
     times = sorted(set(results.perf_metrics.raw_metrics.m_new_token_times))
     durations = [(later - earlier) / 1e3 for earlier, later in itertools.pairwise(times)]
-    # Rows that begin one after the other have times of their own at first.
+    # Rows begin one after the other, so their first tokens come at different times.
     return durations[-steps:]
 
 
 def prefill(tokens: int, steps: int) -> list[float]:
-    """Seconds of prompts with one token of answer."""
+    """Seconds of prompts that are answered with one token."""
     return [_generate(1, tokens, 1)[0] for _ in range(steps)]
 
 
 def _generate(rows: int, context: int, tokens: int) -> tuple[float, Any]:
-    # A first token of its own keeps a cache of prefixes from answering for the model.
+    # Each prompt begins with another token, so that a prefix cache cannot answer for the model.
     prompts = np.arange(context)[None].repeat(rows, 0) + 5
     prompts[:, 0] = np.random.default_rng().integers(5, 2000, rows)
     inputs = openvino_genai.TokenizedInputs(openvino.Tensor(prompts), openvino.Tensor(np.ones_like(prompts)))

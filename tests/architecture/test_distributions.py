@@ -1,5 +1,6 @@
-"""Every package of the tree belongs to exactly one distribution."""
+"""Every package of the tree belongs to exactly one distribution, which states its licence."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 IN_PLACE = ["bundle", "edge", "execution", "compiler_svc", "runtime_svc"]
+PYTHON = ["protos", *IN_PLACE, "clients/python"]
+LICENSE_FILES = ["LICENSE", "NOTICE"]
 
 
 @pytest.mark.parametrize("folder", IN_PLACE)
@@ -34,3 +37,31 @@ def test_files_stay_small() -> None:
         str(path.relative_to(ROOT)): lines for path in sources if (lines := len(path.read_text().splitlines())) > 400
     }
     assert long == {}
+
+
+def test_no_distribution_is_left_out() -> None:
+    found = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/pyproject.toml")}
+    found |= {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("clients/*/pyproject.toml")}
+    assert found == set(PYTHON)
+
+
+@pytest.mark.parametrize("folder", PYTHON)
+def test_distribution_states_its_licence(folder: str) -> None:
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == LICENSE_FILES
+
+
+def test_typescript_package_states_its_licence() -> None:
+    package = json.loads((ROOT / "clients/typescript/package.json").read_text())
+    assert package["license"] == "Apache-2.0"
+    assert "NOTICE" in package["files"], "npm packs LICENSE by itself, and NOTICE only when it is listed"
+
+
+# Each distribution is built from its own folder, where a link out of it would lead nowhere.
+@pytest.mark.parametrize("folder", [*PYTHON, "clients/typescript"])
+@pytest.mark.parametrize("name", LICENSE_FILES)
+def test_distribution_holds_the_licence(folder: str, name: str) -> None:
+    path = ROOT / folder / name
+    assert not path.is_symlink()
+    assert path.read_bytes() == (ROOT / name).read_bytes()
