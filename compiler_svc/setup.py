@@ -1,0 +1,5 @@
+"""The packages of this distribution: every folder below this one, so that a new model family is listed nowhere else."""
+
+from setuptools import find_packages, setup
+
+setup(packages=["compiler_svc", *(f"compiler_svc.{package}" for package in find_packages())])
