@@ -51,7 +51,7 @@ def list_config_attributes(config: type[DecoderConfig], *more: str) -> frozenset
     Args:
         more: Names that the family reads beside the fields of its record.
     """
-    own = {one.name for one in fields(config)} - {"architecture", "rope"}
+    own = {one.name for one in fields(config)} - {"architecture", "rope", "windows"}
     return frozenset({"architectures", "quantization_config", *own, *ROPE_ATTRIBUTES, *more})
 
 
@@ -122,6 +122,10 @@ def _check_dimensions(
 
 #: What each layer attends to: every position up to its own (None), or so many of the latest.
 Windows = tuple[int | None, ...]
+
+
+#: Attributes that `read_layer_windows` reads.
+LAYER_WINDOW_ATTRIBUTES: Final = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
 
 
 def read_layer_windows(model: AttributeReader, num_layers: int) -> Windows:

@@ -60,7 +60,7 @@ def export_submodel(
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
     """Keeps torch from finding out for each operation where its code is: a third of the time, and nobody reads it."""
-    before = torch.fx.config.do_not_emit_stack_traces
+    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)  # torch 2.9 has no such switch
     torch.fx.config.do_not_emit_stack_traces = True
     try:
         yield

@@ -61,8 +61,8 @@ class SubmodelProgram(nn.Module):
         if self.spec.is_greedy:
             return logits.greedy() if gathered is None else greedy(gathered)
         sampling, rows = self.spec.sampling, logits.part.shape[0]
-        params = inputs["sampling_params"] if sampling.dynamic else _bake_params(sampling, rows)
-        rand = torch.full((rows, 1), 0.5) if sampling.deterministic else inputs["rand"]
+        params = inputs["sampling_params"] if sampling.dynamic else _bake_params(sampling, rows, logits.part.device)
+        rand = torch.full((rows, 1), 0.5, device=logits.part.device) if sampling.deterministic else inputs["rand"]
         if gathered is not None:
             return sample(gathered, params, rand, sampling.global_topk)
         needs_total = sampling.dynamic or sampling.top_k == 0
@@ -91,6 +91,6 @@ def make_example_tensors(spec: GraphSpec, submodel: SubmodelSpec, state_shape: t
     return (*inputs, *state)
 
 
-def _bake_params(sampling: Sampling, rows: int) -> Tensor:
+def _bake_params(sampling: Sampling, rows: int, device: torch.device) -> Tensor:
     columns = (float(sampling.top_k), sampling.top_p, sampling.temperature)
-    return torch.cat([torch.full((rows, 1), column) for column in columns], dim=1)
+    return torch.cat([torch.full((rows, 1), column, device=device) for column in columns], dim=1)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.parity.conftest import RECORD_VARIABLE
-from tests.parity.record import ParityRecord, render_page
+from tests.parity.record import ParityRecord, write_results
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/models.md"
@@ -24,7 +24,8 @@ def main() -> int:
     path = ROOT / ".kiln/parity" / f"{digest_sources()}.jsonl"
     command = [sys.executable, "-m", "pytest", "tests/parity", *sys.argv[1:]]
     code = subprocess.run(command, cwd=ROOT, env=os.environ | {RECORD_VARIABLE: str(path)}, check=False).returncode
-    PAGE.write_text(render_page(ParityRecord(path).results().values(), read_commit()))
+    page = write_results(PAGE.read_text(), ParityRecord(path).results().values(), read_commit())
+    PAGE.write_text(page)
     return 0 if code == NO_TESTS_LEFT else code
 
 
@@ -39,7 +40,7 @@ def digest_sources() -> str:
 
 
 def read_commit() -> str:
-    """The commit, with a plus sign where the tree has changes."""
+    """The commit, with a plus sign if the tree has changes."""
     command = ["git", "describe", "--always", "--dirty=+"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""Results of a full run: one JSON line a case, and the page `docs/models.md` made of them."""
+"""Results of a full run: one JSON line for each case, and the table of `docs/models.md` that they make."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from pathlib import Path
 from tests.parity.cases import DEGREES, LEVELS, all_cases
 from tests.parity.geometries import GEOMETRIES
 
+#: What stands between these lines of the page is written by a full run.
+BEGIN, END = "<!-- results of make test-full -->", "<!-- end of the results -->"
+
 _INTRODUCTION = """\
-# Models
-
-Kiln compiles `LlamaForCausalLM`: Llama 2, 3 and 3.x. `make test-full` compiles every geometry below for 1, 2 and 4
-ranks at every optimization level and compares it with transformers on the same float32 weights: logits at every edge of
-a bucket and at every later position, greedy tokens alone and in changing company. It writes this page.
-
 Commit {commit}: {passed} of {total} cases passed. A figure is the largest deviation of a logit, as a share of the
 largest reference logit; the limit is 1e-4.
 """
@@ -67,8 +64,15 @@ class ParityRecord:
         return frozenset(self.results())
 
 
-def render_page(results: Iterable[ParityResult], commit: str) -> str:
-    """The page: one row a geometry and degree, one column a level."""
+def write_results(page: str, results: Iterable[ParityResult], commit: str) -> str:
+    """The page with the results of a run in place of those that it has."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{render_results(results, commit)}\n{END}{after}"
+
+
+def render_results(results: Iterable[ParityResult], commit: str) -> str:
+    """A table with one row for each geometry and degree, one column for each level."""
     by_case = {result.case: result for result in results}
     total = len(list(all_cases()))
     lines = [

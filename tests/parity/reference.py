@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
+from tests.compiler_svc.tiny_models import write_tiny_model
 from tests.parity.geometries import GEOMETRIES
 
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.
@@ -35,7 +36,7 @@ class Reference:
     """A model of transformers and where its checkpoint lies."""
 
     path: Path
-    model: LlamaForCausalLM
+    model: PreTrainedModel
     _greedy: dict[tuple[int, ...], Continuation] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -72,15 +73,7 @@ class Reference:
 
 def write_checkpoint(path: Path, geometry: str) -> Reference:
     """Writes a random checkpoint whose logits are spread enough for greedy decoding to be decisive."""
-    torch.manual_seed(len(geometry))
-    model = LlamaForCausalLM(LlamaConfig(**GEOMETRIES[geometry])).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.1)
-        elif "norm" in name:
-            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
-    model.save_pretrained(path)
-    return Reference(path, model)
+    return Reference(path, write_tiny_model(path, GEOMETRIES[geometry], seed=len(geometry)).model)
 
 
 def draw_prompt(length: int, *, seed: int = 0) -> list[int]:

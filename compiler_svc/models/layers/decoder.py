@@ -50,7 +50,7 @@ class CausalLm(nn.Module):
     """
 
     def __init__(
-        self, description: ModelDescription, make_layer: MakeLayer, *, dtype: torch.dtype, ranks: Ranks
+        self, description: ModelDescription, *, make_layer: MakeLayer, dtype: torch.dtype, ranks: Ranks
     ) -> None:
         super().__init__()
         self.dtype = dtype

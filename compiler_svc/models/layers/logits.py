@@ -41,9 +41,9 @@ class RankLogits:
             return greedy(self.gather())
         wide = self._wide_part()
         places = greedy(wide)[:, None]
-        largest, ids = self._join(wide.gather(-1, places.long()), places)
+        largest, ids = self._join(wide.gather(-1, places), places)
         # Of equals the first is the lowest rank's, whose ids are the lowest.
-        return ids.gather(-1, largest.argmax(dim=-1, keepdim=True))[:, 0]
+        return ids.gather(-1, greedy(largest)[:, None])[:, 0]
 
     def sample(self, sampling_params: Tensor, rand: Tensor, global_topk: int, *, needs_total: bool) -> Tensor:
         """Draws one token a row.
@@ -93,7 +93,7 @@ class RankLogits:
         wide, share = cast(self.part, torch.float32), self.part.shape[-1]
         if share * self.ranks.tp_degree == self.vocab_size:
             return wide
-        ids = torch.arange(share, dtype=torch.int32) + self._first_id()
+        ids = torch.arange(share, dtype=torch.int32, device=wide.device) + self._first_id()
         return torch.where(ids < self.vocab_size, wide, float("-inf"))
 
     def _first_id(self) -> Tensor:

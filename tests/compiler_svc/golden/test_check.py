@@ -14,7 +14,7 @@ from compiler_svc.golden.errors import GoldenMismatch
 from execution.ranks.nursery import RankNursery
 from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
 from tests.compiler_svc.specs import HOST_SAMPLING
-from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama
+from tests.compiler_svc.tiny_models import GEOMETRIES, ROPES, TinyModel, write_tiny_model
 
 GREEDY = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.0)
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=64)
@@ -32,12 +32,12 @@ def _close_nursery() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES["gqa-llama3-tied"])
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), GEOMETRIES["gqa-llama3-tied"])
 
 
 def bundle_of(
-    tiny: TinyLlama, directory: Path, token_buckets: tuple[int, ...] = (32,), **changes: Any
+    tiny: TinyModel, directory: Path, token_buckets: tuple[int, ...] = (32,), **changes: Any
 ) -> UnpublishedBundle:
     spec = tiny.spec(**changes)
     plan = tiny.plan(dtype=spec.dtype, tp_degree=spec.tp_degree)
@@ -45,7 +45,7 @@ def bundle_of(
 
 
 @pytest.fixture(scope="module")
-def bucketed(tiny: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> UnpublishedBundle:
+def bucketed(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> UnpublishedBundle:
     return make_bundle(
         tmp_path_factory.mktemp("bundle"),
         tiny.spec(),
@@ -56,11 +56,11 @@ def bucketed(tiny: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Unpub
     )
 
 
-def check(tiny: TinyLlama, bundle: UnpublishedBundle) -> GoldenResult:
+def check(tiny: TinyModel, bundle: UnpublishedBundle) -> GoldenResult:
     return check_golden(bundle.manifest, bundle.blob_path, tiny.checkpoint, NURSERY)
 
 
-def test_every_executable_is_compared(tiny: TinyLlama, bucketed: UnpublishedBundle) -> None:
+def test_every_executable_is_compared(tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
     result = check(tiny, bucketed)
     assert {one.tag: one.num_steps for one in result.executables} == {
         "context_encoding_16": 1,
@@ -80,7 +80,7 @@ def test_every_executable_is_compared(tiny: TinyLlama, bucketed: UnpublishedBund
     ("sampling", "output_logits"),
     [(GREEDY, False), (DYNAMIC, False), (DYNAMIC, True), (BAKED, False), (DETERMINISTIC, False)],
 )
-def test_tokens_are_compared(tiny: TinyLlama, tmp_path: Path, sampling: Sampling, output_logits: bool) -> None:
+def test_tokens_are_compared(tiny: TinyModel, tmp_path: Path, sampling: Sampling, output_logits: bool) -> None:
     result = check(tiny, bundle_of(tiny, tmp_path, sampling=sampling, output_logits=output_logits))
     assert all(one.num_steps > 0 for one in result.executables)
     assert all((one.max_deviation is not None) == output_logits for one in result.executables)
@@ -91,7 +91,7 @@ def test_tokens_are_compared(tiny: TinyLlama, tmp_path: Path, sampling: Sampling
     ("tp_degree", "changes"),
     [(2, {}), (2, {"sampling": DYNAMIC, "output_logits": True}), (4, {"sampling": GREEDY, "output_logits": True})],
 )
-def test_several_ranks(tiny: TinyLlama, tmp_path: Path, tp_degree: int, changes: dict[str, Any]) -> None:
+def test_several_ranks(tiny: TinyModel, tmp_path: Path, tp_degree: int, changes: dict[str, Any]) -> None:
     result = check(tiny, bundle_of(tiny, tmp_path, tp_degree=tp_degree, **changes))
     assert [one.num_steps for one in result.executables] == [1, 4]
     for one in result.executables:
@@ -100,7 +100,7 @@ def test_several_ranks(tiny: TinyLlama, tmp_path: Path, tp_degree: int, changes:
         assert one.num_ties == 0
 
 
-def test_a_rank_with_anothers_weights_is_found(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_a_rank_with_anothers_weights_is_found(tiny: TinyModel, tmp_path: Path) -> None:
     bundle = bundle_of(tiny, tmp_path, tp_degree=2)
     shards = [shard.blob for shard in bundle.manifest.weight_sets[0].shards]
     swapped = {**bundle.blobs, shards[0]: bundle.blobs[shards[1]]}
@@ -108,11 +108,11 @@ def test_a_rank_with_anothers_weights_is_found(tiny: TinyLlama, tmp_path: Path) 
         check(tiny, UnpublishedBundle(bundle.manifest, swapped))
 
 
-def test_batched_prompts(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_batched_prompts(tiny: TinyModel, tmp_path: Path) -> None:
     assert check(tiny, bundle_of(tiny, tmp_path, ctx_batch_size=2)).executables
 
 
-def test_prompts_longer_than_any_generation(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_prompts_longer_than_any_generation(tiny: TinyModel, tmp_path: Path) -> None:
     bundle = make_bundle(
         tmp_path, tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(16, 32), token_buckets=(12,)
     )
@@ -120,7 +120,7 @@ def test_prompts_longer_than_any_generation(tiny: TinyLlama, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_low_precision(tiny: TinyLlama, tmp_path: Path, dtype: str) -> None:
+def test_low_precision(tiny: TinyModel, tmp_path: Path, dtype: str) -> None:
     """The tolerance is wide enough for rounding, and not much wider."""
     result = check(tiny, bundle_of(tiny, tmp_path, dtype=dtype))
     worst = max(one.max_deviation or 0.0 for one in result.executables)
@@ -131,7 +131,7 @@ def test_low_precision(tiny: TinyLlama, tmp_path: Path, dtype: str) -> None:
 def test_sequences_do_not_stretch_each_other(tmp_path: Path, rope: str) -> None:
     """The reference's rotary embedding would remember an earlier, longer sequence."""
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"rope_parameters": ROPES[rope], "max_position_embeddings": 10}
-    tiny = write_tiny_llama(tmp_path / "model", attributes)
+    tiny = write_tiny_model(tmp_path / "model", attributes)
     bundle = make_bundle(
         tmp_path, tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(14, 15, 16), token_buckets=(64,)
     )
@@ -151,13 +151,13 @@ def with_damaged_weights(bundle: UnpublishedBundle, directory: Path, name: str, 
     [("model.layers.1.mlp.down_proj.weight", 0.01), ("rope.inv_freq", 0.01), ("model.norm.weight", math.nan)],
 )
 def test_wrong_weights_are_found(
-    tiny: TinyLlama, bucketed: UnpublishedBundle, tmp_path: Path, name: str, change: float
+    tiny: TinyModel, bucketed: UnpublishedBundle, tmp_path: Path, name: str, change: float
 ) -> None:
     with pytest.raises(GoldenMismatch, match=r"context_encoding_16 differs .* at position 7: logits deviate by "):
         check(tiny, with_damaged_weights(bucketed, tmp_path, name, change))
 
 
-def test_wrong_tokens_are_found(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_wrong_tokens_are_found(tiny: TinyModel, tmp_path: Path) -> None:
     bundle = bundle_of(tiny, tmp_path, sampling=GREEDY, output_logits=False)
     damaged = with_damaged_weights(bundle, tmp_path, "model.layers.0.self_attn.v_proj.weight", 0.5)
     with pytest.raises(GoldenMismatch, match=r"token \d+ in place of \d+, whose logit is .* away") as caught:
@@ -165,7 +165,7 @@ def test_wrong_tokens_are_found(tiny: TinyLlama, tmp_path: Path) -> None:
     assert caught.value.metadata.keys() == {"tag", "position", "detail"}
 
 
-def test_swapped_buckets_are_found(tiny: TinyLlama, bucketed: UnpublishedBundle) -> None:
+def test_swapped_buckets_are_found(tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
     """A token_generation executable that reads fewer positions than its bucket says."""
     manifest = bucketed.manifest
     smaller = next(executable for executable in manifest.executables if executable.tag == "token_generation_12")

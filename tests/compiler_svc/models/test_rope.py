@@ -11,7 +11,7 @@ from compiler_svc.models.description import RopeSource, RopeSpec
 from compiler_svc.models.families.llama.config import parse_config
 from compiler_svc.models.layers.rope import RotaryEmbedding, compute_frequencies
 from compiler_svc.models.rope_config import RopeConfig
-from tests.compiler_svc.tiny_llama import ROPES
+from tests.compiler_svc.tiny_models import ROPES
 
 # As large models have it.
 LLAMA_3_1 = {

@@ -13,11 +13,11 @@ from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.sharding.plan import plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
-from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama
+from tests.compiler_svc.tiny_models import GEOMETRIES, ROPES, TinyModel, write_tiny_model
 
 
-def write(path: Path, geometry: str, **changes: Any) -> TinyLlama:
-    return write_tiny_llama(path, GEOMETRIES[geometry] | changes)
+def write(path: Path, geometry: str, **changes: Any) -> TinyModel:
+    return write_tiny_model(path, GEOMETRIES[geometry] | changes)
 
 
 def replan(path: Path) -> None:
@@ -52,7 +52,7 @@ def test_tied_head_is_cut_apart_for_several_ranks(tmp_path: Path) -> None:
     assert by_name["model.embed_tokens.weight"].rank_shape == (212, 32)
 
 
-def rank_shapes(tiny: TinyLlama, tp_degree: int) -> dict[str, tuple[int, ...]]:
+def rank_shapes(tiny: TinyModel, tp_degree: int) -> dict[str, tuple[int, ...]]:
     plan = tiny.plan(tp_degree=tp_degree)
     return {tensor.name.removeprefix("model.layers.0."): tensor.rank_shape for tensor in plan.tensors}
 

@@ -24,7 +24,7 @@ from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
 from tests.compiler_svc.sharding.test_ranks import make_sampling
 from tests.compiler_svc.stepping import Stepper
 from tests.compiler_svc.thread_ranks import run_ranks
-from tests.compiler_svc.tiny_llama import TinyLlama, draw_tokens, write_tiny_llama
+from tests.compiler_svc.tiny_models import TinyModel, draw_tokens, write_tiny_model
 from tests.lowering_cache import LOWERING_CACHE
 from tests.parity.geometries import GEOMETRIES
 
@@ -37,18 +37,18 @@ RANDS: Final = torch.rand(6, 3, generator=torch.Generator().manual_seed(5)).toli
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     attributes = GEOMETRIES["padded-gqa2-yarn"] | {"num_hidden_layers": 1}
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), attributes)
+    return write_tiny_model(tmp_path_factory.mktemp("model"), attributes)
 
 
 @pytest.fixture(scope="module")
-def spec(tiny: TinyLlama) -> GraphSpec:
+def spec(tiny: TinyModel) -> GraphSpec:
     return tiny.spec(tp_degree=DEGREE, sampling=make_sampling(dynamic=True), output_logits=False)
 
 
 @pytest.fixture(scope="module")
-def expected(tiny: TinyLlama, spec: GraphSpec) -> list[list[int]]:
+def expected(tiny: TinyModel, spec: GraphSpec) -> list[list[int]]:
     """Tokens of each step, from the modules themselves."""
     plan = tiny.plan(tp_degree=DEGREE)
 
@@ -73,7 +73,7 @@ def expected(tiny: TinyLlama, spec: GraphSpec) -> list[list[int]]:
 @pytest.fixture
 def compiled_bundle(
     bundle: UnpublishedBundle,
-    tiny: TinyLlama,
+    tiny: TinyModel,
     spec: GraphSpec,
     tmp_path: Path,
     lowerings: Nursery,
@@ -124,7 +124,7 @@ async def serve(bundle: UnpublishedBundle) -> list[list[int]]:
 
 
 @pytest.fixture
-def bundle(tiny: TinyLlama, spec: GraphSpec, tmp_path: Path) -> UnpublishedBundle:
+def bundle(tiny: TinyModel, spec: GraphSpec, tmp_path: Path) -> UnpublishedBundle:
     plan = tiny.plan(tp_degree=DEGREE)
     return make_bundle(tmp_path, spec, plan, tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(BUCKET,))
 

@@ -15,7 +15,7 @@ from compiler_svc.trace.graph_spec import GraphSpec
 from execution.sampling import greedy, sample
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.compiler_svc.thread_ranks import run_ranks
-from tests.compiler_svc.tiny_llama import TOLERANCE, TinyLlama, deviation, draw_tokens, write_tiny_llama
+from tests.compiler_svc.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
 from tests.parity.geometries import GEOMETRIES
 
 DEGREES = (1, 2, 3, 4)
@@ -24,11 +24,11 @@ NUM_PROMPT_TOKENS = 11
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
 
 
-def make_stepper(tiny: TinyLlama, rank: int, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly) -> Stepper:
+def make_stepper(tiny: TinyModel, rank: int, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly) -> Stepper:
     plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype)
     buckets: dict[str, Any] = {"context_buckets": (16,), "token_buckets": (32,)}
     return Stepper(spec, plan, tiny.checkpoint, **buckets, make_run=make_run, rank=rank)
@@ -48,7 +48,7 @@ def generate(stepper: Stepper, **extra: torch.Tensor) -> dict[str, torch.Tensor]
 
 
 def generate_together(
-    tiny: TinyLlama, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly, **extra: torch.Tensor
+    tiny: TinyModel, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly, **extra: torch.Tensor
 ) -> list[dict[str, torch.Tensor]]:
     """What every rank generates."""
     steppers = [make_stepper(tiny, rank, spec, make_run) for rank in range(spec.tp_degree)]
@@ -59,7 +59,7 @@ def generate_together(
 
 
 def check_against_transformers(
-    tiny: TinyLlama, tp_degree: int, make_run: Callable[..., Run] = run_eagerly, **changes: Any
+    tiny: TinyModel, tp_degree: int, make_run: Callable[..., Run] = run_eagerly, **changes: Any
 ) -> None:
     spec = tiny.spec(tp_degree=tp_degree, **changes)
     expected = tiny.step_logits(TOKENS, NUM_PROMPT_TOKENS)
@@ -70,7 +70,7 @@ def check_against_transformers(
 
 
 @pytest.mark.parametrize("tp_degree", DEGREES)
-def test_ranks_compute_what_transformers_computes(tiny: TinyLlama, tp_degree: int) -> None:
+def test_ranks_compute_what_transformers_computes(tiny: TinyModel, tp_degree: int) -> None:
     check_against_transformers(tiny, tp_degree)
 
 
@@ -78,18 +78,18 @@ def test_ranks_compute_what_transformers_computes(tiny: TinyLlama, tp_degree: in
     ("geometry", "tp_degree"), [("padded-gqa2-yarn", 4), ("gqa2-tied-linear", 2), ("padded-groups-bias", 3)]
 )
 def test_exported_graphs_serve_every_rank(geometry: str, tp_degree: int, tmp_path: Path) -> None:
-    check_against_transformers(write_tiny_llama(tmp_path, GEOMETRIES[geometry]), tp_degree, run_exported)
+    check_against_transformers(write_tiny_model(tmp_path, GEOMETRIES[geometry]), tp_degree, run_exported)
 
 
 def test_more_ranks_than_heads(tmp_path: Path) -> None:
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["mha-bias-default"])
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["mha-bias-default"])
     check_against_transformers(tiny, 7)
     check_against_transformers(tiny, 8)
 
 
 def test_partial_sums_in_another_dtype(tmp_path: Path) -> None:
     """The result is as coarse as bfloat16 sums are, and neither exact nor wrong."""
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["gqa2-tied-linear"])
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["gqa2-tied-linear"])
     spec = tiny.spec(tp_degree=2, reduce_dtype="bfloat16")
     expected = tiny.step_logits(TOKENS, NUM_PROMPT_TOKENS)
     for outputs in generate_together(tiny, spec):
@@ -101,9 +101,9 @@ def test_partial_sums_in_another_dtype(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("geometry", "tp_degree"), [("padded-gqa2-yarn", 2), ("mha-bias-default", 4)])
 def test_bfloat16_is_about_as_near_to_float32_as_transformers_is(geometry: str, tp_degree: int, tmp_path: Path) -> None:
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES[geometry], dtype=torch.bfloat16)
+    tiny = write_tiny_model(tmp_path, GEOMETRIES[geometry], dtype=torch.bfloat16)
     wide = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    truth = TinyLlama(wide, tiny.checkpoint).step_logits(TOKENS, NUM_PROMPT_TOKENS)
+    truth = TinyModel(wide, tiny.checkpoint).step_logits(TOKENS, NUM_PROMPT_TOKENS)
     theirs = deviation(tiny.step_logits(TOKENS, NUM_PROMPT_TOKENS), truth)
     for reduce_dtype in (None, "float32"):
         spec = tiny.spec(tp_degree=tp_degree, dtype="bfloat16", reduce_dtype=reduce_dtype)
@@ -131,7 +131,7 @@ def make_sampling(**changes: Any) -> Sampling:
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_tokens_are_those_that_whole_logits_give(name: str, tp_degree: int, tmp_path: Path) -> None:
     """With and without the logits among the outputs, which changes what the ranks exchange."""
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["padded-groups-bias"] | {"num_hidden_layers": 1})
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["padded-groups-bias"] | {"num_hidden_layers": 1})
     sampling = make_sampling(**SAMPLINGS[name])
     params = torch.tensor([[6.0, 0.8, 1.5]])
     if not sampling.dynamic:
@@ -150,7 +150,7 @@ def test_tokens_are_those_that_whole_logits_give(name: str, tp_degree: int, tmp_
 
 
 def test_exported_graphs_pick_tokens_together(tmp_path: Path) -> None:
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["padded-groups-bias"] | {"num_hidden_layers": 1})
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["padded-groups-bias"] | {"num_hidden_layers": 1})
     extra = {"sampling_params": torch.tensor([[0.0, 0.9, 1.2]]), "rand": torch.tensor([[0.6]])}
     spec = tiny.spec(tp_degree=3, sampling=make_sampling(dynamic=True), output_logits=False)
     eager, exported = (generate_together(tiny, spec, make_run, **extra) for make_run in (run_eagerly, run_exported))

@@ -14,15 +14,15 @@ from safetensors.torch import load
 from compiler_svc.sharding import writer
 from compiler_svc.sharding.writer import ALIGNMENT_BYTES, PADDING_PREFIX, write_shard
 from tests.compiler_svc.sparse_checkpoint import write_sparse_checkpoint
-from tests.compiler_svc.tiny_llama import GEOMETRIES, TinyLlama, write_tiny_llama
+from tests.compiler_svc.tiny_models import GEOMETRIES, TinyModel, write_tiny_model
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
 
 
-def render(tiny: TinyLlama, dtype: str = "float32") -> bytes:
+def render(tiny: TinyModel, dtype: str = "float32") -> bytes:
     shard = io.BytesIO()
     size_bytes = write_shard(tiny.plan(dtype=dtype), tiny.checkpoint, 0, shard)
     assert size_bytes == len(shard.getvalue())
@@ -35,7 +35,7 @@ def header_of(data: bytes) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_shard_holds_the_checkpoint(tiny: TinyLlama, dtype: str) -> None:
+def test_shard_holds_the_checkpoint(tiny: TinyModel, dtype: str) -> None:
     tensors = load(render(tiny, dtype))
     expected = dict(tiny.model.state_dict())
     if tiny.model.config.tie_word_embeddings:
@@ -47,7 +47,7 @@ def test_shard_holds_the_checkpoint(tiny: TinyLlama, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_tensor_is_aligned(tiny: TinyLlama, dtype: str) -> None:
+def test_every_tensor_is_aligned(tiny: TinyModel, dtype: str) -> None:
     data = render(tiny, dtype)
     start, header = header_of(data)
     assert start % ALIGNMENT_BYTES == 0
@@ -57,18 +57,18 @@ def test_every_tensor_is_aligned(tiny: TinyLlama, dtype: str) -> None:
             assert (start + entry["data_offsets"][0]) % ALIGNMENT_BYTES == 0, name
 
 
-def test_equal_inputs_give_equal_bytes(tiny: TinyLlama) -> None:
+def test_equal_inputs_give_equal_bytes(tiny: TinyModel) -> None:
     assert render(tiny) == render(tiny)
 
 
-def test_progress_adds_up(tiny: TinyLlama) -> None:
+def test_progress_adds_up(tiny: TinyModel) -> None:
     counts: list[int] = []
     size_bytes = write_shard(tiny.plan(), tiny.checkpoint, 0, io.BytesIO(), progress=counts.append)
     assert sum(counts) == size_bytes
     assert len(counts) > len(tiny.checkpoint.tensors)
 
 
-def test_progress_may_give_up(tiny: TinyLlama) -> None:
+def test_progress_may_give_up(tiny: TinyModel) -> None:
     def cancel(_count: int) -> None:
         raise InterruptedError
 
@@ -76,7 +76,7 @@ def test_progress_may_give_up(tiny: TinyLlama) -> None:
         write_shard(tiny.plan(), tiny.checkpoint, 0, io.BytesIO(), progress=cancel)
 
 
-def render_ranks(tiny: TinyLlama, tp_degree: int) -> list[dict[str, torch.Tensor]]:
+def render_ranks(tiny: TinyModel, tp_degree: int) -> list[dict[str, torch.Tensor]]:
     shards = []
     for rank in range(tp_degree):
         shard = io.BytesIO()
@@ -128,7 +128,7 @@ def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_hold_parts_copies_and_zeros(division: Division, tmp_path: Path) -> None:
     changes = {"num_attention_heads": division.num_heads, "num_key_value_heads": division.num_kv_heads}
     changes |= {"head_dim": 8, "num_hidden_layers": 1, "vocab_size": 101, "intermediate_size": 37}
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["mha-bias-untied"] | changes)
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["mha-bias-untied"] | changes)
     tp_degree, queries, keys = division.tp_degree, division.queries, division.keys
     shards, whole = render_ranks(tiny, tp_degree), tiny.model.state_dict()
 
@@ -162,7 +162,7 @@ def test_ranks_hold_parts_copies_and_zeros(division: Division, tmp_path: Path) -
     assert joined("rank_util.rank").dtype == torch.int32
 
 
-def test_shapes_are_those_of_the_plan(tiny: TinyLlama) -> None:
+def test_shapes_are_those_of_the_plan(tiny: TinyModel) -> None:
     for tp_degree in (1, 3, 4):
         plan = tiny.plan(tp_degree=tp_degree)
         for shard in render_ranks(tiny, tp_degree):

@@ -10,18 +10,18 @@ from compiler_svc.trace.annotated_graph import Operation, annotate_graph
 from compiler_svc.trace.export import TracedSubmodel, export_submodel
 from compiler_svc.trace.submodels import describe_submodel
 from tests.compiler_svc.specs import HOST_SAMPLING
-from tests.compiler_svc.tiny_llama import GEOMETRIES, TinyLlama, write_tiny_llama
+from tests.compiler_svc.tiny_models import GEOMETRIES, TinyModel, write_tiny_model
 
 ROOT = Path(__file__).parents[3]
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=16)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1})
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1})
 
 
-def export(tiny: TinyLlama, *, with_sources: bool) -> TracedSubmodel:
+def export(tiny: TinyModel, *, with_sources: bool) -> TracedSubmodel:
     spec = tiny.spec(sampling=DYNAMIC)
     submodel = describe_submodel(spec, "token_generation", 32)
     return export_submodel(spec, tiny.plan(dtype=spec.dtype), submodel, with_sources=with_sources)
@@ -33,7 +33,7 @@ def annotate(traced: TracedSubmodel) -> list[Operation]:
 
 
 @pytest.fixture(scope="module")
-def traced(tiny: TinyLlama) -> TracedSubmodel:
+def traced(tiny: TinyModel) -> TracedSubmodel:
     return export(tiny, with_sources=True)
 
 
@@ -100,12 +100,12 @@ def test_nothing_of_this_machine_is_in_it(operations: list[Operation]) -> None:
     assert "site-packages" not in text
 
 
-def test_equal_graphs_are_equal_records(tiny: TinyLlama, operations: list[Operation]) -> None:
+def test_equal_graphs_are_equal_records(tiny: TinyModel, operations: list[Operation]) -> None:
     assert annotate(export(tiny, with_sources=True)) == operations
 
 
 def test_lines_change_no_digest_and_are_noted_only_where_they_are_wanted(
-    tiny: TinyLlama, traced: TracedSubmodel
+    tiny: TinyModel, traced: TracedSubmodel
 ) -> None:
     plain = export(tiny, with_sources=False)
     assert plain.graph_digest == traced.graph_digest

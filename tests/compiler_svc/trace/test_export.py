@@ -15,24 +15,24 @@ from compiler_svc.trace.graph_digest import render_graph
 from compiler_svc.trace.submodels import describe_submodel
 from tests.compiler_svc.sparse_checkpoint import write_sparse_checkpoint
 from tests.compiler_svc.specs import HOST_SAMPLING
-from tests.compiler_svc.tiny_llama import GEOMETRIES, ROPES, TinyLlama, write_tiny_llama
+from tests.compiler_svc.tiny_models import GEOMETRIES, ROPES, TinyModel, write_tiny_model
 
 ROOT = Path(__file__).parents[3]
 DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True, global_topk=16)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1})
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1})
 
 
-def export(tiny: TinyLlama, kind: Submodel = "token_generation", bucket: int = 32, **changes: Any) -> TracedSubmodel:
+def export(tiny: TinyModel, kind: Submodel = "token_generation", bucket: int = 32, **changes: Any) -> TracedSubmodel:
     spec = tiny.spec(**changes)
     return export_submodel(spec, tiny.plan(dtype=spec.dtype), describe_submodel(spec, kind, bucket))
 
 
 @pytest.mark.parametrize("kind", ["context_encoding", "token_generation"])
-def test_constants_are_the_tensors_of_the_shard(tiny: TinyLlama, kind: Submodel) -> None:
+def test_constants_are_the_tensors_of_the_shard(tiny: TinyModel, kind: Submodel) -> None:
     traced = export(tiny, kind, sampling=DYNAMIC)
     planned = {tensor.name: tensor for tensor in tiny.plan().tensors}
     assert {constant.tensor for constant in traced.constants} == planned.keys()
@@ -43,7 +43,7 @@ def test_constants_are_the_tensors_of_the_shard(tiny: TinyLlama, kind: Submodel)
 
 
 @pytest.mark.parametrize("kind", ["context_encoding", "token_generation"])
-def test_graph_takes_and_returns_what_its_specification_says(tiny: TinyLlama, kind: Submodel) -> None:
+def test_graph_takes_and_returns_what_its_specification_says(tiny: TinyModel, kind: Submodel) -> None:
     traced = export(tiny, kind, sampling=DYNAMIC, dtype="bfloat16")
     values = {node.name: node.meta["val"] for node in traced.program.graph.nodes if "val" in node.meta}
     state = [(torch.bfloat16, (4, 2, 128, 8))] * 2
@@ -57,16 +57,16 @@ def test_graph_takes_and_returns_what_its_specification_says(tiny: TinyLlama, ki
     assert {value.device.type for value in values.values() if isinstance(value, torch.Tensor)} == {"cpu"}
 
 
-def test_text_holds_nothing_of_this_process(tiny: TinyLlama) -> None:
+def test_text_holds_nothing_of_this_process(tiny: TinyModel) -> None:
     text = render_graph(export(tiny, "context_encoding").program)
     assert not re.search(r"0x[0-9a-f]{6}|/[a-z]+/|\.py|line \d|device=meta", text)
 
 
-def test_digest_tells_graphs_apart(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_digest_tells_graphs_apart(tiny: TinyModel, tmp_path: Path) -> None:
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1}
-    other_eps = write_tiny_llama(tmp_path / "eps", attributes | {"rms_norm_eps": 1e-5})
-    other_act = write_tiny_llama(tmp_path / "act", attributes | {"hidden_act": "gelu"})
-    other_rope = write_tiny_llama(tmp_path / "rope", attributes | {"rope_parameters": ROPES["dynamic"]})
+    other_eps = write_tiny_model(tmp_path / "eps", attributes | {"rms_norm_eps": 1e-5})
+    other_act = write_tiny_model(tmp_path / "act", attributes | {"hidden_act": "gelu"})
+    other_rope = write_tiny_model(tmp_path / "rope", attributes | {"rope_parameters": ROPES["dynamic"]})
     baked = msgspec.structs.replace(DYNAMIC, dynamic=False, temperature=0.5, top_k=5)
     hotter = msgspec.structs.replace(baked, temperature=0.6)
     traced = [
@@ -86,11 +86,11 @@ def test_digest_tells_graphs_apart(tiny: TinyLlama, tmp_path: Path) -> None:
     assert len({one.graph_digest for one in traced}) == len(traced)
 
 
-def test_digest_ignores_weights(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_digest_ignores_weights(tiny: TinyModel, tmp_path: Path) -> None:
     """A fine-tune has its own weights, and frequencies that are equal or not: the graph is the same."""
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1}
     stretched = ROPES["llama3"] | {"factor": 5.0}
-    fine_tune = write_tiny_llama(tmp_path, attributes | {"rope_parameters": stretched, "initializer_range": 0.3})
+    fine_tune = write_tiny_model(tmp_path, attributes | {"rope_parameters": stretched, "initializer_range": 0.3})
     assert export(fine_tune).graph_digest == export(tiny).graph_digest
 
 
@@ -110,7 +110,7 @@ for kind in ("context_encoding", "token_generation"):
 """
 
 
-def test_digest_is_the_same_in_every_process(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_digest_is_the_same_in_every_process(tiny: TinyModel, tmp_path: Path) -> None:
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", PRINT_DIGESTS, str(tiny.checkpoint.path)],

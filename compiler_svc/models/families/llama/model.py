@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+from typing import Final
 
-from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.layers.decoder import CausalLm, PreNormLayer
-from compiler_svc.models.layers.ranks import Ranks
 
-
-def build(description: ModelDescription, *, dtype: torch.dtype, ranks: Ranks) -> CausalLm:
-    """One rank of a Llama model, with uninitialized parameters.
-
-    Args:
-        dtype: Dtype of the computation.
-    """
-    return CausalLm(description, PreNormLayer, dtype=dtype, ranks=ranks)
+#: Builds one rank of a Llama model; called as `models.family.Family.model` says.
+build: Final = partial(CausalLm, make_layer=PreNormLayer)

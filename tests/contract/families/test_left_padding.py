@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import describe_submodel
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
-from tests.compiler_svc.tiny_llama import GEOMETRIES, TOLERANCE, TinyLlama, deviation, draw_tokens, write_tiny_llama
+from tests.compiler_svc.tiny_models import GEOMETRIES, TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
 
 BUCKET = 16
 
 
-@pytest.fixture(scope="module", params=GEOMETRIES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
-
-
-def make_stepper(tiny: TinyLlama, make_run: Run = run_eagerly, *, ctx_batch_size: int = 1) -> Stepper:
+def make_stepper(tiny: TinyModel, make_run: Run = run_eagerly, *, ctx_batch_size: int = 1) -> Stepper:
     spec = tiny.spec(padding_side="left", ctx_batch_size=ctx_batch_size)
     return Stepper(
         spec, tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET, 64), token_buckets=(24, 128), make_run=make_run
@@ -28,7 +22,7 @@ def make_stepper(tiny: TinyLlama, make_run: Run = run_eagerly, *, ctx_batch_size
 
 
 @torch.no_grad()
-def padded_logits(tiny: TinyLlama, prompts: list[list[int]], bucket: int) -> torch.Tensor:
+def padded_logits(tiny: TinyModel, prompts: list[list[int]], bucket: int) -> torch.Tensor:
     """What transformers gives for the last token of prompts padded to a bucket, f32 [prompts, vocab_size]."""
     ids = torch.tensor([[5] * (bucket - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (bucket - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -37,16 +31,16 @@ def padded_logits(tiny: TinyLlama, prompts: list[list[int]], bucket: int) -> tor
     return logits.float()
 
 
-def test_prompts_at_the_edges_of_buckets(tiny: TinyLlama) -> None:
+def test_prompts_at_the_edges_of_buckets(tiny: TinyModel) -> None:
     check_edges(tiny, make_stepper(tiny))
 
 
 def test_exported_graphs_compute_the_same(tmp_path: Path) -> None:
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["gqa-llama3-tied"])
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["gqa-llama3-tied"])
     check_edges(tiny, make_stepper(tiny, run_exported))
 
 
-def check_edges(tiny: TinyLlama, stepper: Stepper) -> None:
+def check_edges(tiny: TinyModel, stepper: Stepper) -> None:
     for length in (1, BUCKET - 1, BUCKET, BUCKET + 1, 63, 64):
         prompt = draw_tokens(length, seed=length)
         logits = stepper.prefill({length % 3: prompt})["logits"][0]
@@ -55,7 +49,7 @@ def check_edges(tiny: TinyLlama, stepper: Stepper) -> None:
         assert deviation(logits, tiny.logits(prompt)[-1]) < TOLERANCE
 
 
-def test_prompts_of_different_lengths_in_one_step(tiny: TinyLlama) -> None:
+def test_prompts_of_different_lengths_in_one_step(tiny: TinyModel) -> None:
     """A whole bucket, one token and an idle row; then each goes on from its own keys and values."""
     stepper = make_stepper(tiny, ctx_batch_size=3)
     prompts = {2: draw_tokens(BUCKET, seed=1), 0: draw_tokens(1, seed=2)}
@@ -70,7 +64,7 @@ def test_prompts_of_different_lengths_in_one_step(tiny: TinyLlama) -> None:
         assert deviation(logits[slot], tiny.logits([*prompt, *range(7, 27)])[-1]) < TOLERANCE
 
 
-def test_keys_and_values_are_those_of_right_padding(tiny: TinyLlama) -> None:
+def test_keys_and_values_are_those_of_right_padding(tiny: TinyModel) -> None:
     prompt = draw_tokens(5)
     left = make_stepper(tiny)
     right = Stepper(tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(24,))
@@ -86,7 +80,7 @@ def test_keys_and_values_are_those_of_right_padding(tiny: TinyLlama) -> None:
 
 
 def test_executable_says_on_which_side_it_is_padded(tmp_path: Path) -> None:
-    tiny = write_tiny_llama(tmp_path, GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1})
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1})
     spec, plan = tiny.spec(padding_side="left"), tiny.plan()
     left = describe_submodel(spec, "context_encoding", BUCKET)
     right = describe_submodel(tiny.spec(), "context_encoding", BUCKET)

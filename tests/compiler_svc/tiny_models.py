@@ -1,4 +1,4 @@
-"""Small random Llama checkpoints, with transformers as the oracle of what they compute."""
+"""Small random checkpoints, with transformers as the oracle of what their models compute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
+from transformers import PreTrainedModel
 
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
@@ -92,10 +93,10 @@ GEOMETRIES: Final[dict[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class TinyLlama:
+class TinyModel:
     """A model of transformers and its checkpoint."""
 
-    model: LlamaForCausalLM
+    model: PreTrainedModel
     checkpoint: Checkpoint
 
     @torch.no_grad()
@@ -121,8 +122,19 @@ class TinyLlama:
         return make_spec(self.checkpoint, **changes)
 
 
-def write_tiny_llama(path: Path, attributes: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> TinyLlama:
-    """Writes a random checkpoint whose logits are spread enough for greedy decoding to be decisive."""
+def write_tiny_model(
+    path: Path,
+    attributes: dict[str, Any],
+    *,
+    architecture: str = "LlamaForCausalLM",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 7,
+) -> TinyModel:
+    """Writes a random checkpoint whose logits are spread enough for greedy decoding to be decisive.
+
+    Args:
+        attributes: Of the architecture's configuration in transformers.
+    """
     defaults = {
         "vocab_size": 211,
         "num_hidden_layers": 2,
@@ -132,15 +144,16 @@ def write_tiny_llama(path: Path, attributes: dict[str, Any], *, dtype: torch.dty
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    torch.manual_seed(7)
-    model = LlamaForCausalLM(LlamaConfig(**(defaults | attributes))).to(dtype).eval()
+    torch.manual_seed(seed)
+    reference = getattr(transformers, architecture)
+    model = reference(reference.config_class(**(defaults | attributes))).to(dtype).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
         elif "norm" in name:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
     model.save_pretrained(path)
-    return TinyLlama(model, Checkpoint.open(path))
+    return TinyModel(model, Checkpoint.open(path))
 
 
 def deviation(logits: torch.Tensor, reference: torch.Tensor) -> float:

@@ -5,23 +5,18 @@ import torch
 
 from compiler_svc.trace.graph_spec import GraphSpec
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
-from tests.compiler_svc.tiny_llama import (
+from tests.compiler_svc.tiny_models import (
     GEOMETRIES,
     ROPES,
     TIE,
     TOLERANCE,
-    TinyLlama,
+    TinyModel,
     deviation,
     draw_tokens,
-    write_tiny_llama,
+    write_tiny_model,
 )
 
 BUCKET = 16
-
-
-@pytest.fixture(scope="module", params=GEOMETRIES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    return write_tiny_llama(tmp_path_factory.mktemp("model"), GEOMETRIES[request.param])
 
 
 @pytest.fixture(params=[run_eagerly, run_exported])
@@ -29,7 +24,7 @@ def make_run(request: pytest.FixtureRequest) -> Run:
     return request.param
 
 
-def make_stepper(tiny: TinyLlama, make_run: Run = run_eagerly, spec: GraphSpec | None = None) -> Stepper:
+def make_stepper(tiny: TinyModel, make_run: Run = run_eagerly, spec: GraphSpec | None = None) -> Stepper:
     spec = spec or tiny.spec()
     plan = tiny.plan(dtype=spec.dtype)
     return Stepper(
@@ -38,13 +33,13 @@ def make_stepper(tiny: TinyLlama, make_run: Run = run_eagerly, spec: GraphSpec |
 
 
 @pytest.mark.parametrize("length", [1, BUCKET - 1, BUCKET, BUCKET + 1, 64])
-def test_prompt_logits(tiny: TinyLlama, make_run: Run, length: int) -> None:
+def test_prompt_logits(tiny: TinyModel, make_run: Run, length: int) -> None:
     prompt = draw_tokens(length, seed=length)
     logits = make_stepper(tiny, make_run).prefill({1: prompt})["logits"]
     assert deviation(logits[0], tiny.logits(prompt)[-1]) < TOLERANCE
 
 
-def test_64_greedy_tokens(tiny: TinyLlama, make_run: Run) -> None:
+def test_64_greedy_tokens(tiny: TinyModel, make_run: Run) -> None:
     stepper, prompt = make_stepper(tiny, make_run), draw_tokens(7)
     logits = stepper.prefill({2: prompt})["logits"][0]
     tokens, rows = [int(logits.argmax())], [logits]
@@ -60,7 +55,7 @@ def test_64_greedy_tokens(tiny: TinyLlama, make_run: Run) -> None:
         assert token == int(expected.argmax()) or is_tie
 
 
-def test_batch_mates_come_and_go(tiny: TinyLlama) -> None:
+def test_batch_mates_come_and_go(tiny: TinyModel) -> None:
     """Three sequences join and leave; each gets what it would get alone."""
     stepper = make_stepper(tiny)
     sequences = {slot: draw_tokens(30, seed=slot) for slot in range(3)}
@@ -79,7 +74,7 @@ def test_batch_mates_come_and_go(tiny: TinyLlama) -> None:
             assert deviation(logits[slot], tiny.logits(sequences[slot][: lengths[slot]])[-1]) < TOLERANCE
 
 
-def test_logits_do_not_depend_on_batch_mates(tiny: TinyLlama) -> None:
+def test_logits_do_not_depend_on_batch_mates(tiny: TinyModel) -> None:
     """Not even in the last bit: a seed reproduces its tokens whatever shares the batch."""
     prompt = draw_tokens(9)
     alone, together = make_stepper(tiny), make_stepper(tiny)
@@ -91,7 +86,7 @@ def test_logits_do_not_depend_on_batch_mates(tiny: TinyLlama) -> None:
     assert torch.equal(alone_logits, together_logits)
 
 
-def test_batched_prompts(tiny: TinyLlama) -> None:
+def test_batched_prompts(tiny: TinyModel) -> None:
     """Rows of one context_encoding step: a long one, a short one and an idle one."""
     stepper = make_stepper(tiny, spec=tiny.spec(ctx_batch_size=3))
     prompts = {2: draw_tokens(BUCKET, seed=1), 0: draw_tokens(3, seed=2)}
@@ -103,7 +98,7 @@ def test_batched_prompts(tiny: TinyLlama) -> None:
     assert deviation(later[0], tiny.logits([*prompts[0], 12])[-1]) < TOLERANCE
 
 
-def test_only_valid_tokens_reach_live_slots(tiny: TinyLlama) -> None:
+def test_only_valid_tokens_reach_live_slots(tiny: TinyModel) -> None:
     stepper = make_stepper(tiny)
     before = [tensor.clone() for tensor in stepper.state]
     stepper.prefill({1: draw_tokens(5)})
@@ -113,7 +108,7 @@ def test_only_valid_tokens_reach_live_slots(tiny: TinyLlama) -> None:
         assert changed.tolist() == [[1, position] for position in range(6)]
 
 
-def test_state_is_left_alone(tiny: TinyLlama) -> None:
+def test_state_is_left_alone(tiny: TinyModel) -> None:
     stepper = make_stepper(tiny)
     before = list(stepper.state)
     copies = [tensor.clone() for tensor in before]
@@ -130,11 +125,11 @@ def test_every_rope_kind_within_and_beyond_its_original_length(
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"rope_parameters": ROPES[rope], "num_hidden_layers": 1}
     if rope == "dynamic":
         attributes["max_position_embeddings"] = 24
-    tiny = write_tiny_llama(tmp_path_factory.mktemp("model"), attributes)
+    tiny = write_tiny_model(tmp_path_factory.mktemp("model"), attributes)
     for num_prompt_tokens in (20, 30):
         tokens = draw_tokens(40, seed=num_prompt_tokens)
         # A new model, since transformers' dynamic kind remembers the longest sequence it met.
-        tiny = TinyLlama(type(tiny.model).from_pretrained(tiny.checkpoint.path).eval(), tiny.checkpoint)
+        tiny = TinyModel(type(tiny.model).from_pretrained(tiny.checkpoint.path).eval(), tiny.checkpoint)
         expected = tiny.step_logits(tokens, num_prompt_tokens)
         stepper = make_stepper(tiny, make_run)
         stepper.prefill({0: draw_tokens(60, seed=9)})  # a long batch-mate may not stretch the others

@@ -1,0 +1,14 @@
+"""`docs/models.md` names every architecture that this compiler builds by itself, and no other."""
+
+import re
+from pathlib import Path
+
+from compiler_svc.models.registry import list_families
+
+PAGE = Path(__file__).parents[2] / "docs/models.md"
+
+
+def test_every_architecture_has_a_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert set(rows) == set(list_families())
+    assert len(rows) == len(set(rows))

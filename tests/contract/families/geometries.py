@@ -1,0 +1,49 @@
+"""The models that each family is shown with: the first geometry of a family in `make test`, all in `make test-full`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from tests.compiler_svc.tiny_models import GEOMETRIES as LLAMA
+
+_SMALL: Final[dict[str, Any]] = {
+    "hidden_size": 64,
+    "intermediate_size": 90,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
+
+#: Attributes of the architecture's configuration in transformers, by geometry. Prompts have up to 64 tokens and
+#: sequences up to 128: windows are shorter than both.
+GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "LlamaForCausalLM": LLAMA,
+}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One model of a family."""
+
+    architecture: str
+    name: str
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return GEOMETRIES[self.architecture][self.name]
+
+
+def parameters() -> list[Any]:
+    """The geometries as pytest parameters; those that `make test` leaves out are marked slow."""
+    return [
+        pytest.param(
+            Geometry(architecture, name),
+            id=f"{architecture.removesuffix('ForCausalLM')}-{name}",
+            marks=[pytest.mark.slow] if number else [],
+        )
+        for architecture, geometries in GEOMETRIES.items()
+        for number, name in enumerate(geometries)
+    ]

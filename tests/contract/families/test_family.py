@@ -1,0 +1,101 @@
+"""What every family promises: it reads what counts, describes what the checkpoint stores, and its ranks agree."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from compiler_svc.models.errors import ModelConfigInvalid
+from compiler_svc.models.registry import describe_model, find_family, list_attributes, list_families
+from compiler_svc.models.token_ids import read_token_ids
+from tests.compiler_svc.sharding.test_ranks import (
+    NUM_PROMPT_TOKENS,
+    TOKENS,
+    check_against_transformers,
+    generate_together,
+)
+from tests.compiler_svc.stepping import run_exported
+from tests.compiler_svc.tiny_models import TinyModel, deviation
+from tests.contract.families.geometries import GEOMETRIES, Geometry
+
+REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def test_every_family_is_shown() -> None:
+    assert GEOMETRIES.keys() == list_families().keys()
+    assert all(len(geometries) == 3 for geometries in GEOMETRIES.values())
+
+
+def test_the_attributes_that_count_are_those_that_are_read(tiny: TinyModel) -> None:
+    class Recorded(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getitem__(name)
+
+        def __contains__(self, name: object) -> bool:
+            read.add(str(name))
+            return super().__contains__(name)
+
+        def get(self, name: str, default: Any = None) -> Any:
+            read.add(name)
+            return super().get(name, default)
+
+    read: set[str] = set()
+    # The attributes of layers that slide are read if layers may slide, and theta if the embedding has none of its own.
+    config = dict(tiny.checkpoint.config) | {"use_sliding_window": True}
+    for one in (config, config | {"rope_parameters": None}):
+        recorded = Recorded(one)
+        read_token_ids(recorded, {}, describe_model(recorded).vocab_size)
+    assert read | {"dtype", "torch_dtype"} == list_attributes(config)
+
+
+def test_defaults_are_those_of_transformers(geometry: Geometry, tiny: TinyModel) -> None:
+    # As many heads as KV heads by default in any family.
+    given = {name: tiny.checkpoint.config[name] for name in REQUIRED} | {"num_attention_heads": 32, "hidden_size": 256}
+    reference = type(tiny.model).config_class(**given)
+    family = find_family({"architectures": [geometry.architecture]})
+    config = family.parse_config(given, geometry.architecture)
+    compared = [one.name for one in fields(config) if hasattr(reference, one.name)]
+    assert len(compared) >= len(REQUIRED) + 5
+    for name in compared:
+        expected = getattr(reference, name)
+        assert getattr(config, name) == expected or (name == "head_dim" and expected is None), name
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_attributes_that_shape_the_weights_are_required(tiny: TinyModel, name: str) -> None:
+    config = {key: value for key, value in tiny.checkpoint.config.items() if key != name}
+    with pytest.raises(ModelConfigInvalid) as caught:
+        describe_model(config)
+    assert caught.value.violations[0].field == name
+
+
+def test_description_is_what_the_checkpoint_stores(tiny: TinyModel) -> None:
+    description = describe_model(tiny.checkpoint.config)
+    expected = {name: header.shape for name, header in tiny.checkpoint.tensors.items()}
+    assert description.checkpoint_tensors() == expected
+    for tp_degree in (1, 2, 4):
+        tiny.plan(tp_degree=tp_degree)
+
+
+@pytest.mark.parametrize("tp_degree", [2, 4])
+def test_ranks_compute_what_transformers_computes(tiny: TinyModel, tp_degree: int) -> None:
+    check_against_transformers(tiny, tp_degree)
+
+
+def test_exported_graphs_serve_every_rank(tiny: TinyModel) -> None:
+    check_against_transformers(tiny, 2, run_exported)
+
+
+def test_bfloat16_is_about_as_near_to_float32_as_transformers_is(
+    geometry: Geometry, tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    truth = tiny.step_logits(TOKENS, NUM_PROMPT_TOKENS)
+    reference = type(tiny.model).from_pretrained(tiny.checkpoint.path, dtype=torch.bfloat16).eval()
+    theirs = deviation(TinyModel(reference, tiny.checkpoint).step_logits(TOKENS, NUM_PROMPT_TOKENS), truth)
+    spec = tiny.spec(dtype="bfloat16")
+    for outputs in generate_together(tiny, spec):
+        assert 0 < deviation(outputs["logits"], truth) < 2 * theirs
