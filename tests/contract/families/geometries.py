@@ -21,6 +21,12 @@ _SMALL: Final[dict[str, Any]] = {
 #: sequences up to 128: windows are shorter than both.
 GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": {
+        "window": _SMALL | {"sliding_window": 11},
+        "no-window-head-dim": _SMALL | {"sliding_window": None, "head_dim": 20, "tie_word_embeddings": True},
+        "short-window-odd-heads": _SMALL
+        | {"num_attention_heads": 6, "hidden_size": 54, "head_dim": 12, "sliding_window": 2},
+    },
 }
 
 
