@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from tests.compiler_svc.tiny_models import GEOMETRIES as LLAMA
+from tests.compiler_svc.tiny_models import ROPES
 
 _SMALL: Final[dict[str, Any]] = {
     "hidden_size": 64,
@@ -26,6 +27,12 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "no-window-head-dim": _SMALL | {"sliding_window": None, "head_dim": 20, "tie_word_embeddings": True},
         "short-window-odd-heads": _SMALL
         | {"num_attention_heads": 6, "hidden_size": 54, "head_dim": 12, "sliding_window": 2},
+    },
+    "Qwen2ForCausalLM": {
+        "some-layers-slide": _SMALL | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+        "tied": _SMALL | {"num_key_value_heads": 8, "tie_word_embeddings": True},
+        "yarn-odd-heads": _SMALL
+        | {"num_attention_heads": 6, "hidden_size": 72, "num_key_value_heads": 3, "rope_parameters": ROPES["yarn"]},
     },
 }
 
