@@ -34,6 +34,18 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "yarn-odd-heads": _SMALL
         | {"num_attention_heads": 6, "hidden_size": 72, "num_key_value_heads": 3, "rope_parameters": ROPES["yarn"]},
     },
+    "Qwen3ForCausalLM": {
+        "head-dim-tied": _SMALL | {"head_dim": 24, "tie_word_embeddings": True},
+        "slides-with-bias": _SMALL
+        | {
+            "head_dim": 10,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "llama3-rope": _SMALL | {"head_dim": 16, "num_key_value_heads": 1, "rope_parameters": ROPES["llama3"]},
+    },
 }
 
 
