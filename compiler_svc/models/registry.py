@@ -11,6 +11,7 @@ from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 from compiler_svc.models.families.mistral.config import FAMILY as MISTRAL
+from compiler_svc.models.families.phi3.config import FAMILY as PHI3
 from compiler_svc.models.families.qwen2.config import FAMILY as QWEN2
 from compiler_svc.models.families.qwen3.config import FAMILY as QWEN3
 from compiler_svc.models.family import Family
@@ -19,7 +20,7 @@ from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 #: Group of the entry points by which other distributions register families: `name = "module:FAMILY"`.
 ENTRY_POINTS: Final = "kiln.model_families"
 
-_OWN: Final = (LLAMA, MISTRAL, QWEN2, QWEN3)
+_OWN: Final = (LLAMA, MISTRAL, PHI3, QWEN2, QWEN3)
 
 
 @cache

@@ -46,6 +46,12 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         },
         "llama3-rope": _SMALL | {"head_dim": 16, "num_key_value_heads": 1, "rope_parameters": ROPES["llama3"]},
     },
+    "Phi3ForCausalLM": {
+        "longrope": _SMALL | {"original_max_position_embeddings": 24, "rope_parameters": ROPES["longrope"]},
+        "partly-rotated": _SMALL
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
+        "window-mha-tied": _SMALL | {"num_key_value_heads": 8, "sliding_window": 13, "tie_word_embeddings": True},
+    },
 }
 
 
