@@ -6,19 +6,21 @@ Knows names, defaults, ranges and rules, as tables. Must not know protobuf, torc
 from compiler_svc.config.attribute import TARGET_KINDS, TargetKind
 from compiler_svc.config.document import parse_document
 from compiler_svc.config.findings import Hint
-from compiler_svc.config.inference_config import FusedSpecNeuronConfig, InferenceConfig
-from compiler_svc.config.lora_serving_config import LoraServingConfig
-from compiler_svc.config.moe_neuron_config import (
+from compiler_svc.config.resolve import Resolution, resolve_config
+from compiler_svc.config.tables import (
     BlockwiseMatmulConfig,
+    DType,
+    FusedSpecNeuronConfig,
     HybridShardingConfig,
+    InferenceConfig,
+    LoraServingConfig,
     MoEFusedTKGConfig,
     MoENeuronConfig,
+    NeuronConfig,
+    OnDeviceSamplingConfig,
     RoutedExpertsMLPOpsConfig,
     RouterConfig,
 )
-from compiler_svc.config.neuron_config import DType, NeuronConfig
-from compiler_svc.config.on_device_sampling_config import OnDeviceSamplingConfig
-from compiler_svc.config.resolve import Resolution, resolve_config
 
 __all__ = [
     "TARGET_KINDS",

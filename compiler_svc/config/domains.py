@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, is_dataclass
+from types import UnionType
+from typing import Any, Final, Literal, Protocol, get_args, get_origin
 
 LARGEST_INT: Final = 2**31 - 1
 _LARGEST_SAFE_INT: Final = 2**53 - 1
@@ -313,3 +314,27 @@ class Anything:
     def normalize(self, value: Any) -> Any:
         """The value itself."""
         return value
+
+
+#: Domains of the types that leave no bound open.
+_BY_TYPE: Final[Mapping[Any, Domain]] = {
+    bool: Flag(),
+    str: Text(),
+    tuple[str, ...]: TextList(),
+    dict[str, str]: TextMap(),
+}
+
+
+def find_domain(kind: Any) -> Domain:
+    """The domain that a type says by itself.
+
+    Args:
+        kind: Type of a field: a flag, text, texts, a `Literal` or a configuration class; or one of these or None.
+    """
+    if isinstance(kind, UnionType):
+        (kind,) = set(get_args(kind)) - {type(None)}
+    if get_origin(kind) is Literal:
+        return Choice(get_args(kind))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return Table(kind.__name__)
+    return _BY_TYPE[kind]

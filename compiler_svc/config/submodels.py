@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compiler_svc.config.buckets import pair_with_batches, pair_with_prefixes
-from compiler_svc.config.neuron_config import NeuronConfig
+from compiler_svc.config.tables.neuron_config import NeuronConfig
 
 #: Submodels that some configuration compiles.
 SubmodelName = Literal["context_encoding", "token_generation", "speculation", "fused_speculation", "medusa_speculation"]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support
+from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support, read_attributes
 from compiler_svc.config.rules import RULES, Rule
-from compiler_svc.config.tables import MODEL_ATTRIBUTES, MOE_NAMES, TABLES
+from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES, MoENeuronConfig, NeuronConfig
 from compiler_svc.config.tables.differences import DIFFERENCES
 from compiler_svc.config.tables.transformers_neuronx import TRANSFORMERS_NEURONX
 
@@ -44,10 +44,10 @@ def render_page() -> str:
 def _classes() -> Iterator[ConfigTable]:
     """The documents' classes: NeuronConfig's table without, and MoENeuronConfig's with the attributes of experts."""
     for table in TABLES.values():
-        if table.class_name == "NeuronConfig":
-            dense = tuple(attribute for attribute in table.attributes if attribute.name not in MOE_NAMES)
-            yield ConfigTable("NeuronConfig", dense)
-            yield ConfigTable("MoENeuronConfig", table.attributes[len(dense) :])
+        if table.cls is NeuronConfig:
+            dense = read_attributes(NeuronConfig)
+            yield ConfigTable(NeuronConfig, dense)
+            yield ConfigTable(MoENeuronConfig, table.attributes[len(dense) :])
         else:
             yield table
 
@@ -74,7 +74,7 @@ def _render_class(table: ConfigTable) -> str:
 
 
 def _default(attribute: Attribute) -> str:
-    if callable(attribute.default) or attribute.derivation:
+    if attribute.derivation:
         return "derived"
     return "unset" if attribute.default is None else f"`{_json(attribute.default)}`"
 
@@ -123,9 +123,9 @@ def _render_transformers_neuronx() -> str:
         "not be given under both.\n"
     )
     rows = (
-        [f"`{table.class_name}.{option.name}`", option.domain.accepted, option.derivation, option.section]
-        for table in TRANSFORMERS_NEURONX
-        for option in table.attributes
+        [f"`{class_name}.{option.name}`", option.domain.accepted, option.becomes, option.document]
+        for class_name, options in TRANSFORMERS_NEURONX.items()
+        for option in options
     )
     return f"{head}\n{_table(('option', 'accepted', 'becomes', 'document'), rows)}"
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 from bundle.errors import FieldViolation
 from compiler_svc.config.attribute import Values
 from compiler_svc.config.domains import show
-from compiler_svc.config.neuron_config import NeuronConfig
 from compiler_svc.config.rules.rule import NXDI_CODE, Rule, broken_rules
 from compiler_svc.config.tables.documents import FEATURE_GUIDE, HYBRID_SHARDING, MOE, ROUTED_EXPERTS
+from compiler_svc.config.tables.neuron_config import NeuronConfig
 
 #: Names of the number of experts, by family.
 _EXPERT_COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
