@@ -45,8 +45,8 @@ class Support:
             default only, until later work serves it. `planned`: plans reckon with it, and nothing is compiled for the
             target yet. `refused`: never valid at other than the default.
         reason: Why a value is ignored or refused.
-        values: Values that are served where `honoured` is not for all of the domain; others are for later.
-        acts_as: The value that a target behaves as whatever it is told, where that is not the default.
+        values: The values that are served, if `honoured` is for a part of the domain only; others are for later.
+        acts_as: The value that the target acts on whatever the document says, if that is not the default.
     """
 
     level: Literal["honoured", "hint", "later", "planned", "refused"]
@@ -67,12 +67,21 @@ PLANNED: Final = Support("planned")
 
 
 def hint(reason: str, *, acts_as: object = None) -> Support:
-    """A value that counts for nothing, and why."""
+    """Support of a target that ignores the attribute.
+
+    Args:
+        reason: Why it does, for the caller.
+        acts_as: The value that the target acts on, if that is not the default.
+    """
     return Support("hint", reason, acts_as=acts_as)
 
 
 def refused(reason: str) -> Support:
-    """A value that can never count, and why."""
+    """Support of a target on which other values than the default are mistakes.
+
+    Args:
+        reason: Why they are, for the caller.
+    """
     return Support("refused", reason)
 
 
@@ -81,7 +90,7 @@ class Alias:
     """Another name of an attribute.
 
     Attributes:
-        note: What the caller should know, empty for a mere spelling.
+        note: A warning for callers who use it; empty if the name is another spelling only.
         negated: Whether the other name says the opposite.
     """
 

@@ -19,7 +19,7 @@ HEAD = """\
 Made from the code by `make docs`; a test compares the two.
 
 A configuration is JSON or YAML, or the message `kiln.config.v1.InferenceConfig`; names are those of NxD Inference. It
-is judged as a whole: every mistake is told at once, with field, value, what would be accepted and the document that
+is validated as a whole: one error lists every mistake with field, value, what would be accepted and the document that
 says so. Unknown names are mistakes; null is unset.
 
 What a target makes of an attribute:
@@ -27,7 +27,7 @@ What a target makes of an attribute:
 - **honoured**: the value counts.
 - **hint**: the value is ignored, and the result of the compile says so.
 - **later**: accepted at its default; other values are refused with reason FEATURE_NOT_SERVED until later work.
-- **planned**: PlanCompile reckons with it; nothing is compiled for Neuron targets yet.
+- **planned**: PlanCompile uses the value; nothing is compiled for Neuron targets yet.
 - **refused**: other values than the default are mistakes there.
 
 What no document says of trn3 is taken from trn2 and unverified: logical cores of two, the tensor-parallel degrees.

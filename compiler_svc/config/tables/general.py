@@ -21,7 +21,7 @@ DEFAULT_DTYPE: Final = "bfloat16"
 NEURON_ONLY: Final = hint("it concerns NeuronCores only")
 
 _ALWAYS_ASYNCHRONOUS: Final = hint(
-    "the runtime always works on the output of one step while the next one runs, and calls the one after it where "
+    "the runtime always works on the output of one step while the next one runs, and calls the one after it if "
     "tokens are picked on the device",
     acts_as=True,
 )
@@ -50,7 +50,7 @@ class GeneralAttributes:
     max_new_tokens: int | None = attribute(
         GENERAL,
         Integer(1),
-        default=Derivation(_new_tokens_left, "seq_len - max_context_length, or no limit of its own where that is 0"),
+        default=Derivation(_new_tokens_left, "seq_len - max_context_length, or no limit of its own if that is 0"),
     )
     max_length: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
     n_active_tokens: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
@@ -60,7 +60,7 @@ class GeneralAttributes:
         DTYPES,
         default=Derivation(
             _checkpoint_dtype,
-            "the checkpoint's dtype, or bfloat16 where it names none; for a draft model, the target's",
+            "the checkpoint's dtype, or bfloat16 if it names none; for a draft model, the target's",
         ),
     )
     rpl_reduce_dtype: DType | None = attribute(GENERAL, DTYPES)

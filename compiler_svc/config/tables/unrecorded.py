@@ -14,7 +14,7 @@ from compiler_svc.config.domains import Anything, Flag, Limit
 from compiler_svc.config.tables.attention import NO_KERNELS
 from compiler_svc.config.tables.documents import INFERENCE_CONFIG, UNDOCUMENTED
 
-_DTYPE_COUNTS: Final = hint("torch_dtype counts where it is set")
+_DTYPE_COUNTS: Final = hint("torch_dtype counts if it is set")
 _NO_HOOKS: Final = refused("it is a Python hook; the checkpoint's config.json is always read")
 
 
