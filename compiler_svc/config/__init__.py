@@ -7,20 +7,19 @@ from compiler_svc.config.attribute import TARGET_KINDS, TargetKind
 from compiler_svc.config.document import parse_document
 from compiler_svc.config.findings import Hint
 from compiler_svc.config.resolve import Resolution, resolve_config
-from compiler_svc.config.tables import (
+from compiler_svc.config.tables.experts import (
     BlockwiseMatmulConfig,
-    DType,
-    FusedSpecNeuronConfig,
     HybridShardingConfig,
-    InferenceConfig,
-    LoraServingConfig,
     MoEFusedTKGConfig,
     MoENeuronConfig,
-    NeuronConfig,
-    OnDeviceSamplingConfig,
     RoutedExpertsMLPOpsConfig,
     RouterConfig,
 )
+from compiler_svc.config.tables.general import DType
+from compiler_svc.config.tables.inference_config import FusedSpecNeuronConfig, InferenceConfig
+from compiler_svc.config.tables.lora import LoraServingConfig
+from compiler_svc.config.tables.neuron_config import NeuronConfig
+from compiler_svc.config.tables.sampling import OnDeviceSamplingConfig
 
 __all__ = [
     "TARGET_KINDS",

@@ -9,7 +9,9 @@ from typing import Any, Final
 from compiler_svc.config.attribute import Values
 from compiler_svc.config.buckets import resolve_buckets
 from compiler_svc.config.domains import Table
-from compiler_svc.config.tables import INFERENCE_CONFIG, MOE_NAMES, TABLES, InferenceConfig, MoENeuronConfig
+from compiler_svc.config.tables import INFERENCE_CONFIG, MOE_NAMES, TABLES
+from compiler_svc.config.tables.experts import MoENeuronConfig
+from compiler_svc.config.tables.inference_config import InferenceConfig
 
 #: What is resolved only when all values of a table are known, by class name.
 _RESOLVE_LAST: Final[Mapping[str, Callable[[Values], Mapping[str, Any]]]] = {

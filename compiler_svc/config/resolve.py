@@ -12,8 +12,9 @@ from compiler_svc.config.domains import show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.interchange import adapt_document
 from compiler_svc.config.options import expand_options, locate
-from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG, InferenceConfig
+from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG
 from compiler_svc.config.tables.general import DTYPES
+from compiler_svc.config.tables.inference_config import InferenceConfig
 from compiler_svc.config.validator import Validator
 
 

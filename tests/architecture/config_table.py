@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from compiler_svc.config import MoENeuronConfig, NeuronConfig
 from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support, read_attributes
 from compiler_svc.config.rules import RULES, Rule
-from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES, MoENeuronConfig, NeuronConfig
+from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES
 from compiler_svc.config.tables.differences import DIFFERENCES
 from compiler_svc.config.tables.transformers_neuronx import TRANSFORMERS_NEURONX
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from compiler_svc.config.interchange.saved_form import CLASSES, FUSED_TKG, FUSED_TKG_NAMES, write_class
-from compiler_svc.config.tables import InferenceConfig
+from compiler_svc.config.tables.inference_config import InferenceConfig
 
 #: The model's dtype, which the files have in `neuron_config` alone.
 _DTYPE_NAMES: Final = frozenset({"dtype", "torch_dtype"})

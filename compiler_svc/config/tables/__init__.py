@@ -14,7 +14,6 @@ from compiler_svc.config.tables.experts import (
     RoutedExpertsMLPOpsConfig,
     RouterConfig,
 )
-from compiler_svc.config.tables.general import DType
 from compiler_svc.config.tables.inference_config import FusedSpecNeuronConfig, InferenceConfig
 from compiler_svc.config.tables.lora import LoraServingConfig
 from compiler_svc.config.tables.model_attributes import MODEL_ATTRIBUTES
@@ -22,25 +21,7 @@ from compiler_svc.config.tables.neuron_config import NeuronConfig
 from compiler_svc.config.tables.sampling import OnDeviceSamplingConfig
 from compiler_svc.config.tables.unrecorded import UNRECORDED
 
-__all__ = [
-    "INFERENCE_CONFIG",
-    "MODEL_ATTRIBUTES",
-    "MOE_NAMES",
-    "NEURON_CONFIG",
-    "TABLES",
-    "BlockwiseMatmulConfig",
-    "DType",
-    "FusedSpecNeuronConfig",
-    "HybridShardingConfig",
-    "InferenceConfig",
-    "LoraServingConfig",
-    "MoEFusedTKGConfig",
-    "MoENeuronConfig",
-    "NeuronConfig",
-    "OnDeviceSamplingConfig",
-    "RoutedExpertsMLPOpsConfig",
-    "RouterConfig",
-]
+__all__ = ["INFERENCE_CONFIG", "MODEL_ATTRIBUTES", "MOE_NAMES", "NEURON_CONFIG", "TABLES"]
 
 #: By class name. NeuronConfig's table holds MoENeuronConfig's attributes, too.
 TABLES: Final[dict[str, ConfigTable]] = {
