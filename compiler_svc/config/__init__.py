@@ -6,9 +6,8 @@ Knows names, defaults, ranges and rules, as tables. Must not know protobuf, torc
 from compiler_svc.config.attribute import TARGET_KINDS, TargetKind
 from compiler_svc.config.document import parse_document
 from compiler_svc.config.findings import Hint
-from compiler_svc.config.inference_config import FusedSpecNeuronConfig, InferenceConfig
-from compiler_svc.config.lora_serving_config import LoraServingConfig
-from compiler_svc.config.moe_neuron_config import (
+from compiler_svc.config.resolve import Resolution, resolve_config
+from compiler_svc.config.tables.experts import (
     BlockwiseMatmulConfig,
     HybridShardingConfig,
     MoEFusedTKGConfig,
@@ -16,9 +15,11 @@ from compiler_svc.config.moe_neuron_config import (
     RoutedExpertsMLPOpsConfig,
     RouterConfig,
 )
-from compiler_svc.config.neuron_config import DType, NeuronConfig
-from compiler_svc.config.on_device_sampling_config import OnDeviceSamplingConfig
-from compiler_svc.config.resolve import Resolution, resolve_config
+from compiler_svc.config.tables.general import DType
+from compiler_svc.config.tables.inference_config import FusedSpecNeuronConfig, InferenceConfig
+from compiler_svc.config.tables.lora import LoraServingConfig
+from compiler_svc.config.tables.neuron_config import NeuronConfig
+from compiler_svc.config.tables.sampling import OnDeviceSamplingConfig
 
 __all__ = [
     "TARGET_KINDS",

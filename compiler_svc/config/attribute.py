@@ -1,17 +1,22 @@
-"""What a table says about one attribute: name, domain, default, where it is documented, and what becomes of its value.
+"""What an attribute is: name, domain, default, the document that describes it, and what each target makes of it.
 
-Each target honours an attribute; or ignores it and says so; or has it only at its default until later work; or reckons
-with it in plans only; or refuses it. Nothing is ignored in silence.
+A class states each attribute once, as a field: `batch_size: int = attribute(GENERAL, Integer(1), default=1)`.
+`read_attributes` reads the rows of a table off the fields; validation, assembly and docs/config.md loop over the rows.
+
+Each target honours an attribute; or ignores it and says so; or accepts it at its default only until later work; or
+uses it in plans only; or refuses it. Nothing is ignored in silence.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from types import SimpleNamespace
+from typing import Any, Final, Literal, ParamSpec, TypeVar, get_type_hints
 
-from compiler_svc.config.domains import Domain, Table
+from compiler_svc.config.domains import Anything, Domain, Table, find_domain
 
 #: Kinds of targets.
 TargetKind = Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
@@ -20,8 +25,15 @@ TARGET_KINDS: Final[tuple[TargetKind, ...]] = ("cpu", "inf2", "trn1", "trn2", "t
 #: Resolved values of one table, by attribute name; also `target`, the target's kind, and `outer`, the values of the
 #: table around it.
 Values = Mapping[str, Any]
-#: Computes a default from the attributes that stand before in the table.
-Derivation = Callable[[Values], Any]
+
+#: Stands for the domain that the type of the field says.
+OF_ITS_TYPE: Final[Domain] = Anything()
+
+#: Key of an attribute in the metadata of a field, and its name on a property's function.
+_ROW: Final = "_config_attribute"
+
+_Parameters = ParamSpec("_Parameters")
+_Method = TypeVar("_Method", bound=Callable[[Any], Any])
 
 
 @dataclass(frozen=True)
@@ -33,8 +45,8 @@ class Support:
             default only, until later work serves it. `planned`: plans reckon with it, and nothing is compiled for the
             target yet. `refused`: never valid at other than the default.
         reason: Why a value is ignored or refused.
-        values: Values that are served where `honoured` is not for all of the domain; others are for later.
-        acts_as: The value that a target behaves as whatever it is told, where that is not the default.
+        values: The values that are served, if `honoured` is for a part of the domain only; others are for later.
+        acts_as: The value that the target acts on whatever the document says, if that is not the default.
     """
 
     level: Literal["honoured", "hint", "later", "planned", "refused"]
@@ -55,12 +67,21 @@ PLANNED: Final = Support("planned")
 
 
 def hint(reason: str, *, acts_as: object = None) -> Support:
-    """A value that counts for nothing, and why."""
+    """Support of a target that ignores the attribute.
+
+    Args:
+        reason: Why it does, for the caller.
+        acts_as: The value that the target acts on, if that is not the default.
+    """
     return Support("hint", reason, acts_as=acts_as)
 
 
 def refused(reason: str) -> Support:
-    """A value that can never count, and why."""
+    """Support of a target on which other values than the default are mistakes.
+
+    Args:
+        reason: Why they are, for the caller.
+    """
     return Support("refused", reason)
 
 
@@ -69,7 +90,7 @@ class Alias:
     """Another name of an attribute.
 
     Attributes:
-        note: What the caller should know, empty for a mere spelling.
+        note: A warning for callers who use it; empty if the name is another spelling only.
         negated: Whether the other name says the opposite.
     """
 
@@ -78,25 +99,39 @@ class Alias:
     negated: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Derivation:
+    """A default that follows from other attributes.
+
+    Attributes:
+        derive: Computes the default from the attributes that stand before this one in the table.
+        words: The same for docs/config.md.
+    """
+
+    derive: Callable[[Values], Any]
+    words: str
+
+
+@dataclass(frozen=True)
 class Attribute:
     """One row of a table.
 
     Attributes:
-        default: Value, or its derivation. None stays unset.
-        derivation: The derivation in words, empty for a plain value.
-        section: Where the documents describe it, empty where they do not.
+        section: The section of the documents that describes the attribute, empty if none does.
+        domain: The values that it takes; the field's type says which unless they are stated.
+        name: Name of the field.
+        default: A value or a `Derivation`. An attribute with default None stays unset.
         cpu: What the cpu target makes of it.
         neuron: What Neuron targets make of it, unless `exceptions` has the target.
         aliases: Its other names.
-        deprecated: Why it is not to be used any more; its value is then judged and dropped.
+        deprecated: Why callers should not set it any more; its value is then validated and dropped.
     """
 
-    name: str
-    domain: Domain
-    default: Any = None
-    derivation: str = ""
     section: str
+    domain: Domain = OF_ITS_TYPE
+    _: KW_ONLY
+    name: str = ""
+    default: Any = None
     cpu: Support = HONOURED
     neuron: Support = PLANNED
     exceptions: Mapping[TargetKind, Support] = field(default_factory=dict)
@@ -105,7 +140,12 @@ class Attribute:
 
     def default_from(self, values: Values) -> Any:
         """The default, given the values of the rows before."""
-        return self.default(values) if callable(self.default) else self.default
+        return self.default.derive(values) if isinstance(self.default, Derivation) else self.default
+
+    @property
+    def derivation(self) -> str:
+        """How the default is derived, in words; empty for a plain value."""
+        return self.default.words if isinstance(self.default, Derivation) else ""
 
     def cite(self, accepted: str) -> str:
         """What is accepted, with the section that describes the attribute."""
@@ -121,19 +161,71 @@ class Attribute:
         return (self.name, *(alias.name for alias in self.aliases))
 
 
+def _as_field(make: Callable[_Parameters, Attribute]) -> Callable[_Parameters, Any]:
+    def declare(*args: _Parameters.args, **columns: _Parameters.kwargs) -> Any:
+        return field(metadata={_ROW: make(*args, **columns)})
+
+    return declare
+
+
+#: Declares a field of a configuration class as an attribute; takes what `Attribute` takes.
+attribute = _as_field(Attribute)
+
+
+def deprecated_attribute(
+    section: str, domain: Domain, *, because: str, derivation: str
+) -> Callable[[_Method], _Method]:
+    """Declares a property of a configuration class as an attribute that callers should not set any more.
+
+    Args:
+        because: Continues "deprecated, because" in the warning that callers get.
+        derivation: How the property follows from other attributes, in words.
+    """
+
+    def mark(method: _Method) -> _Method:
+        default = Derivation(lambda values: method(SimpleNamespace(**values)), derivation)
+        setattr(method, _ROW, Attribute(section, domain, default=default, deprecated=f"because {because}"))
+        return method
+
+    return mark
+
+
+def read_attributes(cls: type[Any]) -> tuple[Attribute, ...]:
+    """The rows of a configuration class, base classes first; deprecated properties follow the fields of their class."""
+    hints = get_type_hints(cls)
+    metadata = {one.name: one.metadata for one in fields(cls)}
+    rows: list[Attribute] = []
+    for part in reversed(cls.__mro__):
+        stated = [(name, metadata[name].get(_ROW)) for name in inspect.get_annotations(part)]
+        properties = [(name, member.fget) for name, member in vars(part).items() if isinstance(member, property)]
+        stated += [(name, getattr(method, _ROW, None)) for name, method in properties]
+        rows += [_complete(row, name, hints.get(name)) for name, row in stated if row is not None]
+    return tuple(rows)
+
+
+def _complete(row: Attribute, name: str, hint: Any) -> Attribute:
+    return replace(row, name=name, domain=find_domain(hint) if row.domain is OF_ITS_TYPE else row.domain)
+
+
 @dataclass(frozen=True)
 class ConfigTable:
     """One configuration class of the documents.
 
     Attributes:
-        class_name: The documents' name.
+        cls: The class; its name is the documents'.
         attributes: In an order that lets defaults be derived.
-        unrecorded: Judged and dropped: attributes that only NxD Inference's code has, and those of Python alone.
+        unrecorded: Attributes whose values are validated and dropped: those that only NxD Inference's code has, and
+            Python hooks.
     """
 
-    class_name: str
+    cls: type[Any]
     attributes: tuple[Attribute, ...]
     unrecorded: tuple[Attribute, ...] = ()
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class."""
+        return self.cls.__name__
 
     @functools.cached_property
     def rows(self) -> tuple[Attribute, ...]:
@@ -157,7 +249,7 @@ def is_same(value: object, other: object) -> bool:
 
 def same_as(name: str) -> Derivation:
     """Derives a default that is another attribute's value."""
-    return lambda values: values[name]
+    return Derivation(lambda values: values[name], name)
 
 
 def is_table(attribute: Attribute) -> bool:

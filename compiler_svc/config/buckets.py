@@ -34,8 +34,8 @@ BUCKET_ATTRIBUTES: Final = (
 def generate_buckets(shortest: int, longest: int) -> tuple[int, ...]:
     """Bucket lengths from `shortest` to `longest`, in tokens.
 
-    Not quite the powers of two between the two: the last power of two is left out where `longest` is nearer to it than
-    to the next one (on a logarithmic scale), and `longest` itself is always the last bucket.
+    The powers of two between the two, without the last power of two if `longest` is nearer to it than to the next one
+    on a logarithmic scale; `longest` itself is always the last bucket.
     """
     if shortest == longest:
         return (longest,)
@@ -50,7 +50,7 @@ def choose_buckets(
 
     Args:
         enabled: Whether bucketing is on; otherwise there is one bucket, the longest.
-        listed: The user's list; empty generates.
+        listed: The user's list; if it is empty, buckets are generated.
         longest: Longest length that the submodel has to take.
         shortest: Shortest bucket to generate.
     """
@@ -70,7 +70,7 @@ def resolve_buckets(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     def choose(name: str, longest: int, shortest: int) -> tuple[int, ...]:
         return choose_buckets(enabled=enabled, listed=values[name], longest=longest, shortest=shortest)
 
-    # Positions count where they are fewer than a whole sequence; as many or more leave `max_length` alone.
+    # `n_positions` limits buckets only if it is less than a whole sequence.
     positions = values["n_positions"]
     longest_sequence = values["max_length"] if positions >= values["seq_len"] else positions
     longest_prompt = min(values["max_context_length"], values["n_active_tokens"], positions)
@@ -103,7 +103,7 @@ def pair_with_batches(
     """Buckets (batch size, length) of token generation, largest batch first, shortest length first within a batch.
 
     Args:
-        batches: Batch sizes that the user lists; `largest_batch` comes on top where it is not among them.
+        batches: Batch sizes that the user lists; `largest_batch` is added if it is not among them.
         lengths: Lengths of sequences, in tokens.
     """
     return tuple(itertools.product(sorted({*batches, largest_batch}, reverse=True), lengths))

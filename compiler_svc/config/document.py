@@ -1,4 +1,4 @@
-"""Configuration text to a plain document, strictly."""
+"""Parses configuration text strictly to a plain document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bundle.errors import FieldViolation
 from compiler_svc.config.domains import show
 from compiler_svc.errors import ConfigInvalid
 
-#: A configuration before it is judged: what the JSON text or the message says.
+#: A configuration before validation: what the JSON text or the message says.
 Document = dict[str, Any]
 
 
@@ -22,10 +22,10 @@ def parse_document(text: str, *, field: str = "config_json") -> Document:
     """Reads JSON text; `Infinity` and `-Infinity` are numbers, as in the files that NxD Inference writes.
 
     Args:
-        field: Where the text comes from, for the error.
+        field: Name of the field that holds the text, for the error.
 
     Raises:
-        ConfigInvalid: Text that is no JSON object, that gives a name twice, or NaN.
+        ConfigInvalid: The text is no JSON object, gives a name twice, or has a NaN.
     """
     try:
         document = json.loads(text, object_pairs_hook=_unique_names, parse_constant=_parse_constant)

@@ -1,7 +1,7 @@
 """Domains of attribute values: which values an attribute takes, and in words what it takes.
 
-Domains judge values of JSON's types. A domain never converts: `"8"` is no integer, `true` is no integer, `8.0` is no
-integer; the one exception is an integer where a number is asked for.
+Domains accept values of JSON's types and never convert them: `"8"`, `true` and `8.0` are no integers. The one exception
+is an integer as a value of `Number`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, is_dataclass
+from types import UnionType
+from typing import Any, Final, Literal, Protocol, get_args, get_origin
 
-LARGEST_INT: Final = 2**31 - 1
-_LARGEST_SAFE_INT: Final = 2**53 - 1
-_LONGEST_SHOWN: Final = 64
+MAX_INT: Final = 2**31 - 1
+_MAX_SAFE_INT: Final = 2**53 - 1
+_MAX_SHOWN_CHARS: Final = 64
 
 
 def show(value: object) -> str:
-    """A value as a message shows it: escaped, and cut where it is long."""
+    """Renders a value for a message: escaped, and cut if it is long."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer beyond Python's limit on digits; nesting beyond its stack
         text = f"a very large {type(value).__name__}"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 3]}..."
 
 
 class Domain(Protocol):
@@ -42,10 +43,10 @@ class Domain(Protocol):
 
 @dataclass(frozen=True)
 class Integer:
-    """Whole numbers from `smallest` to `largest`."""
+    """Integers from `smallest` to `largest`, both included."""
 
     smallest: int
-    largest: int = LARGEST_INT
+    largest: int = MAX_INT
 
     @property
     def accepted(self) -> str:
@@ -63,7 +64,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Number:
-    """Finite numbers from `smallest` to `largest`, `smallest` itself excluded where `positive`."""
+    """Finite numbers from `smallest` to `largest`, `smallest` itself excluded if `positive`."""
 
     smallest: float
     largest: float = math.inf
@@ -95,7 +96,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Limit:
-    """Limits that values are clamped to: numbers; an infinite one limits nothing and is None.
+    """Limits that values are clamped to: numbers. An infinite one limits nothing and becomes None.
 
     JSON has no infinity: protobuf writes it as text.
     """
@@ -107,7 +108,7 @@ class Limit:
         return _is_infinite(value) or Number(-math.inf).accepts(value)
 
     def normalize(self, value: float | str) -> float | None:
-        """The value as a float, None where it is infinite."""
+        """The value as a float, None if it is infinite."""
         return None if _is_infinite(value) else float(value)
 
 
@@ -117,7 +118,7 @@ def _is_infinite(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Flag:
-    """true and false."""
+    """The flags true and false."""
 
     accepted: str = "true or false"
 
@@ -132,10 +133,10 @@ class Flag:
 
 @dataclass(frozen=True)
 class Choice:
-    """A few words."""
+    """One of a few words."""
 
     words: tuple[str, ...]
-    #: What may stand before a word, and means nothing.
+    #: Text that may precede a word and means nothing.
     prefix: str = ""
 
     @property
@@ -154,9 +155,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class AscendingLengths:
-    """Lists of lengths in tokens, each longer than the one before; an empty list is none."""
+    """Lists of lengths in tokens, each longer than the one before; an empty list stands for no list."""
 
-    accepted: str = f"a list of integers from 1 to {LARGEST_INT}, each larger than the one before"
+    accepted: str = f"a list of integers from 1 to {MAX_INT}, each larger than the one before"
 
     def accepts(self, value: object) -> bool:
         """Whether `value` is in the domain."""
@@ -204,7 +205,7 @@ class ClassPath:
 
 @dataclass(frozen=True)
 class TextList:
-    """Lists of names."""
+    """Lists of texts, such as names of modules."""
 
     accepted: str = "a list of texts that are not empty"
 
@@ -251,7 +252,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Table:
-    """Objects, whose attributes have a table of their own: that of the configuration class `of`."""
+    """Objects whose attributes have a table of their own: that of the configuration class named `of`."""
 
     of: str = ""
     accepted: str = "an object"
@@ -293,7 +294,7 @@ class Json:
             return _is_unicode(value)
         if isinstance(value, float):
             return math.isfinite(value)
-        return value is None or (isinstance(value, int) and abs(value) <= _LARGEST_SAFE_INT)
+        return value is None or (isinstance(value, int) and abs(value) <= _MAX_SAFE_INT)
 
 
 def _is_unicode(text: str) -> bool:
@@ -302,7 +303,7 @@ def _is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Anything:
-    """Every value: the domain of what is not served, where only the default matters."""
+    """Every value: the domain of attributes that are accepted at their defaults only."""
 
     accepted: str = "any value"
 
@@ -313,3 +314,27 @@ class Anything:
     def normalize(self, value: Any) -> Any:
         """The value itself."""
         return value
+
+
+#: Domains of the types that leave no bound open.
+_BY_TYPE: Final[Mapping[Any, Domain]] = {
+    bool: Flag(),
+    str: Text(),
+    tuple[str, ...]: TextList(),
+    dict[str, str]: TextMap(),
+}
+
+
+def find_domain(kind: Any) -> Domain:
+    """The domain that a type says by itself.
+
+    Args:
+        kind: Type of a field: a flag, text, texts, a `Literal` or a configuration class; or one of these or None.
+    """
+    if isinstance(kind, UnionType):
+        (kind,) = set(get_args(kind)) - {type(None)}
+    if get_origin(kind) is Literal:
+        return Choice(get_args(kind))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return Table(kind.__name__)
+    return _BY_TYPE[kind]

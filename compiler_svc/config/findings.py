@@ -1,4 +1,4 @@
-"""What judging a document brings to light."""
+"""Collects what validation finds in a document: mistakes, what is not served, warnings and hints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Hint:
     Attributes:
         field: Path of the attribute.
         value: What was asked for.
-        reason: Why it counts for nothing.
+        reason: Why the target ignores it.
     """
 
     field: str
@@ -31,13 +31,13 @@ class Hint:
 
 @dataclass
 class Findings:
-    """Collects what is found, so that all of it is told at once.
+    """Collects findings, so that one error lists all of them.
 
     Attributes:
-        mistakes: What no version accepts.
-        unserved: What this version does not serve.
-        warnings: What the author should know.
-        hints: What the target ignores; also among the warnings.
+        mistakes: Values that no version accepts.
+        unserved: Values that this version does not serve.
+        warnings: What the author of the document should know.
+        hints: Values that the target ignores; they are among the warnings, too.
     """
 
     mistakes: list[FieldViolation] = field(default_factory=list)
@@ -46,26 +46,35 @@ class Findings:
     hints: list[Hint] = field(default_factory=list)
 
     def add_mistake(self, path: str, value: object, accepted: str) -> None:
-        """Notes a mistake."""
+        """Adds a mistake."""
         self.mistakes.append(FieldViolation(path, show(value), accepted))
 
     def add_unserved(self, path: str, value: str, served: tuple[Any, ...]) -> None:
-        """Notes a value, as it is to be shown, that is not served, and those that are."""
+        """Adds a value that is not served, as an error shows it, and those that are."""
         accepted = " or ".join("unset" if one is None else show(one) for one in served)
         self.unserved.append(FieldViolation(path, value, f"{accepted}, all that this version serves"))
 
     def add_hint(self, hint: Hint) -> None:
-        """Notes a value that is ignored."""
+        """Adds a value that the target ignores."""
         self.hints.append(hint)
         self.warnings.append(str(hint))
 
     def relocate(self, locate: Callable[[str], str]) -> None:
-        """Names fields as the author wrote them."""
+        """Renames fields to what the author wrote.
+
+        Args:
+            locate: The path in the given document, by the path in the expanded one.
+        """
         self.mistakes = [replace(one, field=locate(one.field)) for one in self.mistakes]
         self.unserved = [replace(one, field=locate(one.field)) for one in self.unserved]
 
     def raise_if_any(self) -> None:
-        """Raises what was found, mistakes first."""
+        """Raises an error if there are mistakes, or values that are not served.
+
+        Raises:
+            ConfigInvalid: There are mistakes; the error lists what is not served, too.
+            FeatureNotServed: There are only values that are not served.
+        """
         if self.mistakes:
             raise ConfigInvalid([*self.mistakes, *self.unserved])
         if self.unserved:

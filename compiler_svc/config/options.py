@@ -1,4 +1,4 @@
-"""The options of Transformers NeuronX in a document, brought to NeuronConfig's attributes."""
+"""Replaces the options of Transformers NeuronX in a document by NeuronConfig's attributes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ Places = dict[str, Translation]
 
 
 def expand_options(document: Mapping[str, Any], findings: Findings) -> tuple[dict[str, Any], Places]:
-    """A document whose section `transformers_neuronx` is in `neuron_config`, and the draft model's likewise.
+    """Moves the section `transformers_neuronx` into `neuron_config`, also in the draft model's configuration.
 
-    An option that is given in both is a mistake. Mistakes of values are found later and located by `locate`.
+    An option that is given in both is a mistake. Validation finds mistakes of values later; `locate` finds them
+    in the given document.
     """
     places: Places = {}
     return _expand("", document, findings, places), places
 
 
 def locate(path: str, places: Places) -> str:
-    """Where a path of the expanded document is in the one that was given."""
+    """Finds the place in the given document of a path of the expanded one."""
     for prefix in sorted(places, key=len, reverse=True):
         if path.startswith(prefix):
             return prefix + places[prefix].locate(path.removeprefix(prefix))

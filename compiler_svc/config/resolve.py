@@ -1,4 +1,4 @@
-"""A document to the resolved configuration, or to every mistake in it."""
+"""Resolves a document to the configuration, or lists every mistake in it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from compiler_svc.config.assembly import assemble_inference_config
 from compiler_svc.config.attribute import TargetKind
 from compiler_svc.config.domains import show
 from compiler_svc.config.findings import Findings, Hint
-from compiler_svc.config.inference_config import InferenceConfig
 from compiler_svc.config.interchange import adapt_document
-from compiler_svc.config.judge import Judge
 from compiler_svc.config.options import expand_options, locate
 from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG
 from compiler_svc.config.tables.general import DTYPES
+from compiler_svc.config.tables.inference_config import InferenceConfig
+from compiler_svc.config.validator import Validator
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """A configuration in order, and what its author should know.
+    """A valid configuration, and what its author should know.
 
     Attributes:
         hints: Values that the target ignores; `warnings` says so, too.
@@ -34,16 +34,16 @@ class Resolution:
 def resolve_config(
     document: Mapping[str, Any], *, checkpoint_dtype: str | None, target: TargetKind = "cpu"
 ) -> Resolution:
-    """Judges a document and fills in every default.
+    """Validates a document and fills in every default.
 
-    An unset `torch_dtype` takes the checkpoint's dtype, as NxD Inference does, and bfloat16 where the checkpoint names
-    none. null is unset. For targets other than cpu the configuration is one to plan with.
+    An unset `torch_dtype` takes the checkpoint's dtype, as NxD Inference does, and bfloat16 if the checkpoint names
+    none. null is unset. For targets other than cpu, the configuration serves plans only.
 
     Args:
         document: The configuration as JSON's types: `neuron_config`, `fused_spec_config`, `transformers_neuronx`,
             `attribute_map`, and model attributes by name; what NxD Inference saves is such a document.
-        checkpoint_dtype: Dtype that the checkpoint's `config.json` names, without `torch.`; None where it names none.
-        target: What is compiled for.
+        checkpoint_dtype: Dtype that the checkpoint's `config.json` names, without `torch.`; None if it names none.
+        target: Kind of the target to compile for.
 
     Raises:
         ConfigInvalid: There are mistakes; all are listed, together with what is not served.
@@ -51,17 +51,17 @@ def resolve_config(
     """
     findings = Findings()
     expanded, places = expand_options(adapt_document(document, findings), findings)
-    judge = Judge(target, {"target": target, "checkpoint_dtype": checkpoint_dtype}, findings)
-    judgement = judge.judge("", expanded, INFERENCE_CONFIG, outer={})
-    if "torch_dtype" not in judgement.values["neuron_config"]["given"]:
-        _judge_checkpoint_dtype(checkpoint_dtype, target, findings)
+    validator = Validator(target, {"target": target, "checkpoint_dtype": checkpoint_dtype}, findings)
+    validation = validator.validate("", expanded, INFERENCE_CONFIG, outer={})
+    if "torch_dtype" not in validation.values["neuron_config"]["given"]:
+        _validate_checkpoint_dtype(checkpoint_dtype, target, findings)
     findings.relocate(lambda path: locate(path, places))
     findings.raise_if_any()
-    config = assemble_inference_config(judgement.values)
+    config = assemble_inference_config(validation.values)
     return Resolution(config, tuple(findings.warnings), tuple(findings.hints))
 
 
-def _judge_checkpoint_dtype(dtype: str | None, target: TargetKind, findings: Findings) -> None:
+def _validate_checkpoint_dtype(dtype: str | None, target: TargetKind, findings: Findings) -> None:
     attribute = NEURON_CONFIG.find("torch_dtype")
     support = attribute.support_on(target)
     if dtype is not None and not (attribute.domain.accepts(dtype) and support.serves(dtype, dtype)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compiler_svc.config.buckets import pair_with_batches, pair_with_prefixes
-from compiler_svc.config.neuron_config import NeuronConfig
+from compiler_svc.config.tables.neuron_config import NeuronConfig
 
 #: Submodels that some configuration compiles.
 SubmodelName = Literal["context_encoding", "token_generation", "speculation", "fused_speculation", "medusa_speculation"]
@@ -17,7 +17,7 @@ class SubmodelShape:
     """One submodel and its static shapes.
 
     Attributes:
-        batch_size: Rows of a step, in the largest shape where the buckets have batch sizes.
+        batch_size: Rows of a step; of the largest shape, if the buckets have batch sizes.
         buckets: One executable each, in the order that they are tried: (length,) in tokens; with prefix caching
             (tokens to compute, cached tokens), tokens to compute being 1 in decode; with batches of token generation
             (rows, length).

@@ -1,4 +1,4 @@
-"""What a name that a table does not have may have been meant to be."""
+"""Suggests a name in place of one that a table does not have."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from compiler_svc.config.attribute import ConfigTable, is_table
 from compiler_svc.config.domains import Table
 from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
 
-#: What would be accepted where nothing comes to mind.
+#: What is accepted, if no name resembles the given one.
 ANY_NAME: Final = "a name that the configuration has"
 
-#: Longer names are nobody's slip, and searching for what resembles them takes long.
-_LONGEST_NAME: Final = 64
+#: Characters of a name that is searched for: longer ones are no misspellings, and the search takes long.
+_MAX_NAME_CHARS: Final = 64
 
 
 def suggest_name(name: str, table: ConfigTable) -> str:
-    """What would be accepted in place of `name` in a table, in words."""
+    """Says in words what a table accepts in place of `name`."""
     known = [*table.by_name]
     if table is INFERENCE_CONFIG:
         known += [*MODEL_ATTRIBUTES, "transformers_neuronx"]
     paths = _find_paths(name)
-    similar = [] if len(name) > _LONGEST_NAME else difflib.get_close_matches(name, known, n=1)
+    similar = [] if len(name) > _MAX_NAME_CHARS else difflib.get_close_matches(name, known, n=1)
     if similar and not paths:
         return f"did you mean {similar[0]!r}?"
     if paths:
@@ -31,7 +31,7 @@ def suggest_name(name: str, table: ConfigTable) -> str:
 
 
 def _find_paths(name: str) -> list[str]:
-    """Where an attribute of this name stands, outermost first: options often stand one level too high or too low."""
+    """Finds attributes with this name, outermost first: callers often give one a level too high or too low."""
     found, queue, seen = [], [("", INFERENCE_CONFIG)], set()
     while queue:
         path, table = queue.pop(0)

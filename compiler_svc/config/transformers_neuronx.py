@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from compiler_svc.config.buckets import SHORTEST_BUCKET, halve_buckets
-from compiler_svc.config.domains import LARGEST_INT, Integer, show
+from compiler_svc.config.domains import MAX_INT, Integer, show
 
 SECTION: Final = "transformers_neuronx"
 _NEURON_CONFIG: Final = "neuron_config."
@@ -51,7 +51,7 @@ _GENERATION: Final = {
     "global_top_k": "global_topk",
 }
 _GENERATION_TOP_K: Final = 50
-_LENGTHS: Final = f"an integer from 1 to {LARGEST_INT}, or a list of them, each larger than the one before"
+_LENGTHS: Final = f"an integer from 1 to {MAX_INT}, or a list of them, each larger than the one before"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Translation:
     unserved: list[FieldViolation] = field(default_factory=list)
 
     def locate(self, path: str) -> str:
-        """Where a path of the document, such as `neuron_config.seq_len`, is in the section; itself where it is not."""
+        """Finds a path of the document, such as `neuron_config.seq_len`, in the section; returns others unchanged."""
         attribute = path.removeprefix(_NEURON_CONFIG)
         for whole in (attribute, attribute.partition(".")[0]):
             if path.startswith(_NEURON_CONFIG) and whole in self.paths:
@@ -84,12 +84,12 @@ class Translation:
         self.paths[attribute] = f"{SECTION}.{name}"
 
     def refuse(self, name: str, value: object, accepted: str) -> None:
-        """Notes a mistake."""
+        """Adds a mistake."""
         self.violations.append(_violation(name, value, accepted))
 
 
 def translate_transformers_neuronx(section: Mapping[str, Any]) -> Translation:
-    """Translates a section; ranges are judged with NeuronConfig's attributes. null is unset.
+    """Translates a section; NeuronConfig's attributes say later which values are in range. null is unset.
 
     One number for `n_positions` turns bucketing on with the powers of two from 128 and the number itself; unless
     `context_length_estimate` says otherwise, prompts get half of each token generation bucket.
@@ -107,12 +107,12 @@ def translate_transformers_neuronx(section: Mapping[str, Any]) -> Translation:
     return translation
 
 
-def judge_head_sharding(
+def validate_head_sharding(
     section: Mapping[str, Any], *, num_key_value_heads: int, tp_degree: int
 ) -> FieldViolation | None:
-    """Whether a model's KV heads go with the strategy that a section names; None where they do, or it names none.
+    """Checks that a model's KV heads fit the strategy that a section names; None if they do, or if it names none.
 
-    Kiln gives every rank whole KV heads of its own where they can be shared out evenly, and copies where they cannot.
+    Kiln gives every rank whole KV heads of its own if they can be shared out evenly, and copies if they cannot.
     """
     strategy, can_share = section.get("group_query_attention"), num_key_value_heads % tp_degree == 0
     if strategy == SHARD_OVER_HEADS and not can_share:
@@ -159,7 +159,7 @@ def _translate_lengths(translation: Translation, given: Mapping[str, Any]) -> No
 
 
 def _read_lengths(translation: Translation, given: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """The lengths of an option that takes one or a list; none where it is unset or a mistake."""
+    """The lengths of an option that takes one or a list; none if it is unset or a mistake."""
     value = given.get(name)
     if value is None:
         return ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from compiler_svc.config import InferenceConfig
-from compiler_svc.config.transformers_neuronx import SECTION, judge_head_sharding
+from compiler_svc.config.transformers_neuronx import SECTION, validate_head_sharding
 from compiler_svc.errors import ConfigInvalid
 from compiler_svc.models.registry import describe_model, list_attributes
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -43,5 +43,5 @@ def check_head_sharding(document: Mapping[str, Any], checkpoint: Checkpoint, *, 
     if section is None:
         return
     num_heads = describe_model(checkpoint.config).states[0].heads.num_kv_heads
-    if (violation := judge_head_sharding(section, num_key_value_heads=num_heads, tp_degree=tp_degree)) is not None:
+    if (violation := validate_head_sharding(section, num_key_value_heads=num_heads, tp_degree=tp_degree)) is not None:
         raise ConfigInvalid([violation])

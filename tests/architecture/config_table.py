@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support
+from compiler_svc.config import MoENeuronConfig, NeuronConfig
+from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support, read_attributes
 from compiler_svc.config.rules import RULES, Rule
-from compiler_svc.config.tables import MODEL_ATTRIBUTES, MOE_NAMES, TABLES
+from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES
 from compiler_svc.config.tables.differences import DIFFERENCES
 from compiler_svc.config.tables.transformers_neuronx import TRANSFORMERS_NEURONX
 
@@ -19,7 +20,7 @@ HEAD = """\
 Made from the code by `make docs`; a test compares the two.
 
 A configuration is JSON or YAML, or the message `kiln.config.v1.InferenceConfig`; names are those of NxD Inference. It
-is judged as a whole: every mistake is told at once, with field, value, what would be accepted and the document that
+is validated as a whole: one error lists every mistake with field, value, what would be accepted and the document that
 says so. Unknown names are mistakes; null is unset.
 
 What a target makes of an attribute:
@@ -27,7 +28,7 @@ What a target makes of an attribute:
 - **honoured**: the value counts.
 - **hint**: the value is ignored, and the result of the compile says so.
 - **later**: accepted at its default; other values are refused with reason FEATURE_NOT_SERVED until later work.
-- **planned**: PlanCompile reckons with it; nothing is compiled for Neuron targets yet.
+- **planned**: PlanCompile uses the value; nothing is compiled for Neuron targets yet.
 - **refused**: other values than the default are mistakes there.
 
 What no document says of trn3 is taken from trn2 and unverified: logical cores of two, the tensor-parallel degrees.
@@ -44,10 +45,10 @@ def render_page() -> str:
 def _classes() -> Iterator[ConfigTable]:
     """The documents' classes: NeuronConfig's table without, and MoENeuronConfig's with the attributes of experts."""
     for table in TABLES.values():
-        if table.class_name == "NeuronConfig":
-            dense = tuple(attribute for attribute in table.attributes if attribute.name not in MOE_NAMES)
-            yield ConfigTable("NeuronConfig", dense)
-            yield ConfigTable("MoENeuronConfig", table.attributes[len(dense) :])
+        if table.cls is NeuronConfig:
+            dense = read_attributes(NeuronConfig)
+            yield ConfigTable(NeuronConfig, dense)
+            yield ConfigTable(MoENeuronConfig, table.attributes[len(dense) :])
         else:
             yield table
 
@@ -74,7 +75,7 @@ def _render_class(table: ConfigTable) -> str:
 
 
 def _default(attribute: Attribute) -> str:
-    if callable(attribute.default) or attribute.derivation:
+    if attribute.derivation:
         return "derived"
     return "unset" if attribute.default is None else f"`{_json(attribute.default)}`"
 
@@ -123,9 +124,9 @@ def _render_transformers_neuronx() -> str:
         "not be given under both.\n"
     )
     rows = (
-        [f"`{table.class_name}.{option.name}`", option.domain.accepted, option.derivation, option.section]
-        for table in TRANSFORMERS_NEURONX
-        for option in table.attributes
+        [f"`{class_name}.{option.name}`", option.domain.accepted, option.becomes, option.document]
+        for class_name, options in TRANSFORMERS_NEURONX.items()
+        for option in options
     )
     return f"{head}\n{_table(('option', 'accepted', 'becomes', 'document'), rows)}"
 

@@ -36,6 +36,7 @@ COVERED = (
     "bench",
     "clients/python/README.md",
     "clients/typescript/README.md",
+    "compiler_svc/config",
     "docs",
     "examples",
 )
@@ -44,7 +45,6 @@ COVERED = (
 EXCLUDED = (
     "bench/RESULTS.md",
     "clients/typescript/src/gen",
-    "docs/config.md",
     "docs/errors.md",
     "examples/tiny",
     "protos/google",

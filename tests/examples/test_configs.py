@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compiler_svc.config.neuron_config import NeuronConfig
-from compiler_svc.config.resolve import resolve_config
+from compiler_svc.config import NeuronConfig, resolve_config
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 

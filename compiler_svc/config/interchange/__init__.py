@@ -1,6 +1,6 @@
-"""NxD Inference's `neuron_config.json`: what its `InferenceConfig.save` writes, in and out.
+"""Reads and writes NxD Inference's `neuron_config.json`, the file of its `InferenceConfig.save`.
 
-Knows the file's form where it differs from a document's. Must not know attributes one by one: those have their tables.
+Knows how the file's form differs from a document's. Must not know attributes one by one: those have their tables.
 """
 
 from compiler_svc.config.interchange.reading import adapt_document

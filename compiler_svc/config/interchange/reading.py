@@ -1,4 +1,4 @@
-"""NxD Inference's files, brought to the form of a document; documents of one's own pass as they are."""
+"""Brings NxD Inference's files to the form of a document; leaves documents that users write as they are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES
 from compiler_svc.config.transformers_neuronx import SECTION as TRANSFORMERS_NEURONX
 
 _SECTIONS: Final = frozenset({TRANSFORMERS_NEURONX}).union(*(row.names for row in INFERENCE_CONFIG.rows))
-_MOST_SHOWN: Final = 16
+_MAX_SHOWN: Final = 16
 _LORA_PATHS: Final = ("lora_ckpt_paths", "lora_ckpt_paths_cpu")
 
 
@@ -76,7 +76,7 @@ def _drop_foreign_names(adapted: dict[str, Any], path: str, findings: Findings) 
     for name in foreign:
         del adapted[name]
     if foreign:
-        shown = ", ".join(map(show, foreign[:_MOST_SHOWN])) + (", …" if len(foreign) > _MOST_SHOWN else "")
+        shown = ", ".join(map(show, foreign[:_MAX_SHOWN])) + (", …" if len(foreign) > _MAX_SHOWN else "")
         place = path.removesuffix(".") or "config"
         findings.warnings.append(f"{place}: ignored, because no model here has attributes of these names: {shown}")
 
@@ -97,7 +97,7 @@ def _adapt_neuron_config(
 
 
 def _read_adapters(value: Any) -> Any:
-    """Adapters as an object where they are a list of `id: path`; what is neither is for the table to judge."""
+    """Adapters as an object if they are a list of `id: path`; other values stay for validation to refuse."""
     if not isinstance(value, list) or not all(isinstance(one, str) and ":" in one for one in value):
         return value
     pairs = [one.split(":", 1) for one in value]

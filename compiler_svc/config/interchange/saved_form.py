@@ -1,11 +1,11 @@
-"""What NxD Inference's files have that documents have not, or spell otherwise."""
+"""What NxD Inference's files have and documents do not, or spell differently."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-#: Attributes that every saved NeuronConfig has, and that nobody sets by hand.
+#: Attributes that every saved NeuronConfig has, and that users do not set by hand.
 MARKS: Final = frozenset({"local_ranks_size", "world_size", "start_rank_id"})
 
 #: Attributes of NeuronConfig that are saved, but derived again when a file is read.

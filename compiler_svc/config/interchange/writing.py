@@ -1,4 +1,4 @@
-"""A configuration as the file that NxD Inference's `InferenceConfig.load` reads."""
+"""Writes a configuration as the file that NxD Inference's `InferenceConfig.load` reads."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from compiler_svc.config.inference_config import InferenceConfig
 from compiler_svc.config.interchange.saved_form import CLASSES, FUSED_TKG, FUSED_TKG_NAMES, write_class
+from compiler_svc.config.tables.inference_config import InferenceConfig
 
 #: The model's dtype, which the files have in `neuron_config` alone.
 _DTYPE_NAMES: Final = frozenset({"dtype", "torch_dtype"})
 
 _BUCKET_LISTS: Final = ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets")
-#: Lists that are null where they are empty; an empty list would be one without a last bucket.
-_NULL_WHERE_EMPTY: Final = (
+#: Lists that are written as null if they are empty: NxD Inference reads the last bucket of a list.
+_NULL_IF_EMPTY: Final = (
     *_BUCKET_LISTS,
     "token_generation_batches",
     "modules_to_not_convert",
@@ -90,7 +90,7 @@ def _write_neuron_config(neuron_config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_empty_lists(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if name in _NULL_WHERE_EMPTY and not value else value for name, value in values.items()}
+    return {name: None if name in _NULL_IF_EMPTY and not value else value for name, value in values.items()}
 
 
 def _write_classes(values: Mapping[str, Any]) -> dict[str, Any]:

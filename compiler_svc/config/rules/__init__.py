@@ -1,6 +1,6 @@
-"""What attributes demand of each other, and what their combination lets a caller expect: a module a subject.
+"""Rules between attributes, and notes on combinations that may surprise a caller: one module for each subject.
 
-Every demand of the documents is a `Rule` in a table; a rule that reads a mistaken attribute is left out.
+Every demand of the documents is a `Rule` in a table. A rule that reads a mistaken attribute is left out.
 """
 
 from collections.abc import Mapping

@@ -27,7 +27,7 @@ def _has_equal_dtypes(values: Values) -> bool:
 
 
 def _asks_for_draft(values: Values) -> bool:
-    """Whether this is a target that is fused with a draft model; a draft that asks for one is told so as a draft."""
+    """Whether this is a target that is fused with a draft model; another rule refuses a draft that asks for one."""
     return values["neuron_config"]["enable_fused_speculation"] and not values["outer"]
 
 

@@ -1,4 +1,4 @@
-"""Rules on kernels. They hold on targets without the kernels, too: a configuration is in order for all or for none."""
+"""Rules on kernels. They hold on targets without the kernels, too: validity does not depend on the target."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rules on what a configuration demands of the model.
 
-Heads need no rule: they are replicated and padded until every rank has as many. That each rank gets a part of every
-other axis is checked where weights are planned, which knows them.
+Heads need no rule: they are replicated and padded until every rank has as many. Whether each rank gets a part of every
+other axis is checked when weights are planned.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, Final
 from bundle.errors import FieldViolation
 from compiler_svc.config.attribute import Values
 from compiler_svc.config.domains import show
-from compiler_svc.config.neuron_config import NeuronConfig
 from compiler_svc.config.rules.rule import NXDI_CODE, Rule, broken_rules
 from compiler_svc.config.tables.documents import FEATURE_GUIDE, HYBRID_SHARDING, MOE, ROUTED_EXPERTS
+from compiler_svc.config.tables.neuron_config import NeuronConfig
 
 #: Names of the number of experts, by family.
 _EXPERT_COUNTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def _find_count(values: Values, *names: str) -> int | None:
-    """The first of these attributes that the model has as a count; others are judged where the model is parsed."""
+    """The first of these attributes that the model has as a count; the model's parser refuses other values."""
     counts = (values["model"].get(name) for name in names)
     return next((count for count in counts if type(count) is int and count > 0), None)
 
 
 def _ranks_by_kv_head(values: Values) -> int | None:
-    """Ranks that share a KV head; 0 where they cannot be as many for each, None where the model has no heads."""
+    """Ranks that share a KV head; 0 if heads cannot have equally many ranks, None if the model has no heads."""
     heads = _find_count(values, "num_key_value_heads", "num_attention_heads")
     if heads is None:
         return None
@@ -109,13 +109,13 @@ MODEL_RULES: Final = (
 
 
 def model_rules(config: NeuronConfig, model: Mapping[str, Any]) -> tuple[FieldViolation, ...]:
-    """What a configuration asks for that the model cannot give.
+    """Checks that the model can give what a configuration asks for.
 
     Args:
         model: The model's attributes, as its `config.json` names them.
 
     Returns:
-        One violation for each broken rule; none where model and configuration fit.
+        One violation for each broken rule; none if model and configuration fit.
     """
     values = {field.name: getattr(config, field.name) for field in fields(config)} | {"model": model}
     known = tuple(rule for rule in MODEL_RULES if values.keys() >= set(rule.reads))

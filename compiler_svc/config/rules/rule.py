@@ -1,4 +1,4 @@
-"""What a rule is: one demand that attributes make of each other."""
+"""Rules: demands that attributes make of each other. Notes: remarks on valid values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from compiler_svc.config.attribute import Values
 
-#: Where demands come from that no document states: the code of NxD Inference, or what Kiln makes of an attribute.
+#: Sources of demands that no document states: NxD Inference's code, and what Kiln makes of an attribute.
 NXDI_CODE: Final = "NxD Inference, source code"
 KILN: Final = "Kiln, configuration reference"
 
@@ -20,9 +20,9 @@ class Rule:
     Attributes:
         reads: Attributes that the rule reads. One of another table has the path to it before its name, from here:
             `fused_spec_config.draft_model_path`.
-        holds: Whether the values keep it.
+        holds: Whether the values keep the rule.
         accepted: What would be accepted, with attribute names in braces for their values.
-        section: The document and its section that ask for it.
+        section: The document, and its section, that asks for it.
     """
 
     reads: tuple[str, ...]
@@ -31,13 +31,13 @@ class Rule:
     section: str
 
     def describe(self, values: Values) -> str:
-        """What would be accepted, beside these values, and who says so."""
+        """Says what would be accepted beside these values, and which document says so."""
         return f"{self.accepted.format(**values)} ({self.section})"
 
 
 @dataclass(frozen=True)
 class Note:
-    """One remark on values that are in order but may not do what their author expects."""
+    """One remark on values that are valid but may not do what their author expects."""
 
     applies: Callable[[Values], bool]
     text: str
@@ -58,7 +58,7 @@ def broken_rules(rules: tuple[Rule, ...], values: Values, mistaken: Collection[s
 
 
 def find_value(values: Values, path: str) -> Any:
-    """The value of an attribute that a rule reads; None where there is no such table."""
+    """The value of an attribute that a rule reads; None if its table is unset."""
     found: Any = values
     for name in path.split("."):
         found = None if found is None else found[name]

@@ -10,9 +10,9 @@ from compiler_svc.config.tables.documents import FEATURE_FUSED_SPECULATION, FEAT
 
 
 def speculates_unfused(values: Values) -> bool:
-    """Whether a draft model outside of the executable proposes.
+    """Whether a draft model outside of the executable proposes tokens.
 
-    The configuration of a draft model may be a copy of its target's, and speculates no further.
+    The configuration of a draft model may be a copy of its target's, and does not speculate itself.
     """
     is_draft = values["is_eagle_draft"] or bool(values["outer"]["outer"])
     fused = values["enable_fused_speculation"] or values["is_medusa"]

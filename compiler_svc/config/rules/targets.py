@@ -8,9 +8,9 @@ from typing import Final
 from compiler_svc.config.rules.rule import Rule
 from compiler_svc.config.tables.documents import DISTRIBUTED
 
-#: Degrees of tensor parallelism that the Neuron runtime has, by target. No document lists those of trn3: they are
-#: taken to be those of trn2, unverified. The guide of Transformers NeuronX, older, has no 16 for trn1. cpu takes all
-#: that the attribute's domain has.
+#: Degrees of tensor parallelism that the Neuron runtime has, by target. No document lists those of trn3: Kiln takes
+#: those of trn2, unverified. The older guide of Transformers NeuronX has no 16 for trn1. cpu takes every degree in the
+#: attribute's domain.
 TP_DEGREES: Final[Mapping[str, tuple[int, ...]]] = {
     "trn1": (1, 2, 8, 16, 32),
     "inf2": (1, 2, 4, 8, 24),

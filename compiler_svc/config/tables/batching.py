@@ -2,65 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-from compiler_svc.config.attribute import LATER, Attribute, hint, same_as
-from compiler_svc.config.domains import AscendingLengths, Flag, Integer
+from compiler_svc.config.attribute import LATER, Derivation, attribute, hint, same_as
+from compiler_svc.config.domains import AscendingLengths, Integer
 from compiler_svc.config.tables.documents import BUCKETING, CONTINUOUS_BATCHING, PREFIX_CACHING, UNDOCUMENTED
 
 _ALWAYS_CONTINUOUS: Final = hint("requests join and leave the running batch in any case", acts_as=True)
 
 
-def _rows(name: str) -> Attribute:
-    return Attribute(
-        name=name,
-        domain=Integer(1),
-        default=same_as("batch_size"),
-        derivation="batch_size",
-        section=CONTINUOUS_BATCHING,
+def _generated(words: str) -> Derivation:
+    """The default of a list that is generated from the resolved values, if it is at all; until then it is empty."""
+    return Derivation(lambda _: (), words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingAttributes:
+    """Static shapes: buckets in tokens, and batch sizes in rows."""
+
+    enable_bucketing: bool = attribute(BUCKETING, default=False)
+    context_encoding_buckets: tuple[int, ...] = attribute(
+        BUCKETING,
+        AscendingLengths(),
+        default=_generated(
+            "powers of two from 128 to max_context_length; without enable_bucketing max_context_length alone"
+        ),
     )
-
-
-BATCHING_ATTRIBUTES: Final = (
-    Attribute(name="enable_bucketing", domain=Flag(), default=False, section=BUCKETING),
-    Attribute(
-        name="context_encoding_buckets",
-        domain=AscendingLengths(),
-        default=(),
-        derivation="powers of two from 128 to max_context_length; without enable_bucketing max_context_length alone",
-        section=BUCKETING,
-    ),
-    Attribute(
-        name="token_generation_buckets",
-        domain=AscendingLengths(),
-        default=(),
-        derivation="powers of two from 128 to max_length; without enable_bucketing max_length alone",
-        section=BUCKETING,
-    ),
-    Attribute(
-        name="prefix_buckets",
-        domain=AscendingLengths(),
-        default=(),
-        derivation="with is_prefix_caching, powers of two from 512 to max_context_length",
-        section=PREFIX_CACHING,
+    token_generation_buckets: tuple[int, ...] = attribute(
+        BUCKETING,
+        AscendingLengths(),
+        default=_generated("powers of two from 128 to max_length; without enable_bucketing max_length alone"),
+    )
+    prefix_buckets: tuple[int, ...] = attribute(
+        PREFIX_CACHING,
+        AscendingLengths(),
+        default=_generated("with is_prefix_caching, powers of two from 512 to max_context_length"),
         cpu=LATER,
-    ),
-    Attribute(
-        name="token_generation_batches",
-        domain=AscendingLengths(),
-        default=(),
-        derivation="tkg_batch_size alone",
-        section=UNDOCUMENTED,
-        cpu=LATER,
-    ),
-    Attribute(
-        name="is_continuous_batching",
-        domain=Flag(),
-        default=False,
-        section=CONTINUOUS_BATCHING,
-        cpu=_ALWAYS_CONTINUOUS,
-    ),
-    _rows("max_batch_size"),
-    _rows("ctx_batch_size"),
-    _rows("tkg_batch_size"),
-)
+    )
+    token_generation_batches: tuple[int, ...] = attribute(
+        UNDOCUMENTED, AscendingLengths(), default=_generated("tkg_batch_size alone"), cpu=LATER
+    )
+    is_continuous_batching: bool = attribute(CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS)
+    max_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
+    ctx_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
+    tkg_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))

@@ -1,6 +1,6 @@
-"""Where the documents differ among themselves or from NxD Inference's code, and what Kiln does.
+"""Differences among the documents, and between them and NxD Inference's code, and what Kiln does.
 
-The newest document wins: the API guide, then the feature guide. Slips of the code are not copied.
+The newest document wins: the API guide, then the feature guide. Kiln does not copy mistakes of the code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Difference:
     """One attribute, or matter, on which sources differ.
 
     Attributes:
-        attribute: With its class where it is not NeuronConfig's.
+        attribute: With its class, unless that is NeuronConfig.
         sayings: Source and what it says.
         kiln: What Kiln does.
     """
@@ -42,8 +42,8 @@ DIFFERENCES: Final = (
     Difference(
         "max_new_tokens",
         (
-            (API_GUIDE, "`seq_len - max_context_length`, or none where that is 0"),
-            (NXDI_CODE, "becomes negative where `max_context_length` exceeds `seq_len`"),
+            (API_GUIDE, "`seq_len - max_context_length`, or none if that is 0"),
+            (NXDI_CODE, "becomes negative if `max_context_length` exceeds `seq_len`"),
         ),
         "As the guide says; negative values are refused.",
     ),
@@ -51,9 +51,9 @@ DIFFERENCES: Final = (
         "torch_dtype",
         (
             (API_GUIDE, "bfloat16 by default"),
-            (NXDI_CODE, "the checkpoint's dtype where it is unset, bfloat16 without one"),
+            (NXDI_CODE, "the checkpoint's dtype if it is unset, bfloat16 without one"),
         ),
-        "Unset, the checkpoint's dtype: bfloat16 weights of a float32 checkpoint would lose digits unasked.",
+        "The checkpoint's dtype if it is unset: casting a float32 checkpoint to bfloat16 loses digits.",
     ),
     Difference(
         "rpl_reduce_dtype",
@@ -90,7 +90,7 @@ DIFFERENCES: Final = (
         (
             (API_GUIDE, "trn1: 1, 2, 8, 16 and 32; attention heads must be divisible by it"),
             (TRANSFORMERS_NEURONX_GUIDE, "trn1 has no 16"),
-            (NXDI_CODE, "pads query heads and replicates KV heads where they are not divisible"),
+            (NXDI_CODE, "pads query heads and replicates KV heads if they are not divisible"),
         ),
         "The API guide's degrees; heads are padded and replicated. trn3 has trn2's degrees (unverified).",
     ),
@@ -98,7 +98,7 @@ DIFFERENCES: Final = (
         "context_encoding_buckets, token_generation_buckets",
         (
             (API_GUIDE, "powers of two between 128 and the longest length"),
-            (NXDI_CODE, "leaves out the last power of two where the longest length is nearer to it; sorts user lists"),
+            (NXDI_CODE, "leaves out the last power of two if the longest length is nearer to it; sorts user lists"),
         ),
         "Generated as the code does; a user's list must ascend.",
     ),
@@ -108,7 +108,7 @@ DIFFERENCES: Final = (
             (FEATURE_GUIDE, "a list beside `context_encoding_buckets`; 0 is added"),
             (NXDI_CODE, "neither sorted nor checked; with prefill buckets and without prefix buckets it fails"),
         ),
-        "Must ascend; where one of the two lists is unset, it is generated.",
+        "Must ascend; if one of the two lists is unset, it is generated.",
     ),
     Difference(
         "choice of a bucket",
@@ -134,10 +134,10 @@ DIFFERENCES: Final = (
     Difference(
         "attn_kernel_enabled",
         (
-            (API_GUIDE, "false by default, and yet on by itself where it pays"),
+            (API_GUIDE, "false by default, and yet on by itself if it pays"),
             (NXDI_CODE, "unset by default, which lets the code choose; only false turns it off"),
         ),
-        "Unset by default: where it pays.",
+        "Unset by default: on if it pays.",
     ),
     Difference(
         "attn_block_cte_nki_kernel_enabled",
@@ -146,7 +146,7 @@ DIFFERENCES: Final = (
     ),
     Difference(
         "activation_quantization_type",
-        ((NXDI_CODE, "setting it turns `fused_qkv` off unasked, and its own check is never reached"),),
+        ((NXDI_CODE, "setting it turns `fused_qkv` off by itself, and its own check is never reached"),),
         "No document names it: accepted unset only.",
     ),
     Difference(
@@ -169,7 +169,7 @@ DIFFERENCES: Final = (
             (NXDI_CODE, "forced to true with it"),
             (FEATURE_GUIDE, "set to false in the configuration of an EAGLE draft, which has the flag, too"),
         ),
-        "The guide's default, and false where `is_eagle_draft`.",
+        "The guide's default, and false if `is_eagle_draft`.",
     ),
     Difference(
         "trace_tokengen_model",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: The newest API reference, which wins where documents differ.
+#: The newest API reference, which wins if documents differ.
 API_GUIDE: Final = "NxD Inference API guide"
 #: The next newest.
 FEATURE_GUIDE: Final = "NxD Inference feature guide"
@@ -42,5 +42,5 @@ FEATURE_LORA: Final = f"{FEATURE_GUIDE}, Multi-LoRA serving"
 FEATURE_FUSED_SPECULATION: Final = f"{FEATURE_GUIDE}, Fused speculation"
 FEATURE_SPECULATION: Final = f"{FEATURE_GUIDE}, Speculative decoding"
 
-#: Of attributes that only NxD Inference's code has, or Kiln itself.
+#: The section of attributes that only NxD Inference's code or Kiln has.
 UNDOCUMENTED: Final = ""

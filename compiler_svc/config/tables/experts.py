@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
-from compiler_svc.config.attribute import LATER, Alias, Attribute, ConfigTable, hint, refused
-from compiler_svc.config.domains import Choice, Domain, Flag, Integer, Limit, Number, Table, Text
+from compiler_svc.config.attribute import LATER, Alias, Derivation, attribute, hint, refused
+from compiler_svc.config.domains import Choice, Integer, Limit, Number
 from compiler_svc.config.tables.attention import NO_KERNELS
 from compiler_svc.config.tables.documents import (
     BLOCKWISE_MATMUL,
@@ -16,150 +18,136 @@ from compiler_svc.config.tables.documents import (
     ROUTED_EXPERTS,
     ROUTER,
 )
-from compiler_svc.config.tables.general import DTYPES
+from compiler_svc.config.tables.general import DTYPES, DType
+from compiler_svc.config.tables.neuron_config import NeuronConfig
 
-_GLU: Final = Choice(("glu", "swiglu"))
+GluType = Literal["glu", "swiglu"]
+BlockShardStrategy = Literal["HI_LO", "PING_PONG"]
+
 _ANY_NUMBER: Final = Number(-math.inf)
 _NOTHING_INITIALIZED: Final = refused("weights come from a checkpoint, and nothing is initialized")
 _RANK_FROM_TENSOR: Final = hint("executables take their rank from a tensor in any case", acts_as=True)
 _BOTH_PHASES: Final = hint("the options hold for prefill and decode")
 
-
-def _moe(name: str, domain: Domain, default: Any = None, **columns: Any) -> Attribute:
-    return Attribute(name=name, domain=domain, default=default, section=MOE, **{"cpu": LATER} | columns)
-
-
-def _degree(name: str, section: str) -> Attribute:
-    return Attribute(name=name, domain=Integer(1), default=1, section=section, cpu=LATER)
+_moe = functools.partial(attribute, MOE, cpu=LATER)
+_routed = functools.partial(attribute, ROUTED_EXPERTS, cpu=LATER)
+_blockwise = functools.partial(attribute, BLOCKWISE_MATMUL, cpu=NO_KERNELS)
 
 
-def _clamps(section: str) -> tuple[Attribute, ...]:
-    names = ("gate_clamp_upper_limit", "gate_clamp_lower_limit", "up_clamp_upper_limit", "up_clamp_lower_limit")
-    return tuple(Attribute(name=name, domain=Limit(), section=section, cpu=LATER) for name in names)
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """The router. See `kiln.config.v1.RouterConfig`."""
+
+    act_fn: Literal["softmax", "sigmoid"] = attribute(ROUTER, default="softmax", cpu=LATER)
+    dtype: DType = attribute(ROUTER, DTYPES, default="float32", cpu=LATER)
 
 
-MOE_ATTRIBUTES: Final = (
-    _degree("moe_tp_degree", MOE),
-    _degree("moe_ep_degree", MOE),
-    _moe("hybrid_sharding_config", Table("HybridShardingConfig")),
-    _moe("router_config", Table("RouterConfig"), {}),
-    _moe("return_expert_index", Flag(), False),
-    _moe("return_router_logits", Flag(), False),
-    _moe("blockwise_matmul_config", Table("BlockwiseMatmulConfig"), {}),
-    _moe("capacity_factor", Number(0, positive=True)),
-    _moe("glu_mlp", Flag(), True),
-    _moe("glu_type", _GLU, "glu"),
-    _moe("hidden_act_scaling_factor", _ANY_NUMBER, 1.0),
-    _moe("hidden_act_bias", _ANY_NUMBER, 0.0),
-    *_clamps(MOE),
-    _moe("use_index_calc_kernel", Flag(), False, cpu=NO_KERNELS),
-    _moe("early_expert_affinity_modulation", Flag(), False),
-    # NxD Inference's code takes the opposite only, and loses the value that it wrote itself.
-    _moe(
-        "normalize_top_k_affinities",
-        Flag(),
-        True,
-        aliases=(Alias("disable_normalize_top_k_affinities", negated=True),),
-    ),
-    _moe("fused_shared_experts", Flag(), False),
-    _moe("shared_experts_sequence_parallel_enabled", Flag(), False),
-    _moe("transpose_shared_experts_weights", Flag(), False),
-    _moe("routed_experts_mlp_ops_config", Table("RoutedExpertsMLPOpsConfig")),
-    _moe("moe_fused_tkg_config", Table("MoEFusedTKGConfig"), {}),
-)
+@dataclass(frozen=True, kw_only=True)
+class RoutedExpertsMLPOpsConfig:
+    """The routed experts; sizes None are the model's. See `kiln.config.v1.RoutedExpertsMLPOpsConfig`."""
 
-ROUTER_CONFIG: Final = ConfigTable(
-    "RouterConfig",
-    (
-        Attribute(name="act_fn", domain=Choice(("softmax", "sigmoid")), default="softmax", section=ROUTER, cpu=LATER),
-        Attribute(name="dtype", domain=DTYPES, default="float32", section=ROUTER, cpu=LATER),
-    ),
-)
+    num_experts: int | None = _routed(Integer(1))
+    hidden_size: int | None = _routed(Integer(1))
+    intermediate_size: int | None = _routed(Integer(1))
+    top_k: int | None = _routed(Integer(1))
+    hidden_act: str | None = _routed()
+    glu_mlp: bool = _routed(default=Derivation(lambda values: values["outer"]["glu_mlp"], "glu_mlp of MoENeuronConfig"))
+    bias: bool = _routed(default=False)
+    glu_type: GluType = _routed(default="glu")
+    hidden_act_scaling_factor: float = _routed(_ANY_NUMBER, default=1.0)
+    hidden_act_bias: float = _routed(_ANY_NUMBER, default=0.0)
+    capacity_factor: float | None = _routed(Number(0, positive=True))
+    use_index_calc_kernel: bool = _routed(default=False, cpu=NO_KERNELS)
+    gate_clamp_upper_limit: float | None = _routed(Limit())
+    gate_clamp_lower_limit: float | None = _routed(Limit())
+    up_clamp_upper_limit: float | None = _routed(Limit())
+    up_clamp_lower_limit: float | None = _routed(Limit())
+    normalize_top_k_affinities: bool = _routed(default=False)
+    early_expert_affinity_modulation: bool = _routed(default=False)
+    input_layer_init_method: str | None = _routed(cpu=_NOTHING_INITIALIZED, neuron=_NOTHING_INITIALIZED)
+    output_layer_init_method: str | None = _routed(cpu=_NOTHING_INITIALIZED, neuron=_NOTHING_INITIALIZED)
+    enable_spmd_rank: bool = _routed(default=False, cpu=_RANK_FROM_TENSOR)
+    is_prefill: bool | None = _routed(cpu=_BOTH_PHASES)
 
 
-def _routed(name: str, domain: Domain, default: Any = None, **columns: Any) -> Attribute:
-    return Attribute(name=name, domain=domain, default=default, section=ROUTED_EXPERTS, **{"cpu": LATER} | columns)
+@dataclass(frozen=True, kw_only=True)
+class BlockwiseMatmulConfig:
+    """Blockwise matrix products of experts; `block_size` in tokens. See `kiln.config.v1.BlockwiseMatmulConfig`."""
 
-
-ROUTED_EXPERTS_MLP_OPS_CONFIG: Final = ConfigTable(
-    "RoutedExpertsMLPOpsConfig",
-    (
-        *(_routed(name, Integer(1)) for name in ("num_experts", "hidden_size", "intermediate_size", "top_k")),
-        _routed("hidden_act", Text()),
-        _routed(
-            "glu_mlp",
-            Flag(),
-            lambda values: values["outer"]["glu_mlp"],
-            derivation="glu_mlp of MoENeuronConfig",
-        ),
-        _routed("bias", Flag(), False),
-        _routed("glu_type", _GLU, "glu"),
-        _routed("hidden_act_scaling_factor", _ANY_NUMBER, 1.0),
-        _routed("hidden_act_bias", _ANY_NUMBER, 0.0),
-        _routed("capacity_factor", Number(0, positive=True)),
-        _routed("use_index_calc_kernel", Flag(), False, cpu=NO_KERNELS),
-        *_clamps(ROUTED_EXPERTS),
-        _routed("normalize_top_k_affinities", Flag(), False),
-        _routed("early_expert_affinity_modulation", Flag(), False),
-        _routed("input_layer_init_method", Text(), cpu=_NOTHING_INITIALIZED, neuron=_NOTHING_INITIALIZED),
-        _routed("output_layer_init_method", Text(), cpu=_NOTHING_INITIALIZED, neuron=_NOTHING_INITIALIZED),
-        _routed("enable_spmd_rank", Flag(), False, cpu=_RANK_FROM_TENSOR),
-        _routed("is_prefill", Flag(), cpu=_BOTH_PHASES),
-    ),
-)
-
-
-def _blockwise(name: str, domain: Domain, default: Any = None, **columns: Any) -> Attribute:
-    return Attribute(
-        name=name, domain=domain, default=default, section=BLOCKWISE_MATMUL, **{"cpu": NO_KERNELS} | columns
+    block_size: int = _blockwise(Integer(1), default=512)
+    use_block_parallel: bool = _blockwise(default=False)
+    block_sharding_strategy: BlockShardStrategy = _blockwise(
+        Choice(get_args(BlockShardStrategy), prefix="BlockShardStrategy."), default="HI_LO"
     )
+    skip_dma_token: bool = _blockwise(default=False)
+    skip_dma_weight: bool = _blockwise(default=False)
+    logical_nc_config: int = _blockwise(
+        Integer(1, 2),
+        default=Derivation(lambda values: values["outer"]["logical_nc_config"], "logical_nc_config of NeuronConfig"),
+    )
+    blockwise_nki_autograd_cls: str | None = _blockwise()
+    use_torch_block_wise: bool = _blockwise(default=False)
+    parallelize_token_to_block_mapping: bool = _blockwise(default=True)
+    optimized_block_to_token_mapping: bool = _blockwise(default=False)
+    always_augment_inputs_for_blockwise_matmul: bool = _blockwise(default=False)
+    use_shard_on_intermediate_dynamic_while: bool = _blockwise(default=False)
+    use_shard_on_block_dynamic_while: bool = _blockwise(default=False)
+    num_static_blocks: int | None = _blockwise(Integer(0))
 
 
-BLOCKWISE_MATMUL_CONFIG: Final = ConfigTable(
-    "BlockwiseMatmulConfig",
-    (
-        _blockwise("block_size", Integer(1), 512),
-        _blockwise("use_block_parallel", Flag(), False),
-        _blockwise("block_sharding_strategy", Choice(("HI_LO", "PING_PONG"), prefix="BlockShardStrategy."), "HI_LO"),
-        _blockwise("skip_dma_token", Flag(), False),
-        _blockwise("skip_dma_weight", Flag(), False),
-        _blockwise(
-            "logical_nc_config",
-            Integer(1, 2),
-            lambda values: values["outer"]["logical_nc_config"],
-            derivation="logical_nc_config of NeuronConfig",
-        ),
-        _blockwise("blockwise_nki_autograd_cls", Text()),
-        _blockwise("use_torch_block_wise", Flag(), False),
-        _blockwise("parallelize_token_to_block_mapping", Flag(), True),
-        _blockwise("optimized_block_to_token_mapping", Flag(), False),
-        _blockwise("always_augment_inputs_for_blockwise_matmul", Flag(), False),
-        _blockwise("use_shard_on_intermediate_dynamic_while", Flag(), False),
-        _blockwise("use_shard_on_block_dynamic_while", Flag(), False),
-        _blockwise("num_static_blocks", Integer(0)),
-    ),
-)
+@dataclass(frozen=True, kw_only=True)
+class MoEFusedTKGConfig:
+    """Fused token generation of experts; None lets the compiler choose. See `kiln.config.v1.MoEFusedTKGConfig`."""
 
-MOE_FUSED_TKG_CONFIG: Final = ConfigTable(
-    "MoEFusedTKGConfig",
-    (
-        Attribute(name="quantized", domain=Flag(), default=False, section=MOE_FUSED_TKG, cpu=LATER),
-        *(
-            Attribute(name=name, domain=Flag(), section=MOE_FUSED_TKG, cpu=NO_KERNELS)
-            for name in (
-                "moe_fused_kernel_enabled",
-                "router_topk_kernel_enabled",
-                "expert_mlp_kernel_enabled",
-                "shared_mlp_kernel_enabled",
-            )
-        ),
-    ),
-)
+    quantized: bool = attribute(MOE_FUSED_TKG, default=False, cpu=LATER)
+    moe_fused_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
+    router_topk_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
+    expert_mlp_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
+    shared_mlp_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
 
-HYBRID_SHARDING_CONFIG: Final = ConfigTable(
-    "HybridShardingConfig",
-    tuple(
-        _degree(name, HYBRID_SHARDING)
-        for name in ("moe_cte_tp_degree", "moe_cte_ep_degree", "moe_tkg_tp_degree", "moe_tkg_ep_degree")
-    ),
-)
+
+@dataclass(frozen=True, kw_only=True)
+class HybridShardingConfig:
+    """Degrees of parallelism by submodel. See `kiln.config.v1.HybridShardingConfig`."""
+
+    moe_cte_tp_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
+    moe_cte_ep_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
+    moe_tkg_tp_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
+    moe_tkg_ep_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoENeuronConfig(NeuronConfig):
+    """Compile-time options of a mixture of experts. See `kiln.config.v1.NeuronConfig` for each attribute.
+
+    `capacity_factor` None drops no tokens. `hybrid_sharding_config` None has `moe_tp_degree` and `moe_ep_degree` in
+    every submodel.
+    """
+
+    moe_tp_degree: int = _moe(Integer(1), default=1)
+    moe_ep_degree: int = _moe(Integer(1), default=1)
+    hybrid_sharding_config: HybridShardingConfig | None = _moe()
+    router_config: RouterConfig = _moe(default={})
+    return_expert_index: bool = _moe(default=False)
+    return_router_logits: bool = _moe(default=False)
+    blockwise_matmul_config: BlockwiseMatmulConfig = _moe(default={})
+    capacity_factor: float | None = _moe(Number(0, positive=True))
+    glu_mlp: bool = _moe(default=True)
+    glu_type: GluType = _moe(default="glu")
+    hidden_act_scaling_factor: float = _moe(_ANY_NUMBER, default=1.0)
+    hidden_act_bias: float = _moe(_ANY_NUMBER, default=0.0)
+    gate_clamp_upper_limit: float | None = _moe(Limit())
+    gate_clamp_lower_limit: float | None = _moe(Limit())
+    up_clamp_upper_limit: float | None = _moe(Limit())
+    up_clamp_lower_limit: float | None = _moe(Limit())
+    use_index_calc_kernel: bool = _moe(default=False, cpu=NO_KERNELS)
+    early_expert_affinity_modulation: bool = _moe(default=False)
+    # NxD Inference's code takes the opposite only, and loses the value that it wrote itself.
+    normalize_top_k_affinities: bool = _moe(
+        default=True, aliases=(Alias("disable_normalize_top_k_affinities", negated=True),)
+    )
+    fused_shared_experts: bool = _moe(default=False)
+    shared_experts_sequence_parallel_enabled: bool = _moe(default=False)
+    transpose_shared_experts_weights: bool = _moe(default=False)
+    routed_experts_mlp_ops_config: RoutedExpertsMLPOpsConfig | None = _moe()
+    moe_fused_tkg_config: MoEFusedTKGConfig = _moe(default={})

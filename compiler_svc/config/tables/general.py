@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
-from compiler_svc.config.attribute import HONOURED, Alias, Attribute, Values, hint, refused, same_as
-from compiler_svc.config.domains import Choice, Flag, Integer, TextList
+from compiler_svc.config.attribute import Alias, Derivation, Values, attribute, hint, refused, same_as
+from compiler_svc.config.domains import Choice, Integer
 from compiler_svc.config.tables.documents import (
     COMPILATION,
     DEBUGGING,
@@ -14,12 +15,13 @@ from compiler_svc.config.tables.documents import (
     UNDOCUMENTED,
 )
 
-DTYPES: Final = Choice(("float32", "bfloat16", "float16"), prefix="torch.")
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPES: Final = Choice(get_args(DType), prefix="torch.")
 DEFAULT_DTYPE: Final = "bfloat16"
 NEURON_ONLY: Final = hint("it concerns NeuronCores only")
 
 _ALWAYS_ASYNCHRONOUS: Final = hint(
-    "the runtime always works on the output of one step while the next one runs, and calls the one after it where "
+    "the runtime always works on the output of one step while the next one runs, and calls the one after it if "
     "tokens are picked on the device",
     acts_as=True,
 )
@@ -37,64 +39,55 @@ def _checkpoint_dtype(values: Values) -> str:
     return target_model["neuron_config"]["torch_dtype"] if target_model else values["checkpoint_dtype"] or DEFAULT_DTYPE
 
 
-def _cores_by_target(values: Values) -> int:
-    return 2 if values["target"] in ("trn2", "trn3") else 1
+@dataclass(frozen=True, kw_only=True)
+class GeneralAttributes:
+    """Sizes, dtypes and degrees; most defaults are derived from these, so they stand first."""
 
-
-#: Without `batch_size` nothing else can be derived: it stands first.
-GENERAL_ATTRIBUTES: Final = (
-    Attribute(name="batch_size", domain=Integer(1), default=1, section=GENERAL),
-    Attribute(name="padding_side", domain=Choice(("right", "left")), default="right", section=GENERAL),
-    Attribute(name="seq_len", domain=Integer(1), default=128, section=GENERAL),
-    Attribute(
-        name="max_context_length",
-        domain=Integer(1),
-        default=same_as("seq_len"),
-        derivation="seq_len",
-        section=GENERAL,
-    ),
-    Attribute(
-        name="max_new_tokens",
-        domain=Integer(1),
-        default=_new_tokens_left,
-        derivation="seq_len - max_context_length, or no limit of its own where that is 0",
-        section=GENERAL,
-    ),
-    Attribute(name="max_length", domain=Integer(1), default=same_as("seq_len"), derivation="seq_len", section=GENERAL),
-    Attribute(
-        name="n_active_tokens", domain=Integer(1), default=same_as("seq_len"), derivation="seq_len", section=GENERAL
-    ),
-    Attribute(name="n_positions", domain=Integer(1), default=same_as("seq_len"), derivation="seq_len", section=GENERAL),
-    Attribute(
-        name="torch_dtype",
-        domain=DTYPES,
-        default=_checkpoint_dtype,
-        derivation="the checkpoint's dtype, or bfloat16 where it names none; for a draft model, the target's",
-        section=GENERAL,
-    ),
-    Attribute(name="rpl_reduce_dtype", domain=DTYPES, section=GENERAL),
-    Attribute(name="cast_type", domain=Choice(("config", "as-declared")), default="config", section=GENERAL),
-    Attribute(name="async_mode", domain=Flag(), default=False, section=GENERAL, cpu=_ALWAYS_ASYNCHRONOUS),
-    Attribute(name="save_sharded_checkpoint", domain=Flag(), default=True, section=GENERAL),
-    Attribute(name="skip_sharding", domain=Flag(), default=False, section=GENERAL),
-    Attribute(
-        name="logical_nc_config",
-        domain=Integer(1, 2),
-        default=_cores_by_target,
-        derivation="2 on trn2 and trn3, otherwise 1",
-        section=GENERAL,
+    batch_size: int = attribute(GENERAL, Integer(1), default=1)
+    padding_side: Literal["right", "left"] = attribute(GENERAL, default="right")
+    seq_len: int = attribute(GENERAL, Integer(1), default=128)
+    max_context_length: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
+    max_new_tokens: int | None = attribute(
+        GENERAL,
+        Integer(1),
+        default=Derivation(_new_tokens_left, "seq_len - max_context_length, or no limit of its own if that is 0"),
+    )
+    max_length: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
+    n_active_tokens: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
+    n_positions: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
+    torch_dtype: DType = attribute(
+        GENERAL,
+        DTYPES,
+        default=Derivation(
+            _checkpoint_dtype,
+            "the checkpoint's dtype, or bfloat16 if it names none; for a draft model, the target's",
+        ),
+    )
+    rpl_reduce_dtype: DType | None = attribute(GENERAL, DTYPES)
+    cast_type: Literal["config", "as-declared"] = attribute(GENERAL, default="config")
+    async_mode: bool = attribute(GENERAL, default=False, cpu=_ALWAYS_ASYNCHRONOUS)
+    save_sharded_checkpoint: bool = attribute(GENERAL, default=True)
+    skip_sharding: bool = attribute(GENERAL, default=False)
+    logical_nc_config: int = attribute(
+        GENERAL,
+        Integer(1, 2),
+        default=Derivation(
+            lambda values: 2 if values["target"] in ("trn2", "trn3") else 1, "2 on trn2 and trn3, otherwise 1"
+        ),
         cpu=NEURON_ONLY,
         exceptions={"inf2": _ONE_CORE, "trn1": _ONE_CORE},
         aliases=(Alias("logical_neuron_cores", note="deprecated, the former name of logical_nc_config"),),
-    ),
-    Attribute(name="skip_warmup", domain=Flag(), default=False, section=GENERAL),
-    Attribute(
-        name="weights_to_skip_layout_optimization", domain=TextList(), default=(), section=GENERAL, cpu=NEURON_ONLY
-    ),
-    Attribute(name="scratchpad_page_size", domain=Integer(1), section=GENERAL, cpu=NEURON_ONLY),
-    Attribute(name="allow_input_truncation", domain=Flag(), default=False, section=UNDOCUMENTED),
+    )
+    skip_warmup: bool = attribute(GENERAL, default=False)
+    weights_to_skip_layout_optimization: tuple[str, ...] = attribute(GENERAL, default=(), cpu=NEURON_ONLY)
+    scratchpad_page_size: int | None = attribute(GENERAL, Integer(1), cpu=NEURON_ONLY)
+    allow_input_truncation: bool = attribute(UNDOCUMENTED, default=False)
     # 64 is the largest degree that the documents describe; collectives serve more.
-    Attribute(name="tp_degree", domain=Integer(1, 64), default=1, section=DISTRIBUTED),
-    Attribute(name="cc_pipeline_tiling_factor", domain=Integer(1), default=2, section=COMPILATION, cpu=NEURON_ONLY),
-    Attribute(name="output_logits", domain=Flag(), default=False, section=DEBUGGING, cpu=HONOURED),
-)
+    tp_degree: int = attribute(DISTRIBUTED, Integer(1, 64), default=1)
+    cc_pipeline_tiling_factor: int = attribute(COMPILATION, Integer(1), default=2, cpu=NEURON_ONLY)
+    output_logits: bool = attribute(DEBUGGING, default=False)
+
+    @property
+    def logical_neuron_cores(self) -> int:
+        """Former name of `logical_nc_config`."""
+        return self.logical_nc_config

@@ -1,42 +1,41 @@
-"""LoraServingConfig."""
+"""LoraServingConfig, and the attribute of NeuronConfig that holds it."""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
 
-from compiler_svc.config.attribute import LATER, Alias, Attribute, ConfigTable
-from compiler_svc.config.domains import Flag, Integer, Text, TextList, TextMap
+from compiler_svc.config.attribute import LATER, Alias, attribute
+from compiler_svc.config.domains import Integer
 from compiler_svc.config.tables.documents import FEATURE_LORA, LORA, UNDOCUMENTED
-from compiler_svc.config.tables.undocumented import only_default
 
-LORA_SERVING_CONFIG: Final = ConfigTable(
-    "LoraServingConfig",
-    (
-        Attribute(name="max_loras", domain=Integer(1), default=1, section=LORA, cpu=LATER),
-        Attribute(name="max_lora_rank", domain=Integer(1), default=16, section=FEATURE_LORA, cpu=LATER),
-        Attribute(name="max_cpu_loras", domain=Integer(1), default=100, section=LORA, cpu=LATER),
-        Attribute(
-            name="enable_dynamic_multi_lora",
-            domain=Flag(),
-            default=False,
-            section=LORA,
-            cpu=LATER,
-            aliases=(Alias("enable-dynamic-multi-lora"), Alias("dynamic_multi_lora")),
-        ),
-        Attribute(name="lora_ckpt_paths", domain=TextMap(), default={}, section=LORA, cpu=LATER),
-        Attribute(name="lora_ckpt_paths_cpu", domain=TextMap(), default={}, section=LORA, cpu=LATER),
-        Attribute(name="lora_ckpt_json", domain=Text(), section=LORA, cpu=LATER),
-        Attribute(name="lora_memory_transpose", domain=Flag(), default=True, section=LORA, cpu=LATER),
-        Attribute(name="lora_shard_linear_layer", domain=Flag(), default=True, section=LORA, cpu=LATER),
-        Attribute(name="base_model_quantized", domain=Flag(), default=False, section=LORA, cpu=LATER),
-        Attribute(name="target_modules", domain=TextList(), default=(), section=UNDOCUMENTED, cpu=LATER),
-    ),
-    only_default(
-        batch_size=1,
-        lora_bias="none",
-        eviction_policy="lru",
-        lfu_decay_period=128,
-        is_context_encoding=False,
-        enable_base_model_only=False,
-    ),
-)
+
+@dataclass(frozen=True, kw_only=True)
+class LoraServingConfig:
+    """Which LoRA adapters are served, and how their weights are kept. See `kiln.config.v1.LoraServingConfig`.
+
+    `lora_ckpt_paths` and `lora_ckpt_paths_cpu` map adapter ids to checkpoint paths.
+    """
+
+    max_loras: int = attribute(LORA, Integer(1), default=1, cpu=LATER)
+    max_lora_rank: int = attribute(FEATURE_LORA, Integer(1), default=16, cpu=LATER)
+    max_cpu_loras: int = attribute(LORA, Integer(1), default=100, cpu=LATER)
+    enable_dynamic_multi_lora: bool = attribute(
+        LORA,
+        default=False,
+        cpu=LATER,
+        aliases=(Alias("enable-dynamic-multi-lora"), Alias("dynamic_multi_lora")),
+    )
+    lora_ckpt_paths: dict[str, str] = attribute(LORA, default={}, cpu=LATER)
+    lora_ckpt_paths_cpu: dict[str, str] = attribute(LORA, default={}, cpu=LATER)
+    lora_ckpt_json: str | None = attribute(LORA, cpu=LATER)
+    lora_memory_transpose: bool = attribute(LORA, default=True, cpu=LATER)
+    lora_shard_linear_layer: bool = attribute(LORA, default=True, cpu=LATER)
+    base_model_quantized: bool = attribute(LORA, default=False, cpu=LATER)
+    target_modules: tuple[str, ...] = attribute(UNDOCUMENTED, default=(), cpu=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraAttributes:
+    """LoRA adapters; None compiles the model alone."""
+
+    lora_config: LoraServingConfig | None = attribute(LORA, cpu=LATER)

@@ -1,7 +1,7 @@
 """Names of the model's own attributes, as the `config.json` of Hugging Face checkpoints has them.
 
-They may stand at the top level of a document, where they replace the checkpoint's. A list, so that a misspelt name is
-told from a model's attribute.
+They may stand at the top level of a document and then replace the checkpoint's. The list tells a model's attribute
+from a misspelt name.
 """
 
 from __future__ import annotations

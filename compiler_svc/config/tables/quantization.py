@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Literal
 
-from compiler_svc.config.attribute import LATER, Attribute, Values
-from compiler_svc.config.domains import Choice, Flag, Text, TextList
+from compiler_svc.config.attribute import LATER, Derivation, Values, attribute
 from compiler_svc.config.tables.documents import QUANTIZATION
 
 
@@ -13,27 +13,26 @@ def _type_by_kernel(values: Values) -> str:
     return "per_channel_symmetric" if values["quantized_mlp_kernel_enabled"] else "per_tensor_symmetric"
 
 
-QUANTIZATION_ATTRIBUTES: Final = (
-    Attribute(name="quantized", domain=Flag(), default=False, section=QUANTIZATION, cpu=LATER),
-    Attribute(name="quantized_checkpoints_path", domain=Text(), section=QUANTIZATION, cpu=LATER),
-    Attribute(
-        name="quantization_dtype",
-        domain=Choice(("int8", "f8e4m3", "f8e5m2")),
-        default=lambda values: "f8e4m3" if values["quantized_mlp_kernel_enabled"] else "int8",
-        derivation="int8; f8e4m3 with quantized_mlp_kernel_enabled",
-        section=QUANTIZATION,
+@dataclass(frozen=True, kw_only=True)
+class QuantizationAttributes:
+    """How weights are quantized, and which modules stay in full precision."""
+
+    quantized: bool = attribute(QUANTIZATION, default=False, cpu=LATER)
+    quantized_checkpoints_path: str | None = attribute(QUANTIZATION, cpu=LATER)
+    quantization_dtype: Literal["int8", "f8e4m3", "f8e5m2"] = attribute(
+        QUANTIZATION,
+        default=Derivation(
+            lambda values: "f8e4m3" if values["quantized_mlp_kernel_enabled"] else "int8",
+            "int8; f8e4m3 with quantized_mlp_kernel_enabled",
+        ),
         cpu=LATER,
-    ),
-    Attribute(
-        name="quantization_type",
-        domain=Choice(("per_tensor_symmetric", "per_channel_symmetric")),
-        default=_type_by_kernel,
-        derivation="per_tensor_symmetric; per_channel_symmetric with quantized_mlp_kernel_enabled",
-        section=QUANTIZATION,
+    )
+    quantization_type: Literal["per_tensor_symmetric", "per_channel_symmetric"] = attribute(
+        QUANTIZATION,
+        default=Derivation(
+            _type_by_kernel, "per_tensor_symmetric; per_channel_symmetric with quantized_mlp_kernel_enabled"
+        ),
         cpu=LATER,
-    ),
-    Attribute(name="modules_to_not_convert", domain=TextList(), default=(), section=QUANTIZATION, cpu=LATER),
-    Attribute(
-        name="draft_model_modules_to_not_convert", domain=TextList(), default=(), section=QUANTIZATION, cpu=LATER
-    ),
-)
+    )
+    modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), cpu=LATER)
+    draft_model_modules_to_not_convert: tuple[str, ...] = attribute(QUANTIZATION, default=(), cpu=LATER)

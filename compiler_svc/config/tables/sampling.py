@@ -1,29 +1,44 @@
-"""OnDeviceSamplingConfig."""
+"""OnDeviceSamplingConfig, and the attribute of NeuronConfig that holds it."""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
 
-from compiler_svc.config.attribute import Attribute, ConfigTable
-from compiler_svc.config.domains import Flag, Integer, Number
-from compiler_svc.config.tables.attention import NO_KERNELS
-from compiler_svc.config.tables.documents import FEATURE_SAMPLING, SAMPLING, UNDOCUMENTED
-from compiler_svc.config.tables.undocumented import only_default
+from compiler_svc.config.attribute import attribute
+from compiler_svc.config.domains import Integer, Number
+from compiler_svc.config.tables.documents import FEATURE_SAMPLING, SAMPLING
 
-ON_DEVICE_SAMPLING_CONFIG: Final = ConfigTable(
-    "OnDeviceSamplingConfig",
-    (
-        Attribute(name="do_sample", domain=Flag(), default=False, section=SAMPLING),
-        Attribute(name="top_k", domain=Integer(-1), default=1, section=SAMPLING),
-        Attribute(name="top_p", domain=Number(0, 1, positive=True), default=1.0, section=FEATURE_SAMPLING),
-        Attribute(name="temperature", domain=Number(0), default=1.0, section=FEATURE_SAMPLING),
-        Attribute(name="dynamic", domain=Flag(), default=False, section=SAMPLING),
-        Attribute(name="deterministic", domain=Flag(), default=False, section=SAMPLING),
-        Attribute(name="global_topk", domain=Integer(0), default=256, section=SAMPLING),
-    ),
-    (
-        Attribute(name="top_k_kernel_enabled", domain=Flag(), default=False, section=UNDOCUMENTED, cpu=NO_KERNELS),
-        # NxD Inference writes this into its files.
-        *only_default(on_device_sampling_config=True),
-    ),
-)
+
+@dataclass(frozen=True, kw_only=True)
+class OnDeviceSamplingConfig:
+    """How the executable picks tokens.
+
+    Attributes:
+        do_sample: Whether a request that does not choose is sampled; otherwise it is greedy.
+        top_k: Candidates kept; 0 keeps all that `global_topk` considers.
+        top_p: Probability mass kept, in (0, 1].
+        temperature: Divides the logits; 0 is greedy.
+        dynamic: Whether requests choose top_k, top_p and temperature; otherwise they are baked in.
+        deterministic: Whether 0.5 replaces the uniform random number.
+        global_topk: Candidates considered; 0 considers the whole vocabulary.
+    """
+
+    do_sample: bool = attribute(SAMPLING, default=False)
+    top_k: int = attribute(SAMPLING, Integer(-1), default=1)
+    top_p: float = attribute(FEATURE_SAMPLING, Number(0, 1, positive=True), default=1.0)
+    temperature: float = attribute(FEATURE_SAMPLING, Number(0), default=1.0)
+    dynamic: bool = attribute(SAMPLING, default=False)
+    deterministic: bool = attribute(SAMPLING, default=False)
+    global_topk: int = attribute(SAMPLING, Integer(0), default=256)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the most likely one, as NxD Inference has it without `do_sample` and `dynamic`."""
+        return not (self.do_sample or self.dynamic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingAttributes:
+    """Sampling in the executable; None leaves it to the runtime."""
+
+    on_device_sampling_config: OnDeviceSamplingConfig | None = attribute(SAMPLING)

@@ -1,81 +1,44 @@
-"""NeuronConfig: speculation and Medusa; FusedSpecNeuronConfig."""
+"""NeuronConfig: speculation and Medusa."""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
 
-from compiler_svc.config.attribute import LATER, Attribute, ConfigTable, Values, hint, same_as
-from compiler_svc.config.domains import ClassPath, Flag, Integer, Paths, Table, Text
-from compiler_svc.config.tables.documents import (
-    FEATURE_FUSED_SPECULATION,
-    FEATURE_SPECULATION,
-    FUSED_SPECULATION,
-    MEDUSA,
-    SPECULATION,
-    UNDOCUMENTED,
-)
-
-_CLASS_FROM_CHECKPOINT: Final = hint("the checkpoint's config.json says which model class it is")
+from compiler_svc.config.attribute import LATER, Derivation, attribute, deprecated_attribute, same_as
+from compiler_svc.config.domains import Flag, Integer, Paths
+from compiler_svc.config.tables.documents import FEATURE_FUSED_SPECULATION, FEATURE_SPECULATION, MEDUSA, SPECULATION
 
 
-def _without_speculation(values: Values) -> bool:
-    return not (values["speculation_length"] or values["is_medusa"] or values["enable_fused_speculation"])
+@dataclass(frozen=True, kw_only=True)
+class SpeculationAttributes:
+    """What proposes tokens, and how many; lengths in tokens."""
 
-
-SPECULATION_ATTRIBUTES: Final = (
-    Attribute(name="speculation_length", domain=Integer(0), default=0, section=SPECULATION, cpu=LATER),
-    Attribute(
-        name="spec_batch_size",
-        domain=Integer(1),
-        default=same_as("batch_size"),
-        derivation="batch_size",
-        section=SPECULATION,
-        cpu=LATER,
-    ),
-    Attribute(name="enable_eagle_speculation", domain=Flag(), default=False, section=SPECULATION, cpu=LATER),
-    Attribute(name="enable_eagle_draft_input_norm", domain=Flag(), default=False, section=SPECULATION, cpu=LATER),
+    speculation_length: int = attribute(SPECULATION, Integer(0), default=0, cpu=LATER)
+    spec_batch_size: int = attribute(SPECULATION, Integer(1), default=same_as("batch_size"), cpu=LATER)
+    enable_eagle_speculation: bool = attribute(SPECULATION, default=False, cpu=LATER)
+    enable_eagle_draft_input_norm: bool = attribute(SPECULATION, default=False, cpu=LATER)
     # An EAGLE draft is configured like its target, and speculates no further.
-    Attribute(name="is_eagle_draft", domain=Flag(), default=False, section=FEATURE_FUSED_SPECULATION, cpu=LATER),
-    Attribute(
-        name="enable_fused_speculation",
-        domain=Flag(),
-        default=lambda values: values["enable_eagle_speculation"] and not values["is_eagle_draft"],
-        derivation="enable_eagle_speculation, except in the configuration of an EAGLE draft",
-        section=SPECULATION,
+    is_eagle_draft: bool = attribute(FEATURE_FUSED_SPECULATION, default=False, cpu=LATER)
+    enable_fused_speculation: bool = attribute(
+        SPECULATION,
+        default=Derivation(
+            lambda values: values["enable_eagle_speculation"] and not values["is_eagle_draft"],
+            "enable_eagle_speculation, except in the configuration of an EAGLE draft",
+        ),
         cpu=LATER,
-    ),
-    Attribute(name="is_medusa", domain=Flag(), default=False, section=MEDUSA, cpu=LATER),
-    Attribute(name="medusa_speculation_length", domain=Integer(0), default=0, section=MEDUSA, cpu=LATER),
-    Attribute(name="num_medusa_heads", domain=Integer(0), default=0, section=MEDUSA, cpu=LATER),
-    Attribute(name="medusa_tree", domain=Paths(), default=(), section=MEDUSA, cpu=LATER),
-    Attribute(
-        name="trace_tokengen_model",
-        domain=Flag(),
-        default=_without_speculation,
-        derivation="true without speculation",
-        section=FEATURE_SPECULATION,
-        deprecated="because the speculation options say which submodels are compiled",
-    ),
-)
+    )
+    is_medusa: bool = attribute(MEDUSA, default=False, cpu=LATER)
+    medusa_speculation_length: int = attribute(MEDUSA, Integer(0), default=0, cpu=LATER)
+    num_medusa_heads: int = attribute(MEDUSA, Integer(0), default=0, cpu=LATER)
+    medusa_tree: tuple[tuple[int, ...], ...] = attribute(MEDUSA, Paths(), default=(), cpu=LATER)
 
-FUSED_SPEC_NEURON_CONFIG: Final = ConfigTable(
-    "FusedSpecNeuronConfig",
-    (
-        Attribute(
-            name="worker_cls",
-            domain=ClassPath(),
-            section=FUSED_SPECULATION,
-            cpu=_CLASS_FROM_CHECKPOINT,
-            neuron=_CLASS_FROM_CHECKPOINT,
-        ),
-        Attribute(name="draft_config", domain=Table("InferenceConfig"), section=FUSED_SPECULATION, cpu=LATER),
-        Attribute(name="draft_model_path", domain=Text(), section=FUSED_SPECULATION, cpu=LATER),
-        Attribute(
-            name="draft_model_cls",
-            domain=ClassPath(),
-            section=UNDOCUMENTED,
-            cpu=_CLASS_FROM_CHECKPOINT,
-            neuron=_CLASS_FROM_CHECKPOINT,
-        ),
-    ),
-)
+    @property
+    @deprecated_attribute(
+        FEATURE_SPECULATION,
+        Flag(),
+        because="the speculation options say which submodels are compiled",
+        derivation="true without speculation",
+    )
+    def trace_tokengen_model(self) -> bool:
+        """Whether the token_generation submodel is compiled: without speculation."""
+        return not (self.speculation_length or self.is_medusa or self.enable_fused_speculation)

@@ -109,7 +109,7 @@ def values_of(table: ConfigTable, depth: int) -> st.SearchStrategy[dict[str, Any
 @fuzz(300)
 @given(document=values_of(INFERENCE_CONFIG, 3), target=st.sampled_from(TARGET_KINDS))
 def test_every_table(document: dict[str, Any], target: TargetKind) -> None:
-    assert_judged(document, None, target)
+    assert_validated(document, None, target)
 
 
 def assert_named_or_resolved(text: str, checkpoint_dtype: str | None, target: TargetKind) -> None:
@@ -117,10 +117,10 @@ def assert_named_or_resolved(text: str, checkpoint_dtype: str | None, target: Ta
         document = parse_document(text)
     except ConfigInvalid:
         return
-    assert_judged(document, checkpoint_dtype, target)
+    assert_validated(document, checkpoint_dtype, target)
 
 
-def assert_judged(document: dict[str, Any], checkpoint_dtype: str | None, target: TargetKind) -> None:
+def assert_validated(document: dict[str, Any], checkpoint_dtype: str | None, target: TargetKind) -> None:
     try:
         resolution = resolve_config(document, checkpoint_dtype=checkpoint_dtype, target=target)
     except (ConfigInvalid, FeatureNotServed) as error:

@@ -1,7 +1,7 @@
-"""Every attribute that a document names is in the API, the classes, the tables and docs/config.md, and vice versa."""
+"""What the documents, the API and docs/config.md say of attributes, against the rows of the configuration classes."""
 
-import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,14 +9,13 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from kiln.config.v1 import config_pb2
 
-from compiler_svc.config.assembly import CLASSES
-from compiler_svc.config.attribute import ConfigTable
-from compiler_svc.config.tables import MOE_NAMES, NEURON_CONFIG, TABLES
+from compiler_svc.config.attribute import ConfigTable, Derivation, is_same
+from compiler_svc.config.tables import NEURON_CONFIG, TABLES
 from compiler_svc.config.tables.transformers_neuronx import TRANSFORMERS_NEURONX
 
 LISTED: Final = json.loads((Path(__file__).parent / "documented_attributes.json").read_text())
 PAGE: Final = (Path(__file__).parents[3] / "docs/config.md").read_text()
-OPTIONS: Final = {table.class_name: table for table in TRANSFORMERS_NEURONX}
+PROTO: Final = (Path(__file__).parents[3] / "protos/kiln/config/v1/config.proto").read_text()
 #: Fields that are no attributes: a section with a table of its own, and JSON text of the model's attributes.
 SECTIONS: Final = {"transformers_neuronx", "model_attributes_json"}
 
@@ -28,7 +27,13 @@ DOCUMENTED: Final = [
 
 
 def find_table(class_name: str) -> ConfigTable:
-    return OPTIONS.get(class_name) or TABLES[class_name.replace("MoENeuronConfig", "NeuronConfig")]
+    return TABLES[class_name.replace("MoENeuronConfig", "NeuronConfig")]
+
+
+def names_of(class_name: str) -> set[str]:
+    if class_name in TRANSFORMERS_NEURONX:
+        return {option.name for option in TRANSFORMERS_NEURONX[class_name]}
+    return set(find_table(class_name).by_name)
 
 
 def message_fields(class_name: str) -> dict[str, FieldDescriptor]:
@@ -36,26 +41,12 @@ def message_fields(class_name: str) -> dict[str, FieldDescriptor]:
     return dict(message.DESCRIPTOR.fields_by_name)
 
 
-def is_python_only(class_name: str, name: str) -> bool:
-    return f"{class_name}.{name}" in LISTED["python_only"]
-
-
 @pytest.mark.parametrize(("class_name", "name"), DOCUMENTED)
 def test_documented(class_name: str, name: str) -> None:
-    table = find_table(class_name)
-    known = {known: attribute for attribute in table.rows for known in attribute.names}
-    assert name in known, "no row in the table"
+    assert name in names_of(class_name), "no row in the table"
     assert f"`{name}`" in PAGE or f"`{class_name}.{name}`" in PAGE, "not in docs/config.md"
-    if is_python_only(class_name, name):
-        return
-    assert name.replace("-", "_") in message_fields(class_name), "no field in the message"
-    if class_name not in OPTIONS:
-        # Former names and derived attributes are properties.
-        assert hasattr(CLASSES[class_name], known[name].name) or known[name].name in fields_of(class_name)
-
-
-def fields_of(class_name: str) -> set[str]:
-    return {field.name for field in dataclasses.fields(CLASSES[class_name])}
+    if f"{class_name}.{name}" not in LISTED["python_only"]:
+        assert name.replace("-", "_") in message_fields(class_name), "no field in the message"
 
 
 def test_lists_and_reasons_are_well_formed() -> None:
@@ -67,21 +58,41 @@ def test_lists_and_reasons_are_well_formed() -> None:
         assert find_table(class_name).find(name).support_on("cpu").level == "refused"
 
 
-@pytest.mark.parametrize("class_name", [*TABLES, *OPTIONS])
+@pytest.mark.parametrize("class_name", TABLES)
 def test_every_field_of_a_message_is_in_the_table_and_the_other_way_round(class_name: str) -> None:
-    table, fields = find_table(class_name), set(message_fields(class_name)) - SECTIONS
-    assert fields <= {name for attribute in table.attributes for name in attribute.names}
-    assert {attribute.name for attribute in table.attributes} <= fields
+    attributes, fields = TABLES[class_name].attributes, set(message_fields(class_name)) - SECTIONS
+    assert fields <= {name for attribute in attributes for name in attribute.names}
+    assert {attribute.name for attribute in attributes} <= fields
+
+
+@pytest.mark.parametrize("class_name", TRANSFORMERS_NEURONX)
+def test_every_field_of_a_message_is_an_option_and_the_other_way_round(class_name: str) -> None:
+    assert set(message_fields(class_name)) == names_of(class_name)
+
+
+def read_comments(class_name: str) -> dict[str, str]:
+    """The comment of each field of a message, by name, on one line."""
+    body = re.search(rf"^message {class_name} {{\n(.*?)^}}", PROTO, re.DOTALL | re.MULTILINE)
+    assert body is not None
+    found = re.findall(r"((?:^ +//.*\n)+) +[^/\n]*?(\w+) = \d+", body[1], re.MULTILINE)
+    return {name: re.sub(r"\s*//\s*", " ", comment) for comment, name in found}
 
 
 @pytest.mark.parametrize("class_name", TABLES)
-def test_every_attribute_is_in_its_class_and_the_other_way_round(class_name: str) -> None:
-    recorded = {attribute.name for attribute in TABLES[class_name].attributes if not attribute.deprecated}
-    if class_name == "NeuronConfig":
-        assert recorded == fields_of("MoENeuronConfig")
-        assert recorded - MOE_NAMES == fields_of("NeuronConfig")
-    else:
-        assert recorded == fields_of(class_name) - {"model_attributes"}
+def test_the_message_states_the_default(class_name: str) -> None:
+    """Clients read it in comments: `Default 1`, `"right" (default)`, `(false, default)`, `Default `seq_len``."""
+    comments = read_comments(class_name)
+    assert comments.keys() == message_fields(class_name).keys()
+    for attribute in TABLES[class_name].attributes:
+        stated = re.search(r'Default ([\w.]*\w|"\w+")|("\w+"|\w+),? \(?default\)', comments[attribute.name])
+        source = re.search(r"Default:? `(.*?)`", comments[attribute.name])
+        value = None if stated is None or stated[1] == "none" else json.loads(stated[1] or stated[2])
+        if attribute.derivation:
+            assert (source[1] if source else value or "") in attribute.derivation, attribute.name
+        elif value is None:
+            assert attribute.default in (None, (), {}), attribute.name
+        else:
+            assert is_same(value, attribute.default), attribute.name
 
 
 @pytest.mark.parametrize("class_name", TABLES)
@@ -108,5 +119,5 @@ def test_names_are_unambiguous() -> None:
 def test_what_a_default_is_derived_from_is_said() -> None:
     for table in TABLES.values():
         for attribute in table.attributes:
-            assert callable(attribute.default) <= bool(attribute.derivation), attribute.name
+            assert not isinstance(attribute.default, Derivation) or attribute.derivation, attribute.name
     assert NEURON_CONFIG.find("max_length").derivation == "seq_len"

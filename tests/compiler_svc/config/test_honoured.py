@@ -1,46 +1,57 @@
 """Every attribute that the cpu target honours has a test that shows what it does."""
 
 import ast
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from compiler_svc.config.tables import TABLES
-from tests.compiler_svc.config.honoured import SHOWN_BY
+from tests.compiler_svc.builds.honoured_cases import GRAPH_CASES, PLAN_CASES, SAMPLING_VALUES
 
-ROOT = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[3]
+
+#: Attributes that change the plan of a build, or a graph.
+IN_CASES: Final = {
+    "InferenceConfig.neuron_config",
+    *(f"NeuronConfig.{name}" for case in (*PLAN_CASES, *GRAPH_CASES) for name in case.values),
+    *(f"OnDeviceSamplingConfig.{name}" for name in SAMPLING_VALUES),
+}
+_CAPS: Final = "tests/compiler_svc/builds/test_plan.py::test_active_tokens_and_positions_cap_buckets_and_limits"
+_WEIGHTS: Final = "tests/compiler_svc/builds/test_weights.py::test_executables_and_weights_apart"
+
+#: The tests of the others.
+ELSEWHERE: Final = {
+    "InferenceConfig.attribute_map": "tests/compiler_svc/weights/test_overrides.py::test_an_alias_in_the_checkpoint",
+    "NeuronConfig.padding_side": (
+        "tests/compiler_svc/models/test_left_padding.py::test_executable_says_on_which_side_it_is_padded"
+    ),
+    "NeuronConfig.n_active_tokens": _CAPS,
+    "NeuronConfig.n_positions": _CAPS,
+    "NeuronConfig.cast_type": "tests/compiler_svc/models/test_dtypes.py::test_as_declared_weights_keep_their_dtypes",
+    "NeuronConfig.save_sharded_checkpoint": _WEIGHTS,
+    "NeuronConfig.skip_sharding": _WEIGHTS,
+    "NeuronConfig.skip_warmup": "tests/runtime_svc/test_load_bundle.py::test_bundle_may_ask_for_no_warm_up",
+    "NeuronConfig.allow_input_truncation": (
+        "tests/compiler_svc/builds/test_plan.py::test_what_the_configuration_asks_of_the_runtime"
+    ),
+}
 
 
-def test_the_list_is_complete() -> None:
+def test_every_honoured_attribute_has_a_test() -> None:
     honoured = {
         f"{table.class_name}.{attribute.name}"
         for table in TABLES.values()
         for attribute in table.rows
         if attribute.support_on("cpu").level == "honoured" and not attribute.deprecated
     }
-    assert honoured == SHOWN_BY.keys()
+    assert honoured == IN_CASES | ELSEWHERE.keys()
+    assert not IN_CASES & ELSEWHERE.keys()
 
 
-@pytest.mark.parametrize("node", sorted(set(SHOWN_BY.values())))
+@pytest.mark.parametrize("node", sorted(set(ELSEWHERE.values())))
 def test_the_test_exists(node: str) -> None:
     """Read off the source: collecting them would load torch."""
     path, _, test = node.partition("::")
-    name, _, case = test.removesuffix("]").partition("[")
     body = ast.parse((ROOT / path).read_text()).body
-    functions = [one for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name == name]
-    assert functions, node
-    assert not case or case in cases(functions[0]), node
-
-
-def cases(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Names of a test's cases: those that are given, and those that pytest makes of plain values."""
-    decorators = [one for one in function.decorator_list if isinstance(one, ast.Call) and len(one.args) == 2]
-    lists = [one.args[1].elts for one in decorators if isinstance(one.args[1], ast.List)]
-    for case in itertools.chain.from_iterable(lists):
-        if isinstance(case, ast.Call):
-            yield from (ast.literal_eval(word.value) for word in case.keywords if word.arg == "id")
-        else:
-            values = ast.literal_eval(case)
-            yield "-".join(map(str, values if isinstance(values, tuple) else (values,)))
+    assert test in {one.name for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}

@@ -138,10 +138,10 @@ class TestSpellings:
             "quant": {"quant_dtype": "s8", "dequant_dtype": "bf16"},
             "fuse_qkv": False,
         }
-        outer, generation, quantization = TRANSFORMERS_NEURONX
-        assert list(samples) == [option.name for option in outer.attributes]
-        assert list(samples["on_device_generation"]) == [option.name for option in generation.attributes]
-        assert list(samples["quant"]) == [option.name for option in quantization.attributes]
+        outer, generation, quantization = TRANSFORMERS_NEURONX.values()
+        assert list(samples) == [option.name for option in outer]
+        assert list(samples["on_device_generation"]) == [option.name for option in generation]
+        assert list(samples["quant"]) == [option.name for option in quantization]
         assert not translate_transformers_neuronx(samples).violations
 
 

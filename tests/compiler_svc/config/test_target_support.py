@@ -73,7 +73,7 @@ class TestNotServed:
 
     @pytest.mark.parametrize("tp_degree", [1, 2, 3, 64])
     def test_every_degree_is_served(self, tp_degree: int) -> None:
-        """What a model can be cut into is judged when the model is known."""
+        """Whether a model can be split into as many parts is checked when the model is known."""
         resolution = resolve(tp_degree=tp_degree, rpl_reduce_dtype="bfloat16")
         assert resolution.config.neuron_config.tp_degree == tp_degree
         assert any("rpl_reduce_dtype" in warning for warning in resolution.warnings) == (tp_degree == 1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from compiler_svc.config.transformers_neuronx import judge_head_sharding, translate_transformers_neuronx
+from compiler_svc.config.transformers_neuronx import translate_transformers_neuronx, validate_head_sharding
 
 
 def test_every_option() -> None:
@@ -191,7 +191,7 @@ def test_strategies_that_are_not_served(strategy: str) -> None:
 def test_strategies_that_the_model_decides(
     strategy: str | None, num_key_value_heads: int, tp_degree: int, accepted: str | None
 ) -> None:
-    violation = judge_head_sharding(
+    violation = validate_head_sharding(
         {"group_query_attention": strategy}, num_key_value_heads=num_key_value_heads, tp_degree=tp_degree
     )
     if accepted is None:

@@ -13,17 +13,17 @@ from compiler_svc.config.assembly import assemble_inference_config
 from compiler_svc.config.attribute import ConfigTable
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.interchange import adapt_document, to_neuron_config_json
-from compiler_svc.config.judge import Judge
 from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG, TABLES
+from compiler_svc.config.validator import Validator
 from tests.compiler_svc.config.interchange.documents import draw_document
 
 
 def read(document: dict[str, Any]) -> InferenceConfig:
     """Reads a document whatever rules it breaks; its names and values have to be in order."""
     findings = Findings()
-    judge = Judge("trn2", {"target": "trn2", "checkpoint_dtype": None}, findings)
+    validator = Validator("trn2", {"target": "trn2", "checkpoint_dtype": None}, findings)
     return assemble_inference_config(
-        judge.judge("", adapt_document(document, findings), INFERENCE_CONFIG, outer={}).values
+        validator.validate("", adapt_document(document, findings), INFERENCE_CONFIG, outer={}).values
     )
 
 

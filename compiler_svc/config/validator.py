@@ -1,4 +1,4 @@
-"""Judging a document against the tables: names, domains, what the target makes of each value, and the rules."""
+"""Validates a document against the tables: names, domains, what the target makes of each value, and the rules."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from compiler_svc.config.suggestions import ANY_NAME, suggest_name
 from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
 from compiler_svc.errors import ConfigInvalid
 
-#: In one table.
-_MOST_NAMES: Final = 256
-# Each suggestion costs a search through the tables, which an attacker's thousands of names must not multiply; an error
-# lists fewer mistakes than this.
-_MOST_SUGGESTIONS: Final = 32
+#: Names that one table of a document may give.
+_MAX_NAMES: Final = 256
+#: Names that get a suggestion: each costs a search through the tables, and a document may hold thousands of names. An
+#: error lists fewer mistakes than this.
+_MAX_SUGGESTIONS: Final = 32
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Validation:
     """The values of one table.
 
     Attributes:
@@ -36,18 +36,18 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Judges tables for one target, and notes what it finds.
+class Validator:
+    """Validates tables for one target, and collects what it finds.
 
     Attributes:
-        context: What values are derived from beside other attributes: `target`, `checkpoint_dtype`.
+        context: What defaults are derived from beside other attributes: `target`, `checkpoint_dtype`.
     """
 
     target: TargetKind
     context: Mapping[str, Any]
     findings: Findings
 
-    def judge(
+    def validate(
         self,
         path: str,
         document: Mapping[str, Any],
@@ -56,16 +56,16 @@ class Judge:
         outer: Values,
         mistaken_outside: Collection[str] = (),
         serves: bool = True,
-    ) -> Judgement:
-        """Judges the attributes of one table and of those inside; a mistaken one has its default.
+    ) -> Validation:
+        """Validates the attributes of one table and of those inside; a mistaken one takes its default.
 
         Args:
-            outer: Values of the table around it, as far as they are known.
+            outer: Values of the table around it that are known so far.
             mistaken_outside: Attributes of that table that are mistakes.
-            serves: Whether to judge what the target makes of the values, too.
+            serves: Whether to validate what the target makes of the values, too.
         """
-        if len(document) > _MOST_NAMES:
-            raise ConfigInvalid([FieldViolation(path or "config", f"{len(document)} names", f"at most {_MOST_NAMES}")])
+        if len(document) > _MAX_NAMES:
+            raise ConfigInvalid([FieldViolation(path or "config", f"{len(document)} names", f"at most {_MAX_NAMES}")])
         accepted, mistaken = self._read(path, document, table)
         if table is INFERENCE_CONFIG:
             self._refuse_second_draft(path, accepted, outer)
@@ -78,7 +78,7 @@ class Judge:
                 # A table that is unset by default is a feature that setting it asks for.
                 is_served = serves and default is None
                 is_later = is_served and attribute.support_on(self.target).level == "later"
-                inside = self._judge_inside(path, attribute, value, values, mistaken, serves=serves and not is_later)
+                inside = self._validate_inside(path, attribute, value, values, mistaken, serves=serves and not is_later)
                 mistaken |= {f"{attribute.name}.{name}" for name in inside.mistaken}
                 value = inside.values or None
             values[attribute.name] = value
@@ -87,14 +87,14 @@ class Judge:
                 if self._refuses(place, attribute, value, default):
                     mistaken.add(attribute.name)
                 elif is_served:
-                    self._judge_support(place, attribute, value, default)
+                    self._validate_support(place, attribute, value, default)
         if table is INFERENCE_CONFIG:
             values["model_attributes"] = {name: value for name, value in document.items() if name in MODEL_ATTRIBUTES}
-        self._judge_rules(path, table, values, mistaken | {f"outer.{name}" for name in mistaken_outside})
+        self._validate_rules(path, table, values, mistaken | {f"outer.{name}" for name in mistaken_outside})
         self._note_undocumented(path, table, accepted)
-        return Judgement(values, frozenset(mistaken))
+        return Validation(values, frozenset(mistaken))
 
-    def _judge_rules(self, path: str, table: ConfigTable, values: Values, mistaken: Collection[str]) -> None:
+    def _validate_rules(self, path: str, table: ConfigTable, values: Values, mistaken: Collection[str]) -> None:
         rules, notes = RULES.get(table.class_name, ((), ()))
         # NxD Inference has an attribute `target`, too, which is not what rules mean.
         values = {**values, **self.context}
@@ -106,7 +106,7 @@ class Judge:
             model = path.partition("neuron_config")[0]
             self.findings.warnings += [f"{model}{note}" for note in notes_on(notes, values)]
 
-    def _judge_inside(
+    def _validate_inside(
         self,
         path: str,
         attribute: Attribute,
@@ -115,13 +115,13 @@ class Judge:
         mistaken: Collection[str],
         *,
         serves: bool,
-    ) -> Judgement:
-        """Judges the table that is an attribute's value; one that is unset has no values."""
+    ) -> Validation:
+        """Validates the table that is an attribute's value; an unset one has no values."""
         assert isinstance(attribute.domain, Table)
         if document is None:
-            return Judgement({}, frozenset())
+            return Validation({}, frozenset())
         place, table = join_path(path, attribute.name), TABLES[attribute.domain.of]
-        return self.judge(place, document, table, outer=outer, mistaken_outside=mistaken, serves=serves)
+        return self.validate(place, document, table, outer=outer, mistaken_outside=mistaken, serves=serves)
 
     def _refuse_second_draft(self, path: str, accepted: dict[str, Any], outer: Values) -> None:
         if outer and (value := accepted.pop("fused_spec_config", None)) is not None:
@@ -129,7 +129,7 @@ class Judge:
             self.findings.add_mistake(place, value, "unset: a draft model has no draft model of its own")
 
     def _read(self, path: str, document: Mapping[str, Any], table: ConfigTable) -> tuple[dict[str, Any], set[str]]:
-        """The values in their domains, by attribute, and the attributes with a mistake. null is unset."""
+        """Reads the values in their domains, by attribute, and finds the attributes with a mistake. null is unset."""
         accepted: dict[str, Any] = {}
         spellings: dict[str, str] = {}
         mistaken: set[str] = set()
@@ -139,7 +139,7 @@ class Judge:
                 if not Json().accepts(value):
                     self.findings.add_mistake(join_path(path, name), value, Json().accepted)
             elif attribute is None:
-                is_listed = len(self.findings.mistakes) < _MOST_SUGGESTIONS
+                is_listed = len(self.findings.mistakes) < _MAX_SUGGESTIONS
                 suggestion = suggest_name(name, table) if is_listed else ANY_NAME
                 self.findings.add_mistake(join_path(path, name), value, suggestion)
             elif value is None:
@@ -159,7 +159,7 @@ class Judge:
         return accepted, mistaken
 
     def _read_value(self, path: str, name: str, attribute: Attribute, value: Any) -> Any:
-        """The one spelling of a value, whatever name it was given under."""
+        """Normalizes a value, and negates it if the document gives it under a negated alias."""
         read = attribute.domain.normalize(value)
         for alias in attribute.aliases:
             if alias.name == name:
@@ -177,7 +177,7 @@ class Judge:
         self.findings.add_mistake(path, value, attribute.cite(f"{only}: {support.reason}"))
         return True
 
-    def _judge_support(self, path: str, attribute: Attribute, value: Any, default: Any) -> None:
+    def _validate_support(self, path: str, attribute: Attribute, value: Any, default: Any) -> None:
         """Notes what the target makes of a value that it can take."""
         support = attribute.support_on(self.target)
         if attribute.deprecated:
@@ -204,6 +204,6 @@ class Judge:
 
 
 def join_path(path: str, name: str) -> str:
-    """Path of an attribute, readable whatever its name is."""
+    """Joins the path of an attribute; shows a name that is no short ASCII identifier escaped and cut."""
     readable = name if name.isidentifier() and name.isascii() and len(name) <= 64 else show(name)
     return f"{path}.{readable}" if path else readable

@@ -1,25 +1,34 @@
-"""The resolved configuration: compile-time options beside the model's own attributes."""
+"""InferenceConfig: compile-time options beside the model's own attributes, and the draft model's configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from compiler_svc.config.moe_neuron_config import MoENeuronConfig
-from compiler_svc.config.neuron_config import NeuronConfig
+from compiler_svc.config.attribute import LATER, attribute, hint
+from compiler_svc.config.domains import ClassPath
+from compiler_svc.config.tables.documents import FUSED_SPECULATION, INFERENCE_CONFIG, UNDOCUMENTED
+from compiler_svc.config.tables.experts import MoENeuronConfig
+from compiler_svc.config.tables.neuron_config import NeuronConfig
+
+_CLASS_FROM_CHECKPOINT: Final = hint("the checkpoint's config.json says which model class it is")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedSpecNeuronConfig:
     """The draft model that is compiled together with the target. Classes are for NxD Inference only."""
 
-    worker_cls: str | None
-    draft_config: InferenceConfig | None
-    draft_model_path: str | None
-    draft_model_cls: str | None
+    worker_cls: str | None = attribute(
+        FUSED_SPECULATION, ClassPath(), cpu=_CLASS_FROM_CHECKPOINT, neuron=_CLASS_FROM_CHECKPOINT
+    )
+    draft_config: InferenceConfig | None = attribute(FUSED_SPECULATION, cpu=LATER)
+    draft_model_path: str | None = attribute(FUSED_SPECULATION, cpu=LATER)
+    draft_model_cls: str | None = attribute(
+        UNDOCUMENTED, ClassPath(), cpu=_CLASS_FROM_CHECKPOINT, neuron=_CLASS_FROM_CHECKPOINT
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +41,10 @@ class InferenceConfig:
         attribute_map: Other names of the model's attributes, alias to name.
     """
 
-    neuron_config: NeuronConfig
-    fused_spec_config: FusedSpecNeuronConfig | None
+    neuron_config: NeuronConfig = attribute(INFERENCE_CONFIG, default={})
+    fused_spec_config: FusedSpecNeuronConfig | None = attribute(INFERENCE_CONFIG, cpu=LATER)
     model_attributes: dict[str, Any]
-    attribute_map: dict[str, str]
+    attribute_map: dict[str, str] = attribute(INFERENCE_CONFIG, default={})
 
     def to_json(self) -> dict[str, Any]:
         """The configuration as a document, for the manifest and for cache keys: what resolves to it again.

@@ -1,30 +1,37 @@
-"""Attributes that NxD Inference's code has and no document names: accepted at their defaults, which a note says."""
+"""Attributes whose values are validated and dropped.
+
+Most are attributes of NxD Inference's code that no document names: they are accepted at their defaults, which a note
+says. Hooks of Python are refused.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from compiler_svc.config.attribute import LATER, Attribute, hint, same_as
+from compiler_svc.config.attribute import LATER, Attribute, Derivation, hint, refused, same_as
 from compiler_svc.config.domains import Anything, Flag, Limit
-from compiler_svc.config.tables.documents import UNDOCUMENTED
+from compiler_svc.config.tables.attention import NO_KERNELS
+from compiler_svc.config.tables.documents import INFERENCE_CONFIG, UNDOCUMENTED
 
-_DTYPE_COUNTS: Final = hint("torch_dtype counts where it is set")
+_DTYPE_COUNTS: Final = hint("torch_dtype counts if it is set")
+_NO_HOOKS: Final = refused("it is a Python hook; the checkpoint's config.json is always read")
 
 
-def only_default(**defaults: Any) -> tuple[Attribute, ...]:
+def _only_default(**defaults: Any) -> tuple[Attribute, ...]:
     """Rows of attributes that are accepted at their defaults only. A default may be a derivation."""
     return tuple(
-        Attribute(name=name, domain=Anything(), default=default, section=UNDOCUMENTED, cpu=LATER, neuron=LATER)
+        Attribute(UNDOCUMENTED, Anything(), name=name, default=default, cpu=LATER, neuron=LATER)
         for name, default in defaults.items()
     )
 
 
 #: Those of NxD Inference 0.10's NeuronConfig and MoENeuronConfig.
-UNDOCUMENTED_ATTRIBUTES: Final = (
-    *only_default(
+_NEURON_CONFIG: Final = (
+    *_only_default(
         # Lengths and batches
         on_cpu=False,
-        buckets=lambda values: [values["seq_len"]],
+        buckets=Derivation(lambda values: [values["seq_len"]], "seq_len alone"),
         bucket_n_active_tokens=False,
         apply_seq_ids_mask=False,
         chunked_prefill_config=None,
@@ -90,13 +97,15 @@ UNDOCUMENTED_ATTRIBUTES: Final = (
         # Compilation and debugging
         enable_cte_modular_flow=False,
         layer_boundary_markers=False,
-        lm_head_pad=lambda values: values["logical_nc_config"] > 1,
+        lm_head_pad=Derivation(lambda values: values["logical_nc_config"] > 1, "true if logical_nc_config is 2"),
         lm_head_pad_alignment_size=1,
         seq_len_threshold_for_cc_tiling=16384,
         tile_cc=False,
         target=None,
         enable_spill_reload_dge=False,
-        enable_long_context_mode=lambda values: values["max_context_length"] >= 32 * 1024,
+        enable_long_context_mode=Derivation(
+            lambda values: values["max_context_length"] >= 32 * 1024, "true from a max_context_length of 32768 on"
+        ),
         enable_output_completion_notifications=False,
         padded_hidden_size=None,
         padded_intermediate_size=None,
@@ -106,13 +115,35 @@ UNDOCUMENTED_ATTRIBUTES: Final = (
         tensor_replacement_config=None,
     ),
     Attribute(
+        UNDOCUMENTED,
+        Flag(),
         name="overrides_torch_dtype",
-        domain=Flag(),
         default=False,
-        section=UNDOCUMENTED,
         cpu=_DTYPE_COUNTS,
         neuron=_DTYPE_COUNTS,
     ),
     # NxD Inference writes its default, infinity, as a number that JSON does not have.
-    Attribute(name="quantize_clamp_bound", domain=Limit(), section=UNDOCUMENTED, cpu=LATER, neuron=LATER),
+    Attribute(UNDOCUMENTED, Limit(), name="quantize_clamp_bound", cpu=LATER, neuron=LATER),
 )
+
+#: By class name.
+UNRECORDED: Final[Mapping[str, tuple[Attribute, ...]]] = {
+    "InferenceConfig": (
+        Attribute(INFERENCE_CONFIG, Anything(), name="load_config", cpu=_NO_HOOKS, neuron=_NO_HOOKS),
+        *_only_default(metadata=None, num_cores_per_group=1),
+    ),
+    "NeuronConfig": _NEURON_CONFIG,
+    "OnDeviceSamplingConfig": (
+        Attribute(UNDOCUMENTED, Flag(), name="top_k_kernel_enabled", default=False, cpu=NO_KERNELS),
+        # NxD Inference writes this into its files.
+        *_only_default(on_device_sampling_config=True),
+    ),
+    "LoraServingConfig": _only_default(
+        batch_size=1,
+        lora_bias="none",
+        eviction_policy="lru",
+        lfu_decay_period=128,
+        is_context_encoding=False,
+        enable_base_model_only=False,
+    ),
+}
