@@ -34,7 +34,7 @@ from compiler_svc.database.engine import Database
 from compiler_svc.errors import BuildFailed
 from compiler_svc.golden.check import check_golden
 from compiler_svc.planning.build_plan import plan_build
-from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import CompileSpec, ShardSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit
@@ -225,9 +225,7 @@ def keep_graphs(spec: CompileSpec, digest: str, layout: Layout, report: Progress
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config)
     graph_digests = {executable.tag: executable.graph_digest for executable in manifest.executables}
-    writer = GraphsWriter(
-        GraphsHeader(bundle=digest, code_digest=digest_code(BUNDLE_CODE), executables=len(graph_digests))
-    )
+    writer = GraphsWriter(GraphsHeader(bundle=digest, code_digest=digest_bundle_code(), executables=len(graph_digests)))
     for submodel in plan.submodels:
         report.enter(Stage.PUBLISH, f"keeping the graph of {submodel.tag}")
         traced = export_submodel(plan.model, plan.weights, submodel, with_sources=True)

@@ -19,7 +19,7 @@ from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.lower.toolchain import toolchain
-from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import BuildSpec
 from compiler_svc.records import ExecutableResult
 from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
@@ -100,7 +100,7 @@ class BundleCache:
         action_digest = spec.bundle_action_digest(
             checkpoint_digest=sha256_bytes(canonical_json({"weights": weights, "files": inputs})),
             toolchain=toolchain(spec.optimization_level),
-            code_digest=digest_code(BUNDLE_CODE),
+            code_digest=digest_bundle_code(),
         )
         return Identity(checkpoint_digest=weights, action_digest=action_digest)
 

@@ -23,7 +23,7 @@ from compiler_svc.compiles.single_flight import SharedBuilds
 from compiler_svc.database.operations import Operation
 from compiler_svc.database.versions import Version
 from compiler_svc.errors import BuildFailed, CompileCancelled
-from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import BuildSpec, CompileSpec
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
@@ -163,7 +163,7 @@ class CompileRun:
             if slots.locked():
                 await on_progress(Progress(stage=Stage.PUBLISH, message="waiting for a free build slot"))
             async with slots:
-                code_digest = digest_code(BUNDLE_CODE)
+                code_digest = digest_bundle_code()
                 if not self._spec.skip_cache_lookup and await asyncio.to_thread(
                     has_graphs, layout, digest, code_digest
                 ):

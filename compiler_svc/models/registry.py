@@ -30,6 +30,13 @@ def list_families() -> Mapping[str, Family]:
     return {name: family for family in (*_OWN, *registered) for name in family.architectures}
 
 
+@cache
+def list_registered() -> Mapping[str, str]:
+    """Names and versions of the distributions that register families, by the name of the entry point."""
+    found = entry_points(group=ENTRY_POINTS)
+    return {one.name: f"{one.dist.name} {one.dist.version}" if one.dist else one.value for one in found}
+
+
 def list_attributes(config: Mapping[str, Any]) -> frozenset[str]:
     """Names of the attributes of a `config.json` that count for its model; for any, if no family builds it."""
     names = config.get("architectures")

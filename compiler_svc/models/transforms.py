@@ -58,6 +58,8 @@ def _change_layer(layer: LayerSpec, change: Callable[[LinearSpec], LinearSpec]) 
 
 
 def _fuse(attention: AttentionSpec) -> AttentionSpec:
+    if len(attention.projections) == 1:
+        return attention
     first = attention.projections[0]
     slices = (
         slices

@@ -11,6 +11,7 @@ from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.models.token_ids import read_token_ids
+from compiler_svc.models.transforms import fuse_qkv
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import SubmodelSpec, describe_submodel
@@ -44,6 +45,8 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
     """
     family = find_family(checkpoint.config)
     description = describe_model(checkpoint.config)
+    if config.fused_qkv:
+        description = fuse_qkv(description)
     sampling = choose_sampling(config)
     model = GraphSpec(
         description=description,

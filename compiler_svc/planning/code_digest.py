@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bundle.digest import canonical_json, sha256_bytes, sha256_file
+from compiler_svc.models.registry import list_registered
 
 #: The folders and files that shape a bundle's bytes, the resolved configuration given: that is in every key itself.
 #: An edit elsewhere, such as in the service, the database or the prose of the configuration, voids no cached bundle.
@@ -33,6 +34,15 @@ LOWERING_CODE: Final = ("compiler_svc/lower",)
 
 _KINDS: Final = ("*.py", "*.cpp")
 _ROOT: Final = Path(__file__).parents[2]
+
+
+@cache
+def digest_bundle_code() -> str:
+    """Digest of all code that shapes a bundle's bytes: our own, and the families that other distributions register.
+
+    Of those only the versions count: clear the caches after an edit that leaves the version as it is.
+    """
+    return sha256_bytes(canonical_json({"own": digest_code(BUNDLE_CODE), "registered": dict(list_registered())}))
 
 
 @cache

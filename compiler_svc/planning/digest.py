@@ -15,7 +15,7 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.manifest import Target
 from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.planning.build_plan import BuildPlan
-from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.trace.submodels import SubmodelSpec
 
 
@@ -33,7 +33,7 @@ def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[
         "optimization_level": optimization_level,
         "salt": salt,
         "toolchain": toolchain(optimization_level),
-        "code_digest": digest_code(BUNDLE_CODE),
+        "code_digest": digest_bundle_code(),
     }
     # Hashed once: of a large model it is long, and only the submodel differs between executables.
     shared_digest = sha256_bytes(canonical_json(msgspec.to_builtins(shared)))

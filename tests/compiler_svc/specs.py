@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bundle.manifest import Sampling
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
@@ -40,8 +41,13 @@ def make_spec(checkpoint: Checkpoint, **changes: Any) -> GraphSpec:
 
 
 def make_plan(
-    checkpoint: Checkpoint, *, dtype: str = "float32", cast_type: str = "config", tp_degree: int = 1
+    checkpoint: Checkpoint,
+    *,
+    dtype: str = "float32",
+    cast_type: str = "config",
+    tp_degree: int = 1,
+    description: ModelDescription | None = None,
 ) -> WeightPlan:
     """The weights of `make_spec`."""
-    description = describe_model(checkpoint.config)
+    description = description or describe_model(checkpoint.config)
     return plan_weights(description, checkpoint, dtype=dtype, cast_type=cast_type, tp_degree=tp_degree)

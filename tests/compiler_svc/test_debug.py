@@ -13,7 +13,7 @@ from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphsHeader, Grap
 from compiler_svc.builds.job import BuildJob, BuildResult
 from compiler_svc.compiles.build_runner import OnProgress
 from compiler_svc.errors import BuildFailed
-from compiler_svc.planning.code_digest import BUNDLE_CODE, digest_code
+from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.records import Progress, Stage
 from tests.bundle.samples import publish_sample
 from tests.compiler_svc.running_compiler import (
@@ -24,7 +24,7 @@ from tests.compiler_svc.running_compiler import (
     serve_compiler,
 )
 
-CODE = digest_code(BUNDLE_CODE)
+CODE = digest_bundle_code()
 TRACING = "keeping the graph of token_generation_16"
 
 

@@ -71,13 +71,13 @@ class TestCompile:
 
 class TestRefusals:
     async def test_every_mistake_of_a_configuration(self, client: Client) -> None:
-        text = json.dumps({"neuron_config": {"seq_len": "64", "max_contxt_length": 3, "fused_qkv": True}})
+        text = json.dumps({"neuron_config": {"seq_len": "64", "max_contxt_length": 3, "kv_cache_quant": True}})
         refused = await refusal(client.compile(config_json=text))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONFIG_INVALID")
         assert refused.fields == {
             "neuron_config.seq_len": f"got '64'; accepted: {LENGTH}",
             "neuron_config.max_contxt_length": "got 3; accepted: did you mean 'max_context_length'?",
-            "neuron_config.fused_qkv": "got True; accepted: False, all that this version serves",
+            "neuron_config.kv_cache_quant": "got True; accepted: False, all that this version serves",
         }
 
     async def test_text_that_is_no_json(self, client: Client) -> None:
@@ -87,7 +87,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("fields", "feature"),
         [
-            ({"config_json": '{"neuron_config": {"fused_qkv": true}}'}, "neuron_config.fused_qkv"),
+            ({"config_json": '{"neuron_config": {"kv_cache_quant": true}}'}, "neuron_config.kv_cache_quant"),
             ({"config_json": '{"neuron_config": {"qk_layernorm": true}}'}, "neuron_config.qk_layernorm"),
             ({"target": pb.Target(kind=pb.Target.KIND_TRN2)}, "target.kind"),
         ],

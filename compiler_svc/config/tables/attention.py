@@ -18,7 +18,7 @@ _WHOLE_PROMPTS: Final = hint("ranks of this target do not split prompts")
 class AttentionAttributes:
     """Attention, the KV cache's layout, and kernels; `attn_kernel_enabled` None lets the compiler choose."""
 
-    fused_qkv: bool = attribute(ATTENTION, default=False, cpu=LATER)
+    fused_qkv: bool = attribute(ATTENTION, default=False)
     flash_decoding_enabled: bool = attribute(ATTENTION, default=False, cpu=LATER)
     sequence_parallel_enabled: bool = attribute(ATTENTION, default=False, cpu=_WHOLE_PROMPTS)
     qk_layernorm: bool = attribute(ATTENTION, default=False, cpu=LATER)

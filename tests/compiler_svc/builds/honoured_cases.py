@@ -108,6 +108,7 @@ PLAN_CASES: Final = (
 
 GRAPH_CASES: Final = (
     GraphCase({}, {"on_device_sampling_config": {}}),
+    GraphCase({}, {"fused_qkv": True}),
     GraphCase({"on_device_sampling_config": {}}, {"output_logits": True}),
     GraphCase({"tp_degree": 2}, {"rpl_reduce_dtype": "bfloat16"}),
 )

@@ -24,7 +24,7 @@ def test_what_is_written_is_read() -> None:
     assert read_config(manifest) == config
 
 
-@pytest.mark.parametrize("neuron_config", [{"later_attribute": 1}, {"fused_qkv": True}, {"seq_len": 0}])
+@pytest.mark.parametrize("neuron_config", [{"later_attribute": 1}, {"kv_cache_quant": True}, {"seq_len": 0}])
 def test_the_configuration_of_another_version_is_refused(neuron_config: dict[str, object]) -> None:
     manifest = msgspec.structs.replace(sample_manifest(), config={"neuron_config": neuron_config})
     with pytest.raises(GraphAbiMismatch, match=next(iter(neuron_config))):

@@ -24,7 +24,7 @@ _WEIGHTS: Final = "tests/compiler_svc/builds/test_weights.py::test_executables_a
 ELSEWHERE: Final = {
     "InferenceConfig.attribute_map": "tests/compiler_svc/weights/test_overrides.py::test_an_alias_in_the_checkpoint",
     "NeuronConfig.padding_side": (
-        "tests/compiler_svc/models/test_left_padding.py::test_executable_says_on_which_side_it_is_padded"
+        "tests/contract/families/test_left_padding.py::test_executable_says_on_which_side_it_is_padded"
     ),
     "NeuronConfig.n_active_tokens": _CAPS,
     "NeuronConfig.n_positions": _CAPS,

@@ -30,7 +30,6 @@ class TestNotServed:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("fused_qkv", True),
             ("kv_cache_quant", True),
             ("qk_layernorm", True),
             ("speculation_length", 4),
@@ -50,26 +49,31 @@ class TestNotServed:
 
     def test_features_are_listed(self) -> None:
         with pytest.raises(FeatureNotServed) as caught:
-            resolve(fused_qkv=True, router_config={"act_fn": "sigmoid"}, lora_config={})
+            resolve(kv_cache_quant=True, router_config={"act_fn": "sigmoid"}, lora_config={})
         assert caught.value.metadata["features"].split(",") == [
-            "neuron_config.fused_qkv",
+            "neuron_config.kv_cache_quant",
             "neuron_config.lora_config",
             "neuron_config.router_config.act_fn",
         ]
 
     def test_false_is_not_zero(self) -> None:
-        assert "0" in mistakes_in(fused_qkv=0)["fused_qkv"].value
+        assert "0" in mistakes_in(kv_cache_quant=0)["kv_cache_quant"].value
 
     @pytest.mark.parametrize(
         "values",
-        [{"router_config": {}}, {"router_config": {"act_fn": "softmax"}}, {"moe_tp_degree": 1}, {"fused_qkv": False}],
+        [
+            {"router_config": {}},
+            {"router_config": {"act_fn": "softmax"}},
+            {"moe_tp_degree": 1},
+            {"kv_cache_quant": False},
+        ],
     )
     def test_defaults_are_accepted(self, values: dict[str, Any]) -> None:
         assert resolve(**values).warnings == ()
 
     def test_neuron_targets_plan_with_what_cpu_serves_later(self) -> None:
-        config = resolve(target="trn2", fused_qkv=True, torch_dtype="float16", tp_degree=32).config.neuron_config
-        assert (config.fused_qkv, config.torch_dtype, config.tp_degree) == (True, "float16", 32)
+        config = resolve(target="trn2", kv_cache_quant=True, torch_dtype="float16", tp_degree=32).config.neuron_config
+        assert (config.kv_cache_quant, config.torch_dtype, config.tp_degree) == (True, "float16", 32)
 
     @pytest.mark.parametrize("tp_degree", [1, 2, 3, 64])
     def test_every_degree_is_served(self, tp_degree: int) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compiler_svc.models.divisions import share_of
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
 from execution.sampling import greedy, sample
@@ -23,7 +24,7 @@ def draw_logits(rows: int, vocab_size: int, seed: int, dtype: torch.dtype = torc
 def divide(logits: Tensor, tp_degree: int) -> list[RankLogits]:
     """Parts as ranks have them; padding holds what must never be picked."""
     vocab_size, ranks = logits.shape[1], Ranks(tp_degree)
-    share = ranks.share(vocab_size)
+    share = share_of(vocab_size, tp_degree)
     padding = torch.full((len(logits), share * tp_degree - vocab_size), 99.0, dtype=logits.dtype)
     parts = torch.cat((logits, padding), dim=1).split(share, dim=1)
     return [

@@ -29,7 +29,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def make_stepper(tiny: TinyModel, rank: int, spec: GraphSpec, make_run: Callable[..., Run] = run_eagerly) -> Stepper:
-    plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype)
+    plan = tiny.plan(tp_degree=spec.tp_degree, dtype=spec.dtype, description=spec.description)
     buckets: dict[str, Any] = {"context_buckets": (16,), "token_buckets": (32,)}
     return Stepper(spec, plan, tiny.checkpoint, **buckets, make_run=make_run, rank=rank)
 

@@ -11,6 +11,7 @@ import torch
 from compiler_svc.models.errors import ModelConfigInvalid
 from compiler_svc.models.registry import describe_model, find_family, list_attributes, list_families
 from compiler_svc.models.token_ids import read_token_ids
+from compiler_svc.models.transforms import fuse_qkv
 from tests.compiler_svc.sharding.test_ranks import (
     NUM_PROMPT_TOKENS,
     TOKENS,
@@ -99,3 +100,12 @@ def test_bfloat16_is_about_as_near_to_float32_as_transformers_is(
     spec = tiny.spec(dtype="bfloat16")
     for outputs in generate_together(tiny, spec):
         assert 0 < deviation(outputs["logits"], truth) < 2 * theirs
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_one_projection_may_make_queries_keys_and_values(tiny: TinyModel, tp_degree: int) -> None:
+    description = fuse_qkv(describe_model(tiny.checkpoint.config))
+    tensors = {parameter.name for parameter in description.parameters(tp_degree)}
+    assert "model.layers.0.self_attn.qkv_proj.weight" in tensors
+    assert not any("q_proj" in name for name in tensors)
+    check_against_transformers(tiny, tp_degree, description=description)
