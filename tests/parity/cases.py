@@ -1,14 +1,14 @@
-"""Which geometry is compiled for how many ranks at which optimization level, and which run of the tests does it.
+"""Which geometry is compiled how, and which run of the tests does it.
 
-`make test` runs every case at -O0 and a selection at -O1 that has every pair of (KV heads to a query head, ranks),
-(tied or not, ranks) and (heads padded or not, ranks), and each kind of rope; `make test-full` runs everything.
+`make test` runs a covering array: every pair of values of family, ranks, level, padding side, sampling and projections
+stands in one of its rows. `make test-full` runs these rows, and every geometry at every degree and level.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -21,23 +21,6 @@ LEVELS: Final = (0, 1, 2)
 SEQ_LEN: Final = 128
 LONGEST_PROMPT: Final = 32
 
-#: (geometry, degree) of the -O1 selection, with the number of buckets of each submodel.
-PAIRWISE: Final[dict[tuple[str, int], int]] = {
-    ("gqa4-tied-llama3", 2): 2,
-    ("mha-bias-default", 1): 1,
-    ("mha-bias-default", 4): 1,
-    ("gqa2-tied-linear", 1): 1,
-    ("gqa2-tied-linear", 4): 1,
-    ("gqa4-tied-llama3", 1): 1,
-    ("gqa4-tied-llama3", 4): 1,
-    ("gqa8-untied-dynamic", 1): 1,
-    ("gqa8-untied-dynamic", 2): 1,
-    ("gqa8-untied-dynamic", 4): 1,
-    ("padded-gqa2-yarn", 2): 1,
-    ("padded-mha-longrope", 2): 1,
-    ("padded-groups-bias", 4): 1,
-}
-
 
 @dataclass(frozen=True)
 class Case:
@@ -45,6 +28,9 @@ class Case:
 
     Attributes:
         num_buckets: Buckets of each submodel, 1 or 2.
+        padding_side: Of prompts that are shorter than their bucket.
+        sampling: Whether executables pick tokens, or the executor does from their logits.
+        is_fused: Whether one projection makes queries, keys and values.
         has_logits: Whether its executables return logits. Without, ranks never gather them: each picks among its own
             part of the vocabulary, and the picks are compared.
     """
@@ -52,13 +38,23 @@ class Case:
     geometry: str
     tp_degree: int
     level: int
-    num_buckets: int
+    num_buckets: int = 2
+    padding_side: Literal["right", "left"] = "right"
+    sampling: Literal["device", "host"] = "device"
+    is_fused: bool = False
     has_logits: bool = True
 
     @property
     def name(self) -> str:
-        """Name of the case, of its bundle and of its deployment."""
-        return f"{self.geometry}-tp{self.tp_degree}-o{self.level}" + ("" if self.has_logits else "-tokens")
+        """Name of the case, of its bundle and of its deployment; it says what is not as in most cases."""
+        options = {
+            "left": self.padding_side == "left",
+            "host": self.sampling == "host",
+            "fused": self.is_fused,
+            "tokens": not self.has_logits,
+        }
+        unusual = [name for name, is_set in options.items() if is_set]
+        return "-".join([self.geometry, f"tp{self.tp_degree}", f"o{self.level}", *unusual])
 
     @property
     def num_executables(self) -> int:
@@ -84,6 +80,7 @@ class Case:
     @property
     def config(self) -> dict[str, Any]:
         """The InferenceConfig."""
+        on_device = {"on_device_sampling_config": {"global_topk": 32, "dynamic": True}}
         return {
             "neuron_config": {
                 "tp_degree": self.tp_degree,
@@ -97,22 +94,48 @@ class Case:
                 "is_continuous_batching": True,
                 "ctx_batch_size": 1,
                 "output_logits": self.has_logits,
-                "on_device_sampling_config": {"global_topk": 32, "dynamic": True},
+                "padding_side": self.padding_side,
+                "fused_qkv": self.is_fused,
             }
+            | (on_device if self.sampling == "device" else {})
         }
 
 
-def all_cases() -> Iterator[Case]:
-    """The whole matrix, cheapest first."""
+#: The covering array; at level 1 one bucket of each submodel is enough, since compiling is what costs.
+SHORT_RUN: Final = (
+    Case("gqa2-tied-linear", 1, 0, 2, "left", "host"),
+    Case("padded-mha-longrope", 2, 0, 2, "left", "host", is_fused=True),
+    Case("gqa4-tied-llama3", 4, 1, 2, "right", "device", is_fused=True),
+    Case("mistral-window", 1, 0, 2, "right", "device"),
+    Case("mistral-window", 2, 0, 2, "right", "device", is_fused=True),
+    Case("mistral-window", 4, 1, 1, "left", "host", is_fused=True),
+    Case("qwen2-some-layers-slide", 1, 1, 1, "right", "host", is_fused=True),
+    Case("qwen2-some-layers-slide", 2, 0, 2, "left", "device", is_fused=True),
+    Case("qwen2-some-layers-slide", 4, 0, 2, "left", "host"),
+    Case("qwen3-head-dim-tied", 1, 0, 2, "left", "device"),
+    Case("qwen3-head-dim-tied", 2, 1, 1, "left", "host"),
+    Case("qwen3-head-dim-tied", 4, 0, 2, "right", "device", is_fused=True),
+    Case("phi3-longrope", 1, 0, 2, "right", "device"),
+    Case("phi3-longrope", 2, 0, 2, "right", "host", is_fused=True),
+    Case("phi3-longrope", 4, 1, 1, "left", "device"),
+)
+
+
+def matrix_cases() -> Iterator[Case]:
+    """Every geometry at every degree and level, cheapest first."""
     for level in LEVELS:
         for geometry in GEOMETRIES:
             for degree in DEGREES:
-                selected = PAIRWISE.get((geometry, degree)) if level == 1 else None
-                yield Case(geometry, degree, level, selected or 2)
+                yield Case(geometry, degree, level)
+
+
+def all_cases() -> tuple[Case, ...]:
+    """The covering array and what the matrix has beside it."""
+    return tuple(dict.fromkeys([*SHORT_RUN, *(case for case in matrix_cases() if case not in SHORT_RUN)]))
 
 
 def parameters() -> list[Any]:
-    """The matrix as pytest parameters; what `make test` leaves out is marked slow."""
+    """All cases as pytest parameters; what `make test` leaves out is marked slow."""
     return [pytest.param(case, id=case.name, marks=_marks(case)) for case in all_cases()]
 
 
@@ -132,11 +155,6 @@ def _picking_marks(case: Case) -> list[pytest.MarkDecorator]:
     return [] if case.geometry.startswith("padded") else [pytest.mark.slow]
 
 
-def is_in_short_run(case: Case) -> bool:
-    """Whether `make test` runs the case."""
-    return case.level == 0 or (case.level == 1 and (case.geometry, case.tp_degree) in PAIRWISE)
-
-
 def _marks(case: Case) -> list[pytest.MarkDecorator]:
     marks = [pytest.mark.toolchain] if case.level else []
-    return marks if is_in_short_run(case) else [*marks, pytest.mark.slow]
+    return marks if case in SHORT_RUN else [*marks, pytest.mark.slow]

@@ -1,4 +1,4 @@
-"""The models that parity is shown for: ratios of query to KV heads, heads that need padding, every kind of rope."""
+"""The models that parity is shown for: every family; ratios of query to KV heads, heads that need padding, ropes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMON: Final[dict[str, Any]] = {
     "eos_token_id": 2,
 }
 
-_SHAPES: Final[dict[str, dict[str, Any]]] = {
+_LLAMA: Final[dict[str, dict[str, Any]]] = {
     "mha-bias-default": {
         "hidden_size": 48,
         "intermediate_size": 100,
@@ -117,5 +117,72 @@ _SHAPES: Final[dict[str, dict[str, Any]]] = {
     },
 }
 
-#: Arguments of `transformers.LlamaConfig`, by the geometry's name.
-GEOMETRIES: Final[dict[str, dict[str, Any]]] = {name: _COMMON | shape for name, shape in _SHAPES.items()}
+_FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": {
+        # The window is shorter than the longest prompt.
+        "mistral-window": {
+            "hidden_size": 64,
+            "intermediate_size": 100,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+            "sliding_window": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "Qwen2ForCausalLM": {
+        "qwen2-some-layers-slide": {
+            "hidden_size": 72,
+            "intermediate_size": 90,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "Qwen3ForCausalLM": {
+        "qwen3-head-dim-tied": {
+            "hidden_size": 64,
+            "intermediate_size": 112,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    },
+    "Phi3ForCausalLM": {
+        # The shortest of its prompts have the short factors, and all cross to the long ones.
+        "phi3-longrope": {
+            "hidden_size": 48,
+            "intermediate_size": 66,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+            "original_max_position_embeddings": 24,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+                "factor": 4.0,
+                "original_max_position_embeddings": 24,
+            },
+        },
+    },
+}
+
+#: Hugging Face's name of the architecture, by the geometry's name.
+ARCHITECTURES: Final[dict[str, str]] = {
+    name: architecture for architecture, geometries in _FAMILIES.items() for name in geometries
+}
+#: Arguments of the architecture's configuration in transformers, by the geometry's name.
+GEOMETRIES: Final[dict[str, dict[str, Any]]] = {
+    name: _COMMON | shape for geometries in _FAMILIES.values() for name, shape in geometries.items()
+}
+#: Those of the Llama family.
+LLAMA_GEOMETRIES: Final[dict[str, dict[str, Any]]] = {name: GEOMETRIES[name] for name in _LLAMA}

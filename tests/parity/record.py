@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.parity.cases import DEGREES, LEVELS, all_cases
-from tests.parity.geometries import GEOMETRIES
+from tests.parity.geometries import ARCHITECTURES, GEOMETRIES
 
 #: What stands between these lines of the page is written by a full run.
 BEGIN, END = "<!-- results of make test-full -->", "<!-- end of the results -->"
@@ -75,21 +75,31 @@ def render_results(results: Iterable[ParityResult], commit: str) -> str:
     """A table with one row for each geometry and degree, one column for each level."""
     by_case = {result.case: result for result in results}
     total = len(list(all_cases()))
+    columns = ["family", "geometry", "heads", "KV heads", "rope", "tied", "ranks", *(f"-O{level}" for level in LEVELS)]
     lines = [
         _INTRODUCTION.format(commit=commit, passed=len(by_case), total=total),
-        "| geometry | heads | KV heads | rope | tied | ranks | " + " | ".join(f"-O{level}" for level in LEVELS) + " |",
-        "|---|---|---|---|---|---|" + "---|" * len(LEVELS),
+        _row(columns),
+        "|---" * len(columns) + "|",
     ]
     for geometry, config in GEOMETRIES.items():
         for degree in DEGREES:
             figures = [by_case.get(f"{geometry}-tp{degree}-o{level}") for level in LEVELS]
-            cells = ["–" if result is None else f"{result.max_deviation:.1e}" for result in figures]
-            lines.append(
-                f"| {geometry} | {config['num_attention_heads']} | {config['num_key_value_heads']} "
-                f"| {config['rope_parameters']['rope_type']} | {'yes' if config['tie_word_embeddings'] else 'no'} "
-                f"| {degree} | " + " | ".join(cells) + " |"
-            )
+            cells = [
+                ARCHITECTURES[geometry].removesuffix("ForCausalLM"),
+                geometry,
+                config["num_attention_heads"],
+                config["num_key_value_heads"],
+                config["rope_parameters"]["rope_type"],
+                "yes" if config["tie_word_embeddings"] else "no",
+                degree,
+                *("–" if result is None else f"{result.max_deviation:.1e}" for result in figures),
+            ]
+            lines.append(_row(cells))
     num_tokens = sum(result.num_tokens for result in by_case.values())
     num_ties = sum(result.num_ties for result in by_case.values())
     lines += ["", f"Greedy tokens compared: {num_tokens}. Comparisons that ended in a tie: {num_ties}.", ""]
     return "\n".join(lines)
+
+
+def _row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.compiler_svc.tiny_models import write_tiny_model
-from tests.parity.geometries import GEOMETRIES
+from tests.parity.geometries import ARCHITECTURES, GEOMETRIES
 
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.
 TOLERANCE = 1e-4
@@ -73,7 +73,8 @@ class Reference:
 
 def write_checkpoint(path: Path, geometry: str) -> Reference:
     """Writes a random checkpoint whose logits are spread enough for greedy decoding to be decisive."""
-    return Reference(path, write_tiny_model(path, GEOMETRIES[geometry], seed=len(geometry)).model)
+    tiny = write_tiny_model(path, GEOMETRIES[geometry], architecture=ARCHITECTURES[geometry], seed=len(geometry))
+    return Reference(path, tiny.model)
 
 
 def draw_prompt(length: int, *, seed: int = 0) -> list[int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import asdict
+from itertools import combinations, product
 
-from tests.parity.cases import DEGREES, PAIRWISE, all_cases, is_in_short_run
-from tests.parity.geometries import GEOMETRIES
+from compiler_svc.models.registry import list_families
+from tests.parity.cases import DEGREES, LEVELS, SHORT_RUN, all_cases
+from tests.parity.geometries import ARCHITECTURES, GEOMETRIES
 
 
 def features(geometry: str) -> dict[str, object]:
@@ -29,24 +31,30 @@ def test_geometries_cover_what_models_differ_in() -> None:
     assert all(config["vocab_size"] % 2 for config in GEOMETRIES.values())
 
 
-def test_every_case_runs_without_a_toolchain() -> None:
-    cases = [case for case in all_cases() if case.level == 0]
-    assert {(case.geometry, case.tp_degree) for case in cases} == set(product(GEOMETRIES, DEGREES))
-    assert all(is_in_short_run(case) and case.num_buckets == 2 for case in cases)
+def test_the_short_run_covers_every_pair() -> None:
+    """Whatever two properties a fault needs, a row has both."""
+    values = {
+        "family": set(ARCHITECTURES.values()),
+        "tp_degree": set(DEGREES),
+        "level": {0, 1},
+        "padding_side": {"right", "left"},
+        "sampling": {"device", "host"},
+        "is_fused": {False, True},
+    }
+    rows = [{"family": ARCHITECTURES[case.geometry], **asdict(case)} for case in SHORT_RUN]
+    for one, other in combinations(values, 2):
+        pairs = {(row[one], row[other]) for row in rows}
+        assert pairs == set(product(values[one], values[other])), (one, other)
 
 
-def test_the_compiled_selection_is_pairwise_and_small() -> None:
-    selected = [case for case in all_cases() if case.level == 1 and is_in_short_run(case)]
-    assert {(case.geometry, case.tp_degree) for case in selected} == PAIRWISE.keys()
-    assert sum(case.num_executables for case in selected) <= 30
-    pairs = {(name, features(case.geometry)[name], case.tp_degree) for case in selected for name in ("ratio", "tied")}
-    assert {("ratio", ratio, degree) for ratio in (1, 2, 4, 8) for degree in DEGREES} <= pairs
-    assert {("tied", tied, degree) for tied in (True, False) for degree in DEGREES} <= pairs
-    padded = {
-        (bool(GEOMETRIES[case.geometry]["num_attention_heads"] % case.tp_degree), case.tp_degree) for case in selected
-    }
-    assert {(True, 2), (True, 4), (False, 1), (False, 2), (False, 4)} <= padded
-    assert {features(case.geometry)["rope"] for case in selected} == {
-        features(geometry)["rope"] for geometry in GEOMETRIES
-    }
-    assert any(case.num_buckets == 2 for case in selected)
+def test_the_short_run_compiles_little() -> None:
+    assert len(SHORT_RUN) <= 15
+    assert sum(case.num_executables for case in SHORT_RUN if case.level) <= 12
+
+
+def test_every_family_and_degree_and_level_is_in_the_full_run() -> None:
+    cases = {(case.geometry, case.tp_degree, case.level) for case in all_cases()}
+    assert cases == set(product(GEOMETRIES, DEGREES, LEVELS))
+    assert set(ARCHITECTURES.values()) == set(list_families())
+    names = [case.name for case in all_cases()]
+    assert len(names) == len(set(names))

@@ -12,7 +12,7 @@ from compiler_svc.models.registry import describe_model
 from compiler_svc.sharding.plan import plan_weights
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.weights.checkpoint import Checkpoint
-from tests.parity.geometries import GEOMETRIES
+from tests.parity.geometries import LLAMA_GEOMETRIES as GEOMETRIES
 from tests.parity.reference import write_checkpoint
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from execution.sampling import greedy, sample
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.compiler_svc.thread_ranks import run_ranks
 from tests.compiler_svc.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
-from tests.parity.geometries import GEOMETRIES
+from tests.parity.geometries import LLAMA_GEOMETRIES as GEOMETRIES
 
 DEGREES = (1, 2, 3, 4)
 TOKENS = draw_tokens(16)
