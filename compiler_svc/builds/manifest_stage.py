@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bundle.abi import compute_graph_abi_digest
+from bundle.abi.digest import compute_graph_abi_digest
 from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, WeightSet, WeightShard
 from bundle.oci import BlobDescriptor
 from compiler_svc.builds.build import Build

@@ -4,7 +4,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bundle.abi import compute_graph_abi_digest, state_names
+from bundle.abi.digest import compute_graph_abi_digest
+from bundle.abi.state import state_names
 from bundle.digest import is_digest, sha256_bytes
 from bundle.manifest import WeightShard, WeightTensor
 

@@ -259,7 +259,9 @@ async def test_output_is_published_while_the_next_step_runs(
 def followers(harness: EngineHarness) -> str:
     """Every step that ran: p for a prompt, t for tokens, f for tokens that follow those of a step under way."""
     tags = ["p" if step.tag.startswith("context") else "t" for step in harness.ranks.steps]
-    return "".join("f" if step.follows else tag for tag, step in zip(tags, harness.ranks.steps, strict=True))
+    return "".join(
+        "f" if step.depends_on_previous else tag for tag, step in zip(tags, harness.ranks.steps, strict=True)
+    )
 
 
 async def test_steps_are_called_ahead_until_the_last_token(start_engine: StartEngine) -> None:
