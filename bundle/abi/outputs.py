@@ -52,4 +52,5 @@ def split_tokens(values: Sequence[int], num_rows: int) -> tuple[list[list[int]],
     width = len(values) // num_rows
     rows = [values[start : start + width] for start in range(0, len(values), width)]
     invalid = tuple(index for index, row in enumerate(rows) if row[0] == INVALID_ROW)
-    return [[value for value in row if value >= 0] for row in rows], invalid
+    tokens = [[] if index in invalid else [value for value in row if value >= 0] for index, row in enumerate(rows)]
+    return tokens, invalid
