@@ -205,7 +205,7 @@ class Tokenizer(_Record, frozen=True):
 
     digest: Digest
     files: tuple[TokenizerFile, ...]
-    #: Jinja source, None where the checkpoint has none.
+    #: Jinja source, None if the checkpoint has none.
     chat_template: str | None
 
 

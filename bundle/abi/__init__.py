@@ -9,7 +9,7 @@
 Everything that needs such a fact reads it here: tracing, executors, ranks, the golden check, the engine's step builder,
 the fakes and contract suites of tests. A new input is one row of `inputs.INPUTS`, beside the code that consumes it.
 
-All submodels are one function: R rows of T tokens each. Row r computes `num_tokens[r]` valid tokens (all T where that
-input is absent). They are the first of the row or, in an executable with the flag `left_padded`, the last. Padding
-never writes the KV cache. A row without a request is idle: each of its inputs has its idle value.
+All submodels are one function: R rows of T tokens each. Row r computes `num_tokens[r]` valid tokens (all T if the
+executable lacks that input). They are the first of the row or, in an executable with the flag `left_padded`, the last.
+Padding never writes the KV cache. A row without a request is idle: each of its inputs has its idle value.
 """

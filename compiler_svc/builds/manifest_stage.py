@@ -69,7 +69,7 @@ def resolved_config(build: Build) -> dict[str, Any]:
 
 
 def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:
-    """The manifest's record of a checkpoint's tokenizer, None where it has none.
+    """The manifest's record of a checkpoint's tokenizer, None if it has none.
 
     Args:
         files: Blobs of its files.

@@ -14,7 +14,7 @@ class SubmodelShape:
     """One submodel and its static shapes.
 
     Attributes:
-        batch_size: Rows of a step, in the largest shape where the buckets have batch sizes.
+        batch_size: Rows of a step, in the largest shape if the buckets have batch sizes.
         buckets: One executable each, in the order that they are tried: (length,) in tokens; with prefix caching
             (tokens to compute, cached tokens), tokens to compute being 1 in decode; with batches of token generation
             (rows, length).

@@ -26,9 +26,9 @@ class GoldenComparison:
 
     Attributes:
         num_steps: Steps compared.
-        max_deviation: Largest deviation of a logit as a share of the largest reference logit; None where the
+        max_deviation: Largest deviation of a logit as a share of the largest reference logit; None if the
             executable returns none.
-        num_ties: Tokens that differ from the reference's where the reference is undecided.
+        num_ties: Tokens that differ from the reference's while the reference is undecided.
     """
 
     tag: str
