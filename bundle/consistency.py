@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from bundle.abi.inputs import inputs_of
+from bundle.abi.outputs import outputs_of
+from bundle.abi.tensor import AbiTensor
 from bundle.errors import ManifestInvalid
 from bundle.manifest import Executable, Manifest, WeightSet
 
@@ -67,8 +70,14 @@ def _find_executable_problems(executable: Executable, manifest: Manifest) -> Ite
     for name in executable.state:
         if name not in state:
             yield f"{path}.state names {name!r}, which state.tensors does not have"
-    yield from _find_duplicates(f"{path}.inputs", [spec.name for spec in executable.inputs])
-    yield from _find_duplicates(f"{path}.outputs", [spec.name for spec in executable.outputs])
+    inputs, outputs = [spec.name for spec in executable.inputs], [spec.name for spec in executable.outputs]
+    yield from _find_duplicates(f"{path}.inputs", inputs)
+    yield from _find_duplicates(f"{path}.outputs", outputs)
+    yield from _find_others(f"{path}.inputs", inputs, inputs_of(executable.submodel, executable.flags))
+    yield from _find_others(f"{path}.outputs", outputs, outputs_of(executable.submodel, executable.flags))
+    widths = [spec.shape for spec in executable.inputs if spec.name == "input_ids"]
+    if any(len(shape) != 2 for shape in widths):
+        yield f"{path}.inputs[input_ids] has {len(widths[0])} dimensions; accepted: 2"
     yield from _find_duplicates(f"{path}.constants", [constant.name for constant in executable.constants])
     tensors = {
         weight_set.name: [{tensor.name for tensor in shard.tensors} for shard in weight_set.shards]
@@ -80,6 +89,12 @@ def _find_executable_problems(executable: Executable, manifest: Manifest) -> Ite
                 f"{path}.constants[{constant.name}] takes {constant.tensor!r} of weight set {constant.weight_set!r}, "
                 "which some rank does not have"
             )
+
+
+def _find_others(path: str, names: list[str], accepted: Iterable[AbiTensor]) -> Iterator[str]:
+    expected = {tensor.name for tensor in accepted}
+    if set(names) != expected:
+        yield f"{path} are {', '.join(sorted(names))}; accepted for its flags: {', '.join(sorted(expected))}"
 
 
 def _find_duplicates(path: str, names: list[str]) -> Iterator[str]:

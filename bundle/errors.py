@@ -7,7 +7,7 @@ KilnError                     root of every error that crosses a service boundar
     ├── BlobCorrupt           bytes that do not have the digest they are stored under
     ├── BundleNotFound        a manifest digest or reference that names nothing
     ├── ManifestInvalid       a manifest that does not follow the schema
-    ├── AbiUnsupported        a manifest of an ABI version or with flags that this code does not know
+    ├── AbiUnsupported        a manifest of an ABI, flags or submodels that this code does not know
     ├── LayoutInvalid         a directory that is no OCI image layout, or a broken index
     └── RefInvalid            text that is no bundle reference
 """
@@ -116,7 +116,7 @@ class ManifestInvalid(BundleError):
 
 
 class AbiUnsupported(BundleError):
-    """A manifest of an ABI version or with flags that this code does not know."""
+    """A manifest of an ABI version, or with flags or submodels, that this code does not know."""
 
     reason = "ABI_UNSUPPORTED"
 

@@ -1,25 +1,24 @@
 """The bundle manifest: everything that a runtime needs to know, as data.
 
 The manifest holds reproducible fields only, so that equal inputs give equal digests. It is stored as canonical JSON
-(RFC 8785) in the config blob of the OCI image manifest. Unknown fields, ABI versions and flags are refused.
+(RFC 8785) in the config blob of the OCI image manifest. Unknown fields, ABI versions, flags and submodels are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from bundle.abi.outputs import list_flags
+from bundle.abi.submodels import SUBMODELS, SubmodelName
+from bundle.abi.tensor import AbiTensor, Symbol, Symbols
 from bundle.digest import Digest, canonical_json
 from bundle.errors import AbiUnsupported, ManifestInvalid
 
 ABI_VERSION: Final = 1
 
-#: Flags that change how an executable is called. A runtime refuses flags that it does not know.
-KNOWN_FLAGS: Final = frozenset({"sampling_params", "rand", "logits", "tokens", "left_padded"})
-
-Submodel = Literal["context_encoding", "token_generation"]
 DType = Literal["float32", "bfloat16", "float16", "int32"]
 #: How a weight shard lays the items of a tensor out.
 TensorLayout = Literal["row_major"]
@@ -47,6 +46,11 @@ class TensorSpec(_Record, frozen=True):
     dtype: DType
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, tensor: AbiTensor, symbols: Symbols) -> Self:
+        """An input or output of the ABI, in the executable that `symbols` describes."""
+        return cls(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape(symbols))
+
 
 class ConstantBinding(_Record, frozen=True):
     """Says which weight an executable's constant takes."""
@@ -69,7 +73,7 @@ class Executable(_Record, frozen=True):
 
     #: `submodel_bucket`, unique in the bundle, such as `token_generation_256`.
     tag: str
-    submodel: Submodel
+    submodel: SubmodelName
     #: Static shape in tokens: `(tokens,)`, or `(prefill, prefix)`.
     bucket: tuple[int, ...]
     #: Rows of one step.
@@ -86,8 +90,13 @@ class Executable(_Record, frozen=True):
     constants: tuple[ConstantBinding, ...]
     #: Digest of the exported graph.
     graph_digest: Digest
-    #: Options that the runtime has to know, from KNOWN_FLAGS, sorted.
+    #: Options that the runtime has to know, from `bundle.abi.outputs.list_flags`, sorted.
     flags: tuple[str, ...]
+
+    @property
+    def num_row_tokens(self) -> int:
+        """Tokens of a row."""
+        return next(spec.shape[1] for spec in self.inputs if spec.name == "input_ids")
 
 
 class WeightTensor(_Record, frozen=True, omit_defaults=True):
@@ -199,7 +208,7 @@ class Tokenizer(_Record, frozen=True):
 
     digest: Digest
     files: tuple[TokenizerFile, ...]
-    #: Jinja source, None where the checkpoint has none.
+    #: Jinja source, None if the checkpoint has none.
     chat_template: str | None
 
 
@@ -226,7 +235,7 @@ class Manifest(_Record, frozen=True):
     limits: Limits
     tokens: Tokens
     tokenizer: Tokenizer | None
-    #: See `bundle.abi.compute_graph_abi_digest`.
+    #: See `bundle.abi.digest.compute_graph_abi_digest`.
     graph_abi_digest: Digest
     serving: Serving = Serving()
 
@@ -244,9 +253,24 @@ class Manifest(_Record, frozen=True):
         """The shards of every weight set and rank."""
         return (shard for weight_set in self.weight_sets for shard in weight_set.shards)
 
-    def executables_of(self, submodel: Submodel) -> tuple[Executable, ...]:
+    def executables_of(self, submodel: SubmodelName) -> tuple[Executable, ...]:
         """Executables of one submodel, smallest bucket first."""
         return tuple(sorted((e for e in self.executables if e.submodel == submodel), key=lambda e: e.bucket))
+
+    def symbols_of(self, executable: Executable) -> dict[Symbol, int]:
+        """What the symbols of the ABI's inputs stand for in an executable."""
+        bounds_positions = SUBMODELS[executable.submodel].bucket == "positions"
+        # A token is written at its position and read back from the bucket; padding of a prompt may be at any position.
+        num_positions = executable.bucket[-1] if bounds_positions else self.limits.max_length
+        return {
+            "R": executable.batch_size,
+            "T": executable.num_row_tokens,
+            "V": self.tokens.vocab_size,
+            "pad_id": self.tokens.pad,
+            "scratch_slot": self.state.num_slots,
+            "last_token_id": self.tokens.vocab_size - 1,
+            "last_position": num_positions - 1,
+        }
 
     def blobs(self) -> frozenset[str]:
         """Digests of all blobs that the manifest names."""
@@ -266,7 +290,7 @@ def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
     """Reads a manifest strictly.
 
     Raises:
-        AbiUnsupported: ABI version or flags that this code does not know.
+        AbiUnsupported: ABI version, flags or submodels that this code does not serve.
         ManifestInvalid: Anything else that does not follow the schema.
     """
     try:
@@ -284,13 +308,20 @@ def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
     except ValueError as error:
         # Large integers, say: what cannot be written again cannot be handed on.
         raise ManifestInvalid(str(error), digest) from error
-    for executable in manifest.executables:
-        unknown = sorted(set(executable.flags) - KNOWN_FLAGS)
-        if unknown:
-            raise AbiUnsupported(
-                f"executables[{executable.tag}].flags", ", ".join(unknown), ", ".join(sorted(KNOWN_FLAGS))
-            )
+    _check_is_served(manifest)
     return manifest
+
+
+def _check_is_served(manifest: Manifest) -> None:
+    flags = list_flags()
+    served = [name for name, submodel in SUBMODELS.items() if submodel.is_served]
+    for executable in manifest.executables:
+        path = f"executables[{executable.tag}]"
+        unknown = sorted(set(executable.flags) - flags)
+        if unknown:
+            raise AbiUnsupported(f"{path}.flags", ", ".join(unknown), ", ".join(sorted(flags)))
+        if executable.submodel not in served:
+            raise AbiUnsupported(f"{path}.submodel", executable.submodel, ", ".join(served))
 
 
 class _AbiVersion(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bundle.abi import compute_graph_abi_digest
+from bundle.abi.digest import compute_graph_abi_digest
 from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, WeightSet, WeightShard
 from bundle.oci import BlobDescriptor
 from compiler_svc.builds.build import Build
@@ -69,7 +69,7 @@ def resolved_config(build: Build) -> dict[str, Any]:
 
 
 def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:
-    """The manifest's record of a checkpoint's tokenizer, None where it has none.
+    """The manifest's record of a checkpoint's tokenizer, None if it has none.
 
     Args:
         files: Blobs of its files.

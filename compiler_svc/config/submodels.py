@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from bundle.abi.submodels import SUBMODELS, SubmodelName
 from compiler_svc.config.buckets import pair_with_batches, pair_with_prefixes
 from compiler_svc.config.tables.neuron_config import NeuronConfig
-
-#: Submodels that some configuration compiles.
-SubmodelName = Literal["context_encoding", "token_generation", "speculation", "fused_speculation", "medusa_speculation"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +14,7 @@ class SubmodelShape:
     """One submodel and its static shapes.
 
     Attributes:
-        batch_size: Rows of a step; of the largest shape, if the buckets have batch sizes.
+        batch_size: Rows of a step, in the largest shape if the buckets have batch sizes.
         buckets: One executable each, in the order that they are tried: (length,) in tokens; with prefix caching
             (tokens to compute, cached tokens), tokens to compute being 1 in decode; with batches of token generation
             (rows, length).
@@ -42,20 +39,24 @@ def _describe_prefill(config: NeuronConfig) -> SubmodelShape:
     buckets: tuple[tuple[int, ...], ...] = tuple((length,) for length in lengths)
     if config.is_prefix_caching:
         buckets = pair_with_prefixes(lengths, config.prefix_buckets)
-    return SubmodelShape("context_encoding", config.ctx_batch_size, buckets)
+    return _make_shape("context_encoding", config, buckets)
 
 
 def _describe_generation(config: NeuronConfig) -> SubmodelShape:
     if config.is_medusa:
-        return SubmodelShape("medusa_speculation", config.spec_batch_size, ((config.seq_len,),))
+        return _make_shape("medusa_speculation", config, ((config.seq_len,),))
     lengths = config.token_generation_buckets
     buckets: tuple[tuple[int, ...], ...] = tuple((length,) for length in lengths)
     if config.is_prefix_caching:
         buckets = tuple((1, length) for length in lengths)
     if config.enable_fused_speculation:
-        return SubmodelShape("fused_speculation", config.tkg_batch_size, buckets)
+        return _make_shape("fused_speculation", config, buckets)
     if config.speculation_length > 0:
-        return SubmodelShape("speculation", config.spec_batch_size, buckets)
+        return _make_shape("speculation", config, buckets)
     if config.token_generation_batches:
         buckets = pair_with_batches(config.token_generation_batches, config.tkg_batch_size, lengths)
-    return SubmodelShape("token_generation", config.tkg_batch_size, buckets)
+    return _make_shape("token_generation", config, buckets)
+
+
+def _make_shape(name: SubmodelName, config: NeuronConfig, buckets: tuple[tuple[int, ...], ...]) -> SubmodelShape:
+    return SubmodelShape(name, getattr(config, SUBMODELS[name].rows), buckets)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from bundle.manifest import DType, Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
-from compiler_svc.golden.step_inputs import make_context_inputs, make_token_inputs
 from compiler_svc.golden.steps import Steps, loaded_steps
 from compiler_svc.models.registry import find_family
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
 from execution.ranks.nursery import RankNursery
+from execution.step import StepForm
 
 #: Tokens of the shortest prompt, and tokens fed one by one after each prompt.
 SHORT_PROMPT_TOKENS: Final = 8
@@ -99,14 +99,14 @@ class _Check:
         num_slots = min(self._manifest.state.num_slots, self._manifest.limits.tkg_batch_size)
         slot = len(self.sequences) % num_slots
         expected = self._reference.run(tokens, num_prompt_tokens)
-        inputs = make_context_inputs(self._manifest, context, tokens[:num_prompt_tokens], slot)
-        self._run(context, inputs, row=0, expected=next(expected), position=num_prompt_tokens - 1)
+        self._run(context, tokens[:num_prompt_tokens], row=0, start=0, slot=slot, expected=next(expected))
         for position, logits in zip(range(num_prompt_tokens, num_tokens), expected, strict=True):
             fitting = [generator for generator in generators if generator.bucket[0] > position]
             # Feeding a token again writes the same keys and values again, so that every bucket can have its turn.
             for generator in fitting[: 1 if self.sequences else None]:
-                inputs = make_token_inputs(self._manifest, generator, tokens[position], position, slot)
-                self._run(generator, inputs, row=slot, expected=logits, position=position)
+                self._run(
+                    generator, tokens[position : position + 1], row=slot, start=position, slot=slot, expected=logits
+                )
         self.sequences.append(GoldenSequence(num_prompt_tokens, tuple(tokens)))
 
     def _choose_prompt_length(self, context: Executable) -> int:
@@ -124,13 +124,17 @@ class _Check:
         return min(wanted, limits.max_context_length, limits.max_length)
 
     def _run(
-        self, executable: Executable, inputs: dict[str, Tensor], *, row: int, expected: Tensor, position: int
+        self, executable: Executable, tokens: Sequence[int], *, row: int, start: int, slot: int, expected: Tensor
     ) -> None:
+        """Computes the tokens of one row, all others being idle, and compares what follows the last."""
+        form = StepForm(self._manifest, executable)
+        inputs = form.make_idle()
+        form.put_tokens(inputs, row, tokens, start=start, slot=slot)
         outputs = self._steps.run(executable, inputs)
         self.comparisons[executable.tag] = self.comparisons[executable.tag].with_step(
             {name: output[row] for name, output in outputs.items()},
             expected,
-            position=position,
+            position=start + len(tokens) - 1,
             tolerance=self.tolerance,
             sampling=self._manifest.sampling,
         )

@@ -9,9 +9,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bundle.abi.inputs import INPUTS
 from bundle.manifest import DType, Sampling
 from compiler_svc.golden.errors import GoldenMismatch
-from compiler_svc.golden.step_inputs import GREEDY_PARAMS, RAND
 from execution.sampling import sample
 
 #: Largest deviation of a logit, as a share of the largest reference logit. Twice as much is a tie: tokens whose
@@ -26,9 +26,9 @@ class GoldenComparison:
 
     Attributes:
         num_steps: Steps compared.
-        max_deviation: Largest deviation of a logit as a share of the largest reference logit; None where the
+        max_deviation: Largest deviation of a logit as a share of the largest reference logit; None if the
             executable returns none.
-        num_ties: Tokens that differ from the reference's where the reference is undecided.
+        num_ties: Tokens that differ from the reference's while the reference is undecided.
     """
 
     tag: str
@@ -79,7 +79,7 @@ class GoldenComparison:
 
 
 def _pick_token(reference: Tensor, sampling: Sampling) -> int:
-    """The token that the executable should pick."""
+    """The token that the executable should pick: golden steps sample as idle rows do."""
     baked = (float(sampling.top_k), sampling.top_p, sampling.temperature)
-    params = torch.tensor([GREEDY_PARAMS if sampling.dynamic else baked])
-    return int(sample(reference[None], params, torch.tensor([[RAND]]), sampling.global_topk))
+    params = torch.tensor([INPUTS["sampling_params"].idle if sampling.dynamic else baked])
+    return int(sample(reference[None], params, torch.tensor([INPUTS["rand"].idle]), sampling.global_topk))

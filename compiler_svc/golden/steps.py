@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from bundle.manifest import Executable, Manifest
-from compiler_svc.golden.step_inputs import GREEDY_PARAMS, RAND
+from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
 from execution.ranks.group import RankGroup
 from execution.ranks.nursery import RankNursery
-from execution.step import Step, step_inputs
+from execution.step import Step, StepInputs
 
 
 class Steps(Protocol):
     """A loaded bundle. Its KV cache remembers earlier steps."""
 
-    def run(self, executable: Executable, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
         """Runs one executable once.
 
         Args:
-            inputs: The executable's inputs.
+            inputs: Those of a step; see `execution.step.step_inputs`.
 
         Returns:
             The executable's outputs.
@@ -58,7 +58,7 @@ def loaded_steps(
     with asyncio.Runner() as runner:
         group = runner.run(_start(manifest, blob_path, nursery))
         try:
-            yield _GroupSteps(manifest, runner, group)
+            yield _GroupSteps(runner, group)
         finally:
             runner.run(group.close())
 
@@ -67,29 +67,23 @@ class _OwnSteps:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def run(self, executable: Executable, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._executor.run(executable.tag, inputs)
+    def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
+        return self._executor.run(executable.tag, make_tensors(executable.inputs, inputs))
 
 
 class _GroupSteps:
-    def __init__(self, manifest: Manifest, runner: asyncio.Runner, group: RankGroup) -> None:
-        self._sampling = manifest.sampling
+    def __init__(self, runner: asyncio.Runner, group: RankGroup) -> None:
         self._runner = runner
         self._group = group
 
-    def run(self, executable: Executable, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        # Where sampling is on the host, the ranks sample after the executable; what they pick is not compared.
-        sampled = {"sampling_params": GREEDY_PARAMS * executable.batch_size, "rand": [RAND] * executable.batch_size}
-        values = {
-            spec.name: inputs[spec.name].flatten().tolist() if spec.name in inputs else sampled[spec.name]
-            for spec in step_inputs(executable, self._sampling)
-        }
+    def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
+        # If sampling is on the host, the ranks sample after the executable; what they pick is not compared.
         returned = {spec.name for spec in executable.outputs}
-        step = Step(executable.tag, values, return_logits="logits" in returned)
+        step = Step(executable.tag, inputs, return_logits="logits" in returned)
         result = self._runner.run(self._group.run(step))
         outputs = {}
         if "tokens" in returned:
-            outputs["tokens"] = torch.tensor(result.tokens, dtype=torch.int32)
+            outputs["tokens"] = torch.tensor([tokens[0] for tokens in result.tokens], dtype=torch.int32)
         if result.logits is not None:
             outputs["logits"] = torch.frombuffer(result.logits, dtype=torch.float32).view(executable.batch_size, -1)
         return outputs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
-from bundle.manifest import Limits, Sampling, Serving, Submodel, Tokens
+from bundle.manifest import Limits, Sampling, Serving, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.models.registry import describe_model, find_family
@@ -85,9 +85,9 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
 def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[SubmodelSpec]:
     for shape in describe_submodels(config):
         for bucket in shape.buckets:
-            # Configurations of other submodels, or with buckets of two numbers, are refused before.
+            # Configurations of submodels that are not served, or with buckets of two numbers, are refused before.
             (length,) = bucket
-            yield describe_submodel(model, cast("Submodel", shape.name), length)
+            yield describe_submodel(model, shape.name, length)
 
 
 def choose_sampling(config: NeuronConfig) -> Sampling:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bundle.abi import compute_graph_abi_digest
+from bundle.abi.digest import compute_graph_abi_digest
 from bundle.digest import canonical_json
 from bundle.manifest import Manifest
 from compiler_svc.config import InferenceConfig, resolve_config

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from bundle.abi.inputs import INPUTS
+from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.layers.decoder import CausalLm
@@ -38,17 +40,18 @@ class SubmodelProgram(nn.Module):
         self.core = core
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Runs one step; order, shapes and dtypes are those of the specification."""
+        """Runs one step; order, shapes and dtypes are those of the specification.
+
+        The core gets every input by its name, except those that say how a token is picked.
+        """
         num_inputs = len(self.submodel.inputs)
         inputs = {tensor.name: value for tensor, value in zip(self.submodel.inputs, tensors[:num_inputs], strict=True)}
         state = tensors[num_inputs:]
-        tokens = (inputs["input_ids"], inputs["position_ids"], inputs["seq_ids"])
-        if self.submodel.submodel == "context_encoding":
-            logits, new_state = self.core.encode_context(
-                *tokens, inputs["num_tokens"], state, padding_side=self.spec.padding_side
-            )
+        of_core = {name: value for name, value in inputs.items() if not INPUTS[name].is_for_sampling}
+        if SUBMODELS[self.submodel.submodel].reads_cache:
+            logits, new_state = self.core.generate_token(**of_core, state=state, bucket=self.submodel.bucket[0])
         else:
-            logits, new_state = self.core.generate_token(*tokens, state, bucket=self.submodel.bucket[0])
+            logits, new_state = self.core.encode_context(**of_core, state=state, padding_side=self.spec.padding_side)
         outputs = {}
         if self.spec.returns_logits:
             outputs["logits"] = logits.gather()
@@ -57,7 +60,7 @@ class SubmodelProgram(nn.Module):
         return (*(outputs[output.name] for output in self.submodel.outputs), *new_state)
 
     def _pick_tokens(self, logits: RankLogits, gathered: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
-        """Tokens int32 [rows], from `gathered` f32 [rows, vocab_size] where the ranks exchange all logits anyway."""
+        """Tokens int32 [rows], from `gathered` f32 [rows, vocab_size] if the ranks exchange all logits anyway."""
         if self.spec.is_greedy:
             return logits.greedy() if gathered is None else greedy(gathered)
         sampling, rows = self.spec.sampling, logits.part.shape[0]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bundle.abi import state_names
-from bundle.manifest import StateLayout, StateTensor, Submodel, TensorSpec
+from bundle.abi.inputs import LEFT_PADDED, inputs_of
+from bundle.abi.outputs import outputs_of
+from bundle.abi.state import AXES, state_names
+from bundle.abi.submodels import SUBMODELS, SubmodelName
+from bundle.abi.tensor import AbiTensor, Symbols
+from bundle.manifest import StateLayout, StateTensor, TensorSpec
 from compiler_svc.trace.graph_spec import GraphSpec
-
-KV_AXES = ("slot", "kv_head", "position", "head_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +19,7 @@ class SubmodelSpec:
     """The calling convention of one executable, with the fields of `bundle.manifest.Executable`."""
 
     tag: str
-    submodel: Submodel
+    submodel: SubmodelName
     bucket: tuple[int, ...]
     batch_size: int
     inputs: tuple[TensorSpec, ...]
@@ -25,43 +28,61 @@ class SubmodelSpec:
     flags: tuple[str, ...]
 
 
-def describe_submodel(spec: GraphSpec, submodel: Submodel, bucket: int) -> SubmodelSpec:
+def describe_submodel(
+    spec: GraphSpec, submodel: SubmodelName, bucket: int, *, flags: Iterable[str] = ()
+) -> SubmodelSpec:
     """Describes one executable.
 
     Args:
-        bucket: context_encoding: tokens of a prompt row; token_generation: positions that are read. At most
-            `spec.max_length`.
+        submodel: One that is served.
+        bucket: Tokens of a row or positions that are read, as the submodel has it. At most `spec.max_length`.
+        flags: Flags beside those that `spec` implies.
     """
     assert 0 < bucket <= spec.max_length, f"bucket {bucket} of {spec.max_length} positions"
-    if submodel == "context_encoding":
-        rows, columns = spec.ctx_batch_size, bucket
-    else:
-        rows, columns = spec.tkg_batch_size, 1
-    inputs = [_int32("input_ids", rows, columns), _int32("position_ids", rows, columns), _int32("seq_ids", rows)]
-    if submodel == "context_encoding":
-        inputs.append(_int32("num_tokens", rows))
-    flags = ["left_padded"] if submodel == "context_encoding" and spec.padding_side == "left" else []
-    if spec.takes_sampling_params:
-        inputs.append(TensorSpec(name="sampling_params", dtype="float32", shape=(rows, 3)))
-        flags.append("sampling_params")
-    if spec.takes_rand:
-        inputs.append(TensorSpec(name="rand", dtype="float32", shape=(rows, 1)))
-        flags.append("rand")
-    outputs = []
-    if spec.samples_on_device:
-        outputs.append(_int32("tokens", rows))
-    if spec.returns_logits:
-        outputs.append(TensorSpec(name="logits", dtype="float32", shape=(rows, spec.description.vocab_size)))
+    row = SUBMODELS[submodel]
+    assert row.is_served, submodel
+    set_flags = {*_find_flags(spec), *flags}
+    symbols: Symbols = {
+        "R": getattr(spec, row.rows),
+        "T": row.tokens if isinstance(row.tokens, int) else bucket,
+        "K": 1,
+        "V": spec.description.vocab_size,
+    }
+    inputs, outputs = inputs_of(submodel, set_flags), outputs_of(submodel, set_flags)
     return SubmodelSpec(
         tag=f"{submodel}_{bucket}",
         submodel=submodel,
         bucket=(bucket,),
-        batch_size=rows,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
+        batch_size=symbols["R"],
+        inputs=_specify(inputs, symbols),
+        outputs=_specify(outputs, symbols),
         state=state_names(len(spec.description.layers)),
-        flags=tuple(sorted([*flags, *(output.name for output in outputs)])),
+        flags=tuple(sorted(_keep_own(set_flags, submodel, (*inputs, *outputs)))),
     )
+
+
+def _find_flags(spec: GraphSpec) -> set[str]:
+    """The flags that a specification implies, for some submodel at least."""
+    implied = {
+        LEFT_PADDED: spec.padding_side == "left",
+        "sampling_params": spec.takes_sampling_params,
+        "rand": spec.takes_rand,
+        "tokens": spec.samples_on_device,
+        "logits": spec.returns_logits,
+    }
+    return {flag for flag, is_set in implied.items() if is_set}
+
+
+def _keep_own(flags: set[str], submodel: SubmodelName, tensors: Iterable[AbiTensor]) -> set[str]:
+    """The flags that say something of a submodel: those of its tensors, and where its rows are padded, if they are."""
+    own = {tensor.flag for tensor in tensors}
+    if SUBMODELS[submodel].bucket == "tokens":
+        own.add(LEFT_PADDED)
+    return {flag for flag in flags if flag in own}
+
+
+def _specify(tensors: Iterable[AbiTensor], symbols: Symbols) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec.of(tensor, symbols) for tensor in tensors)
 
 
 def describe_state(spec: GraphSpec) -> StateLayout:
@@ -71,10 +92,6 @@ def describe_state(spec: GraphSpec) -> StateLayout:
     for number, name in enumerate(state_names(len(states))):
         heads = states[number // 2].heads
         shape = (spec.num_slots + 1, heads.layout(spec.tp_degree).num_kv_heads, spec.max_length, heads.head_dim)
-        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=KV_AXES))
+        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=AXES))
     layout = states[0].heads.layout(spec.tp_degree)
     return StateLayout(tensors=tuple(tensors), num_slots=spec.num_slots, kv_heads_by_rank=layout.kv_heads)
-
-
-def _int32(name: str, *shape: int) -> TensorSpec:
-    return TensorSpec(name=name, dtype="int32", shape=shape)

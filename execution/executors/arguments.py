@@ -5,13 +5,15 @@ Compiled code answers an index out of range with the end of the process, so rang
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
+from bundle.abi.inputs import INPUTS
 from bundle.errors import FieldViolation
-from bundle.manifest import Executable, Manifest
-from execution.dtypes import dtype_name
+from bundle.manifest import Executable, Manifest, TensorSpec
+from execution.dtypes import TORCH_DTYPES, dtype_name
 from execution.errors import ExecutableInvalid, ExecutableUnknown, StepInvalid
 
 
@@ -19,7 +21,7 @@ class StepArguments:
     """Checks and orders the inputs of a bundle's executables."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Derives the ranges of inputs that are indices; see `bundle.abi`."""
+        """Finds the accepted values of inputs that are indices, by the ABI."""
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._ranges = {tag: _ranges(manifest, executable) for tag, executable in self._executables.items()}
 
@@ -79,14 +81,21 @@ def order_constants(executable: Executable, weights: Mapping[str, Mapping[str, T
     return constants
 
 
-def _ranges(manifest: Manifest, executable: Executable) -> dict[str, range]:
-    # A token is written at its position and read back from the bucket; padding of a prompt may be at any position.
-    is_decode = executable.submodel == "token_generation"
-    ranges = {
-        "input_ids": range(manifest.tokens.vocab_size),
-        "position_ids": range(executable.bucket[0] if is_decode else manifest.limits.max_length),
-        "seq_ids": range(manifest.state.num_slots + 1),
-        "num_tokens": range(1, executable.bucket[0] + 1),
+def make_tensors(
+    specs: Iterable[TensorSpec], values: Mapping[str, Sequence[int] | Sequence[float]]
+) -> dict[str, Tensor]:
+    """Inputs as tensors.
+
+    Args:
+        specs: The inputs that are wanted.
+        values: Of these and perhaps others, row-major.
+    """
+    return {
+        spec.name: torch.tensor(values[spec.name], dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape) for spec in specs
     }
-    taken = {spec.name for spec in executable.inputs}
-    return {name: accepted for name, accepted in ranges.items() if name in taken}
+
+
+def _ranges(manifest: Manifest, executable: Executable) -> dict[str, range]:
+    symbols = manifest.symbols_of(executable)
+    ranges = {spec.name: INPUTS[spec.name].accepted_values(symbols) for spec in executable.inputs}
+    return {name: accepted for name, accepted in ranges.items() if accepted is not None}

@@ -29,7 +29,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """Asks a nursery for a rank process.
 
     With it come descriptors: of a socket for reports about the rank, of its standard error, its launch, its control
-    socket, the step memory and, where there are several ranks, the collective memory.
+    socket, the step memory and, if there are several ranks, the collective memory.
     """
 
     rank: int
@@ -64,8 +64,8 @@ class RunStep(_Message, frozen=True, kw_only=True):
     tag: str
     #: Which of the sets of regions the step uses; see `step_memory`.
     memory_set: int
-    #: Take the tokens of the step before as `input_ids`.
-    follows: bool
+    #: Take the tokens of the previous step as `input_ids`.
+    depends_on_previous: bool
     top_logprobs: int | None
     return_logits: bool
 

@@ -53,9 +53,9 @@ class LoadProgress:
 class RankGroup:
     """The rank processes of one deployment.
 
-    Calls are answered in order and one step runs at a time; the one that follows it may be called meanwhile. What
-    concerns all ranks happens on all: a call that its caller gives up is seen through, and where a rank ends or cannot
-    follow the others, the group is dead. Then its processes end and every call raises `RankDied`.
+    Calls are answered in order and one step runs at a time; one that depends on its tokens may be called meanwhile.
+    What concerns all ranks happens on all: a call that its caller gives up is seen through, and if a rank ends or
+    cannot follow the others, the group is dead. Then its processes end and every call raises `RankDied`.
 
     Processes end with the thread that first used their nursery: start a group from a thread that lives as long as the
     group.
@@ -82,7 +82,7 @@ class RankGroup:
         self._ranks: list[RankHandle] = []
         self._own_nursery: RankNursery | None = None
         self._first_dead: RankHandle | None = None
-        # Held by what must come between the same two steps on all ranks, and from one step to those that follow it.
+        # Held by what must come between the same two steps on all ranks, and from one step to those that depend on it.
         self._turn = asyncio.Lock()
         self._steps: deque[_StepUnderWay] = deque()
         self._next_set = 0
@@ -173,21 +173,21 @@ class RankGroup:
         return await (await self.begin(step))
 
     async def begin(self, step: Step) -> asyncio.Future[StepResult]:
-        """Calls the ranks for a step: after all that they were called for before, or, where it follows the step under
-        way, at once and right behind it. The caller need not wait for the result.
+        """Starts a step on every rank. It runs after all earlier calls or, if it depends on the previous step and that
+        one has not ended, immediately behind it. The caller need not wait for the result.
 
-        Whoever always has a step follow lets nothing else have its turn.
+        A caller that always chains steps starves swaps and resets.
 
         Returns:
             The result. It raises:
-            StepFailed: The executable raised, on one rank at least, or the step that this one follows failed.
+            StepFailed: The executable raised, on one rank at least, or the step that this one depends on failed.
             WeightsAwaited: The bundle came without weights and none have been swapped in.
 
         Raises:
             ExecutableUnknown: No executable has this tag.
             StepInvalid: The inputs do not fit, or log probabilities were asked of an executable without logits.
         """
-        if not (step.follows and self._steps):
+        if not (step.depends_on_previous and self._steps):
             await self._turn.acquire()
         assert len(self._steps) < NUM_SETS, "no memory for a step more"
         memory_set = self._next_set
@@ -203,7 +203,7 @@ class RankGroup:
         call = RunStep(
             tag=step.tag,
             memory_set=memory_set,
-            follows=step.follows,
+            depends_on_previous=step.depends_on_previous,
             top_logprobs=step.top_logprobs,
             return_logits=step.return_logits,
         )
@@ -297,7 +297,7 @@ class RankGroup:
         if self._steps:
             return
         if self._has_failed_step:
-            # Not before: a rank may be in a step that follows, which another one will not come to.
+            # Not before: a rank may be in the next step, which another one will not come to.
             self._has_failed_step = False
             self._reset_collectives()
         self._turn.release()
@@ -395,5 +395,5 @@ def _blobs_of(manifest: Manifest, rank: int) -> set[str]:
 
 
 def _format_of(manifest: Manifest) -> str:
-    """The format of all executables; empty where there are none, which is met when they are loaded."""
+    """The format of all executables; empty if there are none, which loading them will report."""
     return next((executable.format for executable in manifest.executables), "")

@@ -1,4 +1,4 @@
-"""One rank: an executor, the sampling that follows it, and the memory shared with the parent."""
+"""One rank: an executor, sampling after it, and the memory shared with the parent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bundle.manifest import Executable
 from execution.collectives.communicator import SharedCommunicator
-from execution.dtypes import TORCH_DTYPES
 from execution.errors import StepAborted, StepFailed
+from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
 from execution.ranks.control import (
     Answer,
@@ -38,6 +37,7 @@ from execution.ranks.control import (
 )
 from execution.ranks.step_memory import Region, StepLayout, StepRegions
 from execution.sampling import greedy, pick_logprobs, sample
+from execution.step import StepForm
 
 _DTYPES: Final = {"i": torch.int32, "f": torch.float32}
 
@@ -61,7 +61,7 @@ class Rank:
         """Takes over the step memory; loads nothing yet.
 
         Args:
-            communicator: The other ranks, None where there are none.
+            communicator: The other ranks, None if there are none.
         """
         self._communicator = communicator
         self._launch = launch
@@ -72,7 +72,7 @@ class Rank:
         ]
         self._executables = {executable.tag: executable for executable in self._manifest.executables}
         self._loaded: Executor | None = None
-        # What the step before picked, for one that follows it; None where it failed or left picking to the host.
+        # What the previous step picked, for one that depends on it; None if it failed or left picking to the host.
         self._tokens: Tensor | None = None
 
     def answer(self, call: Call, on_loaded: Callable[[str], None]) -> Answer:
@@ -114,27 +114,20 @@ class Rank:
     def _warm_up(self) -> None:
         for executable in self._manifest.executables:
             with self._failing_together(executable.tag):
-                self._executor.run(executable.tag, self._idle_inputs(executable))
-
-    def _idle_inputs(self, executable: Executable) -> dict[str, Tensor]:
-        """Inputs of a step that has only idle rows: they write the scratch slot."""
-        inputs = {spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in executable.inputs}
-        inputs["seq_ids"].fill_(self._manifest.state.num_slots)
-        for name in {"num_tokens", "sampling_params"} & inputs.keys():
-            inputs[name].fill_(1)
-        return inputs
+                idle = StepForm(self._manifest, executable).make_idle()
+                self._executor.run(executable.tag, make_tensors(executable.inputs, idle))
 
     @torch.no_grad()
     def _run_step(self, call: RunStep) -> Stepped:
         started = time.perf_counter()
-        tokens_before, self._tokens = self._tokens, None
+        previous_tokens, self._tokens = self._tokens, None
         views = self._views[call.memory_set][call.tag]
         inputs = {spec.name: views.inputs[spec.name] for spec in self._executables[call.tag].inputs}
         with self._failing_together(call.tag):
-            if call.follows:
-                if tokens_before is None:
-                    raise StepAborted(call.tag, "the step before it has no tokens")
-                inputs["input_ids"] = tokens_before.view(inputs["input_ids"].shape)
+            if call.depends_on_previous:
+                if previous_tokens is None:
+                    raise StepAborted(call.tag, "the previous step has no tokens")
+                inputs["input_ids"] = previous_tokens.view(inputs["input_ids"].shape)
             outputs = self._executor.run(call.tag, inputs)
         # The outputs are the same on all ranks.
         if self._launch.rank == 0:

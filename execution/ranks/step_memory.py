@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Literal, Self
 
+from bundle.abi.outputs import split_tokens
 from bundle.errors import FieldViolation
 from bundle.manifest import Executable, Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
@@ -43,18 +44,18 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class StepRegions:
-    """Where one executable's step lies. N is its rows, K the most log probabilities of a row."""
+    """Where one executable's step lies. N is its rows, L the most log probabilities of a row, K and V are the ABI's."""
 
     inputs: dict[str, Region]
-    #: [N].
+    #: [N], or [N, K] if the executable gives several tokens a row.
     tokens: Region
     #: [N].
     logprobs: Region
-    #: [N, K].
+    #: [N, L].
     top_ids: Region
-    #: [N, K].
+    #: [N, L].
     top_logprobs: Region
-    #: [N, V]; None where the executable returns none.
+    #: [N, V]; None if the executable returns none.
     logits: Region | None
 
 
@@ -80,15 +81,15 @@ class StepLayout:
             rows = executable.batch_size
             num_top = max_top_logprobs(manifest)
             inputs = step_inputs(executable, manifest.sampling)
-            # The memory is as large as the logits, but takes room only where a step has written some.
-            logits = next((spec for spec in executable.outputs if spec.name == "logits"), None)
+            # The memory is as large as the logits, but takes room only once a step has written some.
+            outputs = {spec.name: spec.shape for spec in executable.outputs}
             return StepRegions(
                 inputs={spec.name: place("i" if spec.dtype == "int32" else "f", *spec.shape) for spec in inputs},
-                tokens=place("i", rows),
+                tokens=place("i", *outputs.get("tokens", (rows,))),
                 logprobs=place("f", rows),
                 top_ids=place("i", rows, num_top),
                 top_logprobs=place("f", rows, num_top),
-                logits=place("f", *logits.shape) if logits is not None else None,
+                logits=place("f", *outputs["logits"]) if "logits" in outputs else None,
             )
 
         def place_set() -> dict[str, StepRegions]:
@@ -150,17 +151,17 @@ class StepMemory:
     def read_result(self, step: Step, memory_set: int, duration_s: float) -> StepResult:
         """Takes the results of a step that the ranks have answered."""
         regions = self._regions(step.tag, memory_set)
-        tokens: list[int] = self._token_views[memory_set][step.tag].tolist()
+        tokens, invalid = split_tokens(self._token_views[memory_set][step.tag].tolist(), regions.tokens.shape[0])
         logits = None
         if step.return_logits and regions.logits is not None:
             copied = bytearray(self._view(regions.logits))
             logits = memoryview(copied).cast("f", list(regions.logits.shape))
         if step.top_logprobs is None:
-            return StepResult(tokens, None, None, None, duration_s, logits)
+            return StepResult(tokens, None, None, None, duration_s, logits, invalid)
         logprobs: list[float] = self._view(regions.logprobs).tolist()
         top_ids: list[list[int]] = self._read_rows(regions.top_ids, step.top_logprobs)
         top_logprobs: list[list[float]] = self._read_rows(regions.top_logprobs, step.top_logprobs)
-        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits)
+        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid)
 
     def close(self) -> None:
         """Lets no more ranks in. The memory itself goes with this object, whom late callers may still ask."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bundle.abi.submodels import SubmodelName
 from bundle.errors import ManifestInvalid
-from bundle.manifest import Executable, Manifest, Submodel
+from bundle.manifest import Executable, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class BucketTable:
         return next(one for one in self.token_generation if one.bucket[0] > position)
 
 
-def _executables_of(manifest: Manifest, submodel: Submodel, *, batch_size: int) -> tuple[Executable, ...]:
+def _executables_of(manifest: Manifest, submodel: SubmodelName, *, batch_size: int) -> tuple[Executable, ...]:
     executables = manifest.executables_of(submodel)
     if not executables:
         raise ManifestInvalid(f"it has no executable of {submodel}")

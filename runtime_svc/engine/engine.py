@@ -21,9 +21,10 @@ from typing import Final
 
 import structlog
 
+from bundle.abi.outputs import NO_TOKEN
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
-from execution.errors import ExecutionError, RankDied
+from execution.errors import ExecutionError, RankDied, StepFailed
 from execution.step import StepResult
 from runtime_svc.engine.buckets import BucketTable
 from runtime_svc.engine.capture_log import CaptureLog
@@ -317,8 +318,15 @@ class Engine:
         self._ahead = await self._begin_ahead(running)
         result = await running.result
         self.num_steps += 1
-        rows = self.scheduler.update(running.plan, result.tokens, self._now())
+        self._end_invalid(running.plan, result)
+        rows = self.scheduler.update(running.plan, [row[0] if row else NO_TOKEN for row in result.tokens], self._now())
         self.requests.add_outputs(outputs_of(rows, result, self.weight_epoch))
+
+    def _end_invalid(self, plan: StepPlan, result: StepResult) -> None:
+        """Ends the requests whose rows the executable calls invalid: their tokens would be garbage."""
+        for row in (one for one in plan.rows if one.row in result.invalid_rows):
+            error = StepFailed(plan.executable.tag, f"the numbers of row {row.row} are invalid")
+            self.requests.end(row.request, Finish(FinishReason.ERROR, error=error))
 
     async def _begin_next(self) -> _RunningStep | None:
         """Runs the operations that are due, then calls the next step; None where nothing can run."""

@@ -53,7 +53,7 @@ def outputs_of(rows: Sequence[ScheduledRow], result: StepResult, weight_epoch: i
         outputs.append(
             TokenOutput(
                 request=row.request,
-                token_id=result.tokens[row.row],
+                token_id=result.tokens[row.row][0],
                 logprob=None if logprobs is None else logprobs[row.row],
                 top_ids=result.top_ids[row.row][:wanted] if wanted and result.top_ids else (),
                 top_logprobs=result.top_logprobs[row.row][:wanted] if wanted and result.top_logprobs else (),

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
+from bundle.abi.submodels import SubmodelName
 from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_bytes
 from bundle.layout import Layout
 from bundle.manifest import (
-    ABI_VERSION,
     ConstantBinding,
     Executable,
-    Limits,
     Manifest,
-    Sampling,
-    StateLayout,
-    StateTensor,
-    Submodel,
-    Target,
-    TensorSpec,
     Tokenizer,
     TokenizerFile,
-    Tokens,
     WeightSet,
     WeightShard,
     WeightTensor,
 )
 from bundle.oci import AOTI_TYPE, IMAGE_MANIFEST_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE, BlobDescriptor
 from bundle.writer import BundleWriter
+from tests.manifests import make_executable, make_manifest, make_state
 
 #: Every file of the sample bundle: title, media type, bytes.
 FILES = (
@@ -54,44 +49,17 @@ def sample_manifest(*, version: str = "1", contents: Contents = "full") -> Manif
         )
         for rank in range(2)
     )
-    return Manifest(
-        abi_version=ABI_VERSION,
+    executables = (_executable("context_encoding", 8, 1), _executable("token_generation", 16, 2))
+    manifest = make_manifest(
+        executables=executables,
         architecture="LlamaForCausalLM",
         config={"neuron_config": {"seq_len": 16, "tp_degree": 2}},
         checkpoint_digest=sha256_bytes(b"checkpoint"),
-        target=Target(kind="cpu", isa="x86-64-v3"),
         optimization_level=1,
         toolchain={"torch": version},
         tp_degree=2,
-        executables=()
-        if contents == "weights"
-        else (_executable("context_encoding", 8), _executable("token_generation", 16)),
         weight_sets=(WeightSet(name="model", shards=shards),),
-        state=StateLayout(
-            tensors=tuple(
-                StateTensor(
-                    name=name,
-                    dtype="float32",
-                    shape=(3, 1, 16, 4),
-                    axes=("slot", "kv_head", "position", "head_dim"),
-                )
-                for name in ("k_cache.0", "v_cache.0")
-            ),
-            num_slots=2,
-            kv_heads_by_rank=((0,), (1,)),
-        ),
-        sampling=Sampling(
-            mode="on_device",
-            semantics="hf",
-            dynamic=True,
-            deterministic=False,
-            global_topk=0,
-            temperature=1.0,
-            top_k=50,
-            top_p=0.9,
-        ),
-        limits=Limits(max_context_length=8, max_length=16, max_new_tokens=None, ctx_batch_size=1, tkg_batch_size=2),
-        tokens=Tokens(vocab_size=32, bos=1, eos=(2,), pad=0),
+        state=make_state(2, 1, 16, 4, tp_degree=2),
         tokenizer=Tokenizer(
             digest=DIGESTS["tokenizer.json"],
             files=(TokenizerFile(title="tokenizer.json", blob=DIGESTS["tokenizer.json"]),),
@@ -99,24 +67,21 @@ def sample_manifest(*, version: str = "1", contents: Contents = "full") -> Manif
         ),
         graph_abi_digest=sha256_bytes(b"graph abi"),
     )
+    return msgspec.structs.replace(manifest, executables=()) if contents == "weights" else manifest
 
 
-def _executable(submodel: Submodel, bucket: int) -> Executable:
+def _executable(submodel: SubmodelName, bucket: int, batch_size: int) -> Executable:
     tag = f"{submodel}_{bucket}"
-    return Executable(
-        tag=tag,
-        submodel=submodel,
-        bucket=(bucket,),
-        batch_size=1,
+    return make_executable(
+        submodel,
+        bucket,
+        batch_size,
+        flags=("tokens",),
         format="aoti",
         state_convention="in_place",
         blob=DIGESTS[f"executables/{tag}.so"],
-        inputs=(TensorSpec(name="input_ids", dtype="int32", shape=(1, bucket)),),
-        outputs=(TensorSpec(name="tokens", dtype="int32", shape=(1,)),),
-        state=("k_cache.0", "v_cache.0"),
         constants=(ConstantBinding(name="p_lm_head_weight", weight_set="model", tensor="lm_head.weight"),),
         graph_digest=sha256_bytes(tag.encode()),
-        flags=("tokens",),
     )
 
 

@@ -1,10 +1,16 @@
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
-from bundle.abi import compute_graph_abi_digest, state_names
+from bundle.abi.digest import compute_graph_abi_digest
+from bundle.abi.inputs import INPUTS, inputs_of
+from bundle.abi.outputs import INVALID_ROW, NO_TOKEN, OUTPUTS, list_flags, outputs_of, split_tokens
+from bundle.abi.state import state_names
+from bundle.abi.submodels import SUBMODELS, SubmodelName
+from bundle.abi.tensor import Symbols
 from bundle.digest import is_digest, sha256_bytes
 from bundle.manifest import WeightShard, WeightTensor
 
@@ -21,6 +27,94 @@ ARGUMENTS: Mapping[str, Any] = {
     "tp_degree": 1,
 }
 TENSOR = SHARD.tensors[0]
+
+
+SYMBOLS: Symbols = {
+    "R": 2,
+    "T": 4,
+    "K": 1,
+    "V": 50,
+    "pad_id": 3,
+    "scratch_slot": 6,
+    "last_token_id": 49,
+    "last_position": 63,
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_idle_values_fill_the_input_and_are_accepted(name: str) -> None:
+    row = INPUTS[name]
+    values = row.idle_values(row.shape(SYMBOLS), SYMBOLS)
+    accepted = row.accepted_values(SYMBOLS)
+    assert len(values) == math.prod(row.shape(SYMBOLS))
+    assert accepted is None or all(value in accepted for value in values)
+    assert {type(value) for value in values} == {{"int32": int, "float32": float}[row.dtype]}
+
+
+def test_idle_rows_are_greedy_in_the_scratch_slot() -> None:
+    idle = {name: row.idle_values(row.shape(SYMBOLS), SYMBOLS) for name, row in INPUTS.items()}
+    assert idle == {
+        "input_ids": [3] * 8,
+        "position_ids": [0] * 8,
+        "seq_ids": [6, 6],
+        "num_tokens": [1, 1],
+        "sampling_params": [1.0] * 6,
+        "rand": [0.5, 0.5],
+    }
+
+
+@pytest.mark.parametrize(
+    ("submodel", "flags", "names"),
+    [
+        ("context_encoding", (), ["input_ids", "position_ids", "seq_ids", "num_tokens"]),
+        ("token_generation", (), ["input_ids", "position_ids", "seq_ids"]),
+        ("token_generation", ("rand", "tokens"), ["input_ids", "position_ids", "seq_ids", "rand"]),
+        (
+            "speculation",
+            ("rand", "sampling_params"),
+            ["input_ids", "position_ids", "seq_ids", "num_tokens", "sampling_params", "rand"],
+        ),
+    ],
+)
+def test_inputs_of_a_submodel_come_in_calling_order(
+    submodel: SubmodelName, flags: tuple[str, ...], names: list[str]
+) -> None:
+    assert [row.name for row in inputs_of(submodel, flags)] == names
+
+
+def test_outputs_are_those_of_the_flags() -> None:
+    assert [row.name for row in outputs_of("context_encoding", ("logits", "tokens", "rand"))] == ["tokens", "logits"]
+    assert outputs_of("token_generation", ()) == ()
+
+
+def test_outputs_of_one_token_a_row_have_no_axis_for_it() -> None:
+    assert OUTPUTS["tokens"].shape(SYMBOLS) == (2,)
+    assert OUTPUTS["logits"].shape(SYMBOLS) == (2, 50)
+    several = {**SYMBOLS, "K": 4}
+    assert OUTPUTS["tokens"].shape(several) == (2, 4)
+    assert OUTPUTS["logits"].shape(several) == (2, 4, 50)
+
+
+def test_every_flag_of_v0_1_is_known() -> None:
+    assert list_flags() >= {"left_padded", "logits", "rand", "sampling_params", "tokens"}
+
+
+def test_two_submodels_are_served() -> None:
+    assert [name for name, row in SUBMODELS.items() if row.is_served] == ["context_encoding", "token_generation"]
+    assert [name for name, row in SUBMODELS.items() if not row.reads_cache] == ["context_encoding"]
+
+
+@pytest.mark.parametrize(
+    ("values", "tokens", "invalid"),
+    [
+        ([5, 0, 9], [[5], [0], [9]], ()),
+        ([5, INVALID_ROW, NO_TOKEN], [[5], [], []], (1,)),
+        ([5, 6, 7, NO_TOKEN, NO_TOKEN, NO_TOKEN], [[5, 6], [7], []], ()),
+        ([INVALID_ROW, 6, 7, 8, 9, NO_TOKEN], [[], [7, 8], [9]], (0,)),
+    ],
+)
+def test_tokens_of_three_rows(values: list[int], tokens: list[list[int]], invalid: tuple[int, ...]) -> None:
+    assert split_tokens(values, 3) == (tokens, invalid)
 
 
 def test_state_is_keys_and_values_layer_by_layer() -> None:

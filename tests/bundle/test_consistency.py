@@ -104,6 +104,18 @@ def test_contents_may_be_executables_or_weights_or_both(
         (lambda m: change_executable(m, state=("k_cache.7",)), r"executables\[context_encoding_8\]\.state names"),
         (lambda m: change_executable(m, inputs=(SPEC, SPEC)), r"\.inputs has 2 entries named 'x'"),
         (lambda m: change_executable(m, outputs=(SPEC, SPEC)), r"\.outputs has 2 entries named 'x'"),
+        (
+            lambda m: change_executable(m, inputs=m.executables[0].inputs[1:]),
+            r"\.inputs are num_tokens, position_ids, seq_ids; accepted for its flags: input_ids, num_tokens, ",
+        ),
+        (
+            lambda m: change_executable(m, flags=("logits", "tokens")),
+            r"\.outputs are tokens; accepted for its flags: logits, tokens",
+        ),
+        (
+            lambda m: change_executable(m, inputs=tuple(replace(one, shape=(8,)) for one in m.executables[0].inputs)),
+            r"\.inputs\[input_ids\] has 1 dimensions; accepted: 2",
+        ),
         (lambda m: change_executable(m, constants=(BINDING, BINDING)), r"\.constants has 2 entries named 'p'"),
         (
             lambda m: change_executable(m, constants=(replace(BINDING, weight_set="draft"),)),

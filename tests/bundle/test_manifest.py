@@ -81,6 +81,14 @@ def test_unknown_flags_are_refused_by_name() -> None:
     assert caught.value.metadata["value"] == "time_travel"
 
 
+def test_submodels_that_are_not_served_are_refused_by_name() -> None:
+    with pytest.raises(AbiUnsupported) as caught:
+        parse_manifest(replace_at("executables.1.submodel", "speculation"))
+    assert caught.value.metadata["field"] == "executables[token_generation_16].submodel"
+    (violation,) = caught.value.violations
+    assert (violation.value, violation.accepted) == ("speculation", "context_encoding, token_generation")
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.digest import sha256_file
-from bundle.manifest import ABI_VERSION, Executable, Limits, Manifest, Target, WeightSet, WeightShard
+from bundle.manifest import Manifest, WeightSet, WeightShard
 from compiler_svc.lower.program import save_program
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.sharding.plan import WeightPlan
@@ -16,6 +16,7 @@ from compiler_svc.trace.export import WEIGHT_SET, export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
+from tests.manifests import describe_executable, make_manifest
 
 
 @dataclass(frozen=True)
@@ -57,45 +58,16 @@ def make_bundle(
         path = directory / f"{submodel.tag}.pt2"
         save_program(traced.program, path)
         executables.append(
-            Executable(
-                tag=submodel.tag,
-                submodel=submodel.submodel,
-                bucket=submodel.bucket,
-                batch_size=submodel.batch_size,
-                format="exported_program",
-                state_convention="functional",
-                blob=add(path),
-                inputs=submodel.inputs,
-                outputs=submodel.outputs,
-                state=submodel.state,
-                constants=traced.constants,
-                graph_digest=traced.graph_digest,
-                flags=submodel.flags,
-            )
+            describe_executable(submodel, blob=add(path), constants=traced.constants, graph_digest=traced.graph_digest)
         )
     shards = tuple(add_shard(rank) for rank in range(spec.tp_degree))
-    manifest = Manifest(
-        abi_version=ABI_VERSION,
+    manifest = make_manifest(
+        executables=executables,
         architecture=spec.config.architecture,
-        config={},
-        checkpoint_digest="sha256:" + "0" * 64,
-        target=Target(kind="cpu", isa="x86-64-v3"),
-        optimization_level=0,
-        toolchain={},
         tp_degree=spec.tp_degree,
-        executables=tuple(executables),
         weight_sets=(WeightSet(name=WEIGHT_SET, shards=shards),),
         state=describe_state(spec),
         sampling=spec.sampling,
-        limits=Limits(
-            max_context_length=context_buckets[-1],
-            max_length=token_buckets[-1],
-            max_new_tokens=None,
-            ctx_batch_size=spec.ctx_batch_size,
-            tkg_batch_size=spec.tkg_batch_size,
-        ),
         tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, spec.config.vocab_size),
-        tokenizer=None,
-        graph_abi_digest="sha256:" + "0" * 64,
     )
     return UnpublishedBundle(manifest, blobs)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from bundle.manifest import Submodel
+from bundle.abi.submodels import SubmodelName
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.trace.export import export_submodel
@@ -19,6 +19,9 @@ from compiler_svc.trace.program import build_program
 from compiler_svc.trace.submodels import SubmodelSpec, describe_state, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
+from execution.executors.arguments import make_tensors
+from execution.step import StepForm, StepInputs
+from tests.manifests import describe_executable, make_manifest
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -68,6 +71,14 @@ class Stepper:
             for kind, buckets in (("context_encoding", context_buckets), ("token_generation", token_buckets))
             for bucket in buckets
         }
+        executables = {key: describe_executable(one) for key, one in self.submodels.items()}
+        manifest = make_manifest(
+            executables=list(executables.values()),
+            state=describe_state(spec),
+            sampling=spec.sampling,
+            vocab_size=spec.config.vocab_size,
+        )
+        self._forms = {key: StepForm(manifest, executable) for key, executable in executables.items()}
         # Made when they are needed: exporting is most of what a test costs.
         self._find_run = cache(lambda kind, bucket: make_run(spec, plan, self.submodels[kind, bucket], shard))
         generator = torch.Generator().manual_seed(3)
@@ -85,45 +96,27 @@ class Stepper:
         """Encodes one prompt a slot; rows are in the order of `prompts`, idle rows last."""
         length = max(len(prompt) for prompt in prompts.values())
         bucket = min(b for kind, b in self.submodels if kind == "context_encoding" and b >= length)
-        rows = self.spec.ctx_batch_size
-        # Padding holds what a careless caller may leave there.
-        inputs = {
-            "input_ids": torch.full((rows, bucket), 5, dtype=torch.int32),
-            "position_ids": torch.full((rows, bucket), 1, dtype=torch.int32),
-            "seq_ids": torch.full((rows,), self.spec.num_slots, dtype=torch.int32),
-            "num_tokens": torch.zeros(rows, dtype=torch.int32),
-        }
+        form = self._forms["context_encoding", bucket]
+        inputs = _fill(form.make_idle(), input_ids=5, position_ids=1, num_tokens=0)
         for row, (slot, prompt) in enumerate(prompts.items()):
-            first = bucket - len(prompt) if self.spec.padding_side == "left" else 0
-            inputs["input_ids"][row, first : first + len(prompt)] = torch.tensor(prompt)
-            inputs["position_ids"][row, first : first + len(prompt)] = torch.arange(len(prompt))
-            inputs["seq_ids"][row] = slot
-            inputs["num_tokens"][row] = len(prompt)
-        return self._run("context_encoding", bucket, inputs | extra)
+            form.put_tokens(inputs, row, prompt, start=0, slot=slot)
+        return self._run("context_encoding", bucket, inputs, extra)
 
     def decode(self, tokens: Mapping[int, tuple[int, int]], **extra: Any) -> dict[str, torch.Tensor]:
         """Feeds one (token, position) a slot; slots without one are idle rows."""
         longest = max(position for _, position in tokens.values())
         bucket = min(b for kind, b in self.submodels if kind == "token_generation" and b > longest)
-        rows = self.spec.tkg_batch_size
-        inputs = {
-            "input_ids": torch.full((rows, 1), 5, dtype=torch.int32),
-            "position_ids": torch.zeros((rows, 1), dtype=torch.int32),
-            "seq_ids": torch.full((rows,), self.spec.num_slots, dtype=torch.int32),
-        }
+        form = self._forms["token_generation", bucket]
+        inputs = _fill(form.make_idle(), input_ids=5)
         for slot, (token, position) in tokens.items():
-            inputs["input_ids"][slot] = token
-            inputs["position_ids"][slot] = position
-            inputs["seq_ids"][slot] = slot
-        return self._run("token_generation", bucket, inputs | extra)
+            form.put_tokens(inputs, slot, [token], start=position, slot=slot)
+        return self._run("token_generation", bucket, inputs, extra)
 
-    def _run(self, kind: Submodel, bucket: int, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run(
+        self, kind: SubmodelName, bucket: int, values: StepInputs, extra: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         submodel = self.submodels[kind, bucket]
-        for tensor in submodel.inputs:
-            assert (tuple(inputs[tensor.name].shape), inputs[tensor.name].dtype) == (
-                tensor.shape,
-                TORCH_DTYPES[tensor.dtype],
-            )
+        inputs = make_tensors(submodel.inputs, values) | dict(extra)
         results = self._find_run(kind, bucket)(*(inputs[tensor.name] for tensor in submodel.inputs), *self.state)
         self.state = list(results[len(submodel.outputs) :])
         outputs = dict(zip((output.name for output in submodel.outputs), results, strict=False))
@@ -133,3 +126,8 @@ class Stepper:
                 TORCH_DTYPES[output.dtype],
             )
         return outputs
+
+
+def _fill(inputs: StepInputs, **numbers: int) -> StepInputs:
+    """Replaces whole inputs by what a careless caller may leave in padding and idle rows."""
+    return inputs | {name: [number] * len(inputs[name]) for name, number in numbers.items()}

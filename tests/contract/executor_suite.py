@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bundle.abi import state_names
+from bundle.abi.state import state_names
 from bundle.manifest import ConstantBinding, Executable, Manifest
 from execution.errors import (
     ExecutableInvalid,
@@ -24,28 +24,36 @@ from execution.errors import (
     WeightsNotStaged,
 )
 from execution.executors.executor import Executor, load_executor
-from tests.execution.toy import LAYERS, LENGTH, NUM_STATE, PROMPT, SLOTS, STATE_SHAPE, VOCAB, ToyBundle, make_model
+from tests.execution.toy import (
+    LAYERS,
+    LENGTH,
+    NUM_STATE,
+    PROMPT,
+    SLOTS,
+    STATE_SHAPE,
+    VOCAB,
+    ToyBundle,
+    describe_all,
+    describe_toy,
+    make_model,
+)
+from tests.steps import Row, make_input_tensors
 
 CTE, TKG = f"context_encoding_{PROMPT}", f"token_generation_{LENGTH}"
 STATE_BYTES = NUM_STATE * 4 * torch.Size(STATE_SHAPE).numel()
 
 
+#: The toy without blobs.
+TOY = describe_toy(describe_all("logits"), "logits")
+
+
 def prompt_inputs(tokens: list[int], slot: int) -> dict[str, Tensor]:
-    padded = tokens + [0] * (PROMPT - len(tokens))
-    return {
-        "input_ids": torch.tensor([padded], dtype=torch.int32),
-        "position_ids": torch.arange(PROMPT, dtype=torch.int32)[None],
-        "seq_ids": torch.tensor([slot], dtype=torch.int32),
-        "num_tokens": torch.tensor([len(tokens)], dtype=torch.int32),
-    }
+    return make_input_tensors(TOY, TOY.executables[0], {0: Row(slot, tokens)})
 
 
 def token_inputs(tokens: list[int], positions: list[int], slots: list[int]) -> dict[str, Tensor]:
-    return {
-        "input_ids": torch.tensor(tokens, dtype=torch.int32)[:, None],
-        "position_ids": torch.tensor(positions, dtype=torch.int32)[:, None],
-        "seq_ids": torch.tensor(slots, dtype=torch.int32),
-    }
+    rows = {row: Row(slots[row], [token], positions[row]) for row, token in enumerate(tokens)}
+    return make_input_tensors(TOY, TOY.executables[1], rows)
 
 
 class Reference:

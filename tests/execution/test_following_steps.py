@@ -12,7 +12,7 @@ from execution.errors import RankDied, RankFailed, StepAborted, StepFailed
 from execution.ranks.control import RunStep, Stepped
 from execution.ranks.group import RankGroup
 from execution.ranks.nursery import RankNursery
-from execution.step import Step
+from execution.step import Step, StepResult
 from tests.contract.executor_suite import CTE, TKG, prompt_inputs, token_inputs
 from tests.execution.conftest import MakeToy
 from tests.execution.test_rank_group import DECODE, PREFILL, step
@@ -29,11 +29,16 @@ def picking(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
     return toy("tokens", request.param)
 
 
-def decode(tokens: list[int], position: int, *, follows: bool = False) -> Step:
+def decode(tokens: list[int], position: int, *, depends_on_previous: bool = False) -> Step:
     """A step of both rows, sampled with a number of its own; tokens that are not known yet are 0."""
-    inputs = token_inputs([0, 0] if follows else tokens, [position, position + 1], [0, 1])
+    inputs = token_inputs([0, 0] if depends_on_previous else tokens, [position, position + 1], [0, 1])
     one = step(TKG, inputs, 2, params=(7.0, 0.95, 0.8), rand=position / 16)
-    return msgspec.structs.replace(one, follows=follows)
+    return msgspec.structs.replace(one, depends_on_previous=depends_on_previous)
+
+
+def newest(result: StepResult) -> list[int]:
+    """The one token of each row."""
+    return [token for (token,) in result.tokens]
 
 
 async def prefill_both(group: RankGroup) -> None:
@@ -58,26 +63,26 @@ async def test_steps_that_follow_compute_what_they_compute_one_by_one(
         await prefill_both(group)
         expected = [await group.run(decode([8, 14], 3))]
         for position in range(4, 12):
-            expected.append(await group.run(decode(expected[-1].tokens, position)))
+            expected.append(await group.run(decode(newest(expected[-1]), position)))
         await group.zero_state(None)
         await prefill_both(group)
         results, under_way = [], await group.begin(decode([8, 14], 3))
         for position in range(4, 12):
-            ahead = await group.begin(decode([], position, follows=True))
+            ahead = await group.begin(decode([], position, depends_on_previous=True))
             results.append(await under_way)
             under_way = ahead
         results.append(await under_way)
         assert [one.tokens for one in results] == [one.tokens for one in expected]
         assert [one.top_logprobs for one in results] == [one.top_logprobs for one in expected]
-        assert len({tuple(one.tokens) for one in results}) > 1
+        assert len({tuple(newest(one)) for one in results}) > 1
 
 
 async def test_a_step_may_follow_one_that_has_ended(picking: ToyBundle, nursery: RankNursery) -> None:
     async with loaded(picking.manifest, picking.blobs, nursery) as (group, _):
         await prefill_both(group)
         before = await group.run(decode([8, 14], 3))
-        followed = await group.run(decode([], 4, follows=True))
-        assert (await group.run(decode(before.tokens, 4))).top_logprobs == followed.top_logprobs
+        followed = await group.run(decode([], 4, depends_on_previous=True))
+        assert (await group.run(decode(newest(before), 4))).top_logprobs == followed.top_logprobs
 
 
 async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
@@ -86,7 +91,7 @@ async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
     async with loaded(picking.manifest, picking.blobs, nursery) as (group, (process,)):
         await prefill_both(group)
         before = await group.run(decode([8, 14], 3))
-        expected = await group.run(decode(before.tokens, 4))
+        expected = await group.run(decode(newest(before), 4))
         await group.stage_weights({0: picking.weights[1]})
         process.suspend()
         under_way = await group.begin(decode([8, 14], 3))
@@ -94,7 +99,7 @@ async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
         await asyncio.sleep(0)
         other = asyncio.create_task(group.run(PREFILL))
         await asyncio.sleep(0)
-        ahead = await group.begin(decode([], 4, follows=True))
+        ahead = await group.begin(decode([], 4, depends_on_previous=True))
         process.resume()
         assert (await under_way).tokens == before.tokens
         assert (await ahead).top_logprobs == expected.top_logprobs, "by the old weights"
@@ -108,7 +113,7 @@ async def test_callers_that_give_up_leave_both_steps_to_their_end(picking: ToyBu
     async with loaded(picking.manifest, picking.blobs, nursery) as (group, (process,)):
         await prefill_both(group)
         process.suspend()
-        for one in (decode([8, 14], 3), decode([], 4, follows=True)):
+        for one in (decode([8, 14], 3), decode([], 4, depends_on_previous=True)):
             (await group.begin(one)).cancel()
         last = asyncio.create_task(group.run(decode([8, 14], 3)))
         process.resume()
@@ -126,11 +131,11 @@ async def test_nothing_follows_a_step_that_failed(eager: ToyBundle, nursery: Ran
     manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
     async with loaded(manifest, eager.blobs, nursery) as (group, _):
         failing = await group.begin(DECODE)
-        ahead = await group.begin(msgspec.structs.replace(DECODE, follows=True))
+        ahead = await group.begin(msgspec.structs.replace(DECODE, depends_on_previous=True))
         with pytest.raises(StepFailed) as caught:
             await failing
         assert caught.value.reason == "STEP_FAILED"
-        with pytest.raises(StepAborted, match="the step before it has no tokens"):
+        with pytest.raises(StepAborted, match="the previous step has no tokens"):
             await ahead
         await group.zero_state(None)
         assert not group.died.done()
@@ -139,14 +144,14 @@ async def test_nothing_follows_a_step_that_failed(eager: ToyBundle, nursery: Ran
 async def test_a_killed_rank_fails_both_steps(picking: ToyBundle, nursery: RankNursery) -> None:
     async with loaded(picking.manifest, picking.blobs, nursery) as (group, (process,)):
         process.suspend()
-        under_way = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, follows=True))]
+        under_way = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, depends_on_previous=True))]
         process.kill()
         async with asyncio.timeout(5):
             for result in under_way:
                 with pytest.raises(RankDied, match="rank 0 died: SIGKILL"):
                     await result
             with pytest.raises(RankDied):
-                await (await group.begin(decode([], 5, follows=True)))
+                await (await group.begin(decode([], 5, depends_on_previous=True)))
 
 
 # Several ranks
@@ -167,7 +172,7 @@ async def test_a_step_that_follows_one_that_failed_fails_on_every_rank(
         await group.swap_weights()
         async with asyncio.timeout(HANG_S):
             failing = await group.begin(decode([8, 14], 3))
-            ahead = await group.begin(decode([], 4, follows=True))
+            ahead = await group.begin(decode([], 4, depends_on_previous=True))
             with pytest.raises(StepFailed) as caught:
                 await failing
             assert caught.value.reason == "STEP_FAILED", "the cause, not what followed from it"
@@ -185,12 +190,12 @@ async def test_a_rank_that_cannot_follow_leaves_nobody_waiting(
     async with loaded(picking_pair.manifest, picking_pair.blobs, nursery) as (group, _):
         before = await group.run(decode([8, 14], 3))
         # As a rank that fails behind its last collective: it has no tokens, and the other has.
-        lone = RunStep(tag="none", memory_set=0, follows=False, top_logprobs=None, return_logits=False)
+        lone = RunStep(tag="none", memory_set=0, depends_on_previous=False, top_logprobs=None, return_logits=False)
         with pytest.raises(RankFailed):
             await group._ranks[without].call(lone, Stepped)
         async with asyncio.timeout(HANG_S):
             with pytest.raises(StepAborted):
-                await group.run(decode([], 4, follows=True))
+                await group.run(decode([], 4, depends_on_previous=True))
             assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
 
 
@@ -201,7 +206,7 @@ async def test_a_rank_killed_under_two_steps_ends_the_group(
     async with loaded(picking_pair.manifest, picking_pair.blobs, nursery) as (group, processes):
         processes[victim].suspend()
         under_way = await group.begin(decode([8, 14], 3))
-        ahead = asyncio.create_task(group.run(decode([], 4, follows=True)))
+        ahead = asyncio.create_task(group.run(decode([], 4, depends_on_previous=True)))
         await asyncio.sleep(0.1)
         assert not under_way.done()
         await assert_death_ends_it(group, processes, victim, ahead)

@@ -143,9 +143,9 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, nursery: RankN
             logits = reference.run(inputs)
             rows = len(logits)
             expected = sample(logits, torch.tensor([params] * rows), torch.full((rows, 1), rand), GLOBAL_TOPK)
-            assert result.tokens == expected.tolist()
+            assert result.tokens == expected[:, None].tolist()
             logprobs = logits.log_softmax(-1)
-            torch.testing.assert_close(torch.tensor(result.logprobs), logprobs[range(rows), result.tokens])
+            torch.testing.assert_close(torch.tensor(result.logprobs), logprobs[range(rows), expected.tolist()])
             top = logprobs.topk(3)
             assert result.top_ids == top.indices.tolist()
             torch.testing.assert_close(torch.tensor(result.top_logprobs), top.values)
@@ -160,13 +160,13 @@ async def test_tokens_picked_on_the_device(on_device: ToyBundle, nursery: RankNu
         for rand in (0.0, 0.3, 0.6, 0.9):
             one = step(CTE, prompt_inputs([5, 6, 7], 0), 1, params=(7.0, 0.95, 0.8), rand=rand)
             result = await group.run(one)
-            assert result.tokens == sample(logits, params, torch.tensor([[rand]]), GLOBAL_TOPK).tolist()
+            assert result.tokens == sample(logits, params, torch.tensor([[rand]]), GLOBAL_TOPK)[:, None].tolist()
             assert result.top_ids == [logits.argmax(-1).tolist()]
 
 
 async def test_greedy_steps_without_logprobs(group: RankGroup) -> None:
     result = await group.run(PREFILL)
-    assert result.tokens == Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1).tolist()
+    assert result.tokens == Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
     assert (result.logprobs, result.top_ids, result.top_logprobs) == (None, None, None)
 
 

@@ -103,7 +103,7 @@ async def wait_until_gone(*processes: psutil.Process) -> None:
 
 
 async def test_groups_share_what_has_been_loaded(eager: ToyBundle, pair: ToyBundle, nursery: RankNursery) -> None:
-    expected = Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1).tolist()
+    expected = Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
     async with started(pair, nursery) as (two, pair_processes):
         async with started(eager, nursery) as (one, processes):
             names = [process.name() for process in (*pair_processes, *processes)]

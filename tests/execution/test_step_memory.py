@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bundle.manifest import Manifest
+from bundle.abi.outputs import INVALID_ROW, NO_TOKEN
+from bundle.manifest import Manifest, TensorSpec
 from execution.errors import ExecutableUnknown, StepInvalid
 from execution.ranks.step_memory import Region, StepLayout, StepMemory
 from execution.step import MAX_TOP_LOGPROBS, Step, step_inputs
@@ -85,12 +86,23 @@ def test_results_are_read_from_where_the_layout_says(manifest: Manifest, memory:
     ):
         memory._view(region)[:] = array(region.format, values)
     plain = memory.read_result(Step(TKG, {}), 1, 0.5)
-    assert (plain.tokens, plain.logprobs, plain.top_ids, plain.top_logprobs) == ([7, 8], None, None, None)
+    assert (plain.tokens, plain.logprobs, plain.top_ids, plain.top_logprobs) == ([[7], [8]], None, None, None)
     zero = memory.read_result(Step(TKG, {}, 0), 1, 0.5)
     assert (zero.logprobs, zero.top_ids, zero.top_logprobs) == ([-0.5, -0.25], [[], []], [[], []])
     two = memory.read_result(Step(TKG, {}, 2), 1, 0.5)
     assert two.top_ids == [[0, 1], [100, 101]]
     assert two.top_logprobs == [[-0.0, -1.0], [-float(width), -float(width + 1)]]
+
+
+def test_a_step_that_gives_several_tokens_has_room_for_all(manifest: Manifest) -> None:
+    executable = manifest.executables[1]
+    tokens = TensorSpec(name="tokens", dtype="int32", shape=(2, 3))
+    verifying = msgspec.structs.replace(executable, outputs=(tokens, *executable.outputs))
+    memory = StepMemory(msgspec.structs.replace(manifest, executables=(verifying,)))
+    memory._token_views[0][TKG][:] = array("i", [5, 6, NO_TOKEN, INVALID_ROW, NO_TOKEN, NO_TOKEN])
+    result = memory.read_result(Step(TKG, {}), 0, 0.5)
+    memory.close()
+    assert (result.tokens, result.invalid_rows) == ([[5, 6], []], (1,))
 
 
 def test_logits_keep_their_shape(manifest: Manifest, memory: StepMemory) -> None:

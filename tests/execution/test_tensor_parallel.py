@@ -76,7 +76,7 @@ async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle, nu
             assert result.logits is not None
             logits = torch.frombuffer(result.logits, dtype=torch.float32).view(result.logits.shape)
             torch.testing.assert_close(logits, expected)
-            assert result.tokens == expected.argmax(-1).tolist()
+            assert result.tokens == expected.argmax(-1, keepdim=True).tolist()
             assert result.top_ids == expected.topk(3).indices.tolist()
         assert group.state_bytes == await group.zero_state(None)
 
@@ -181,7 +181,7 @@ async def test_a_bundle_without_weights_waits_for_some(each_pair: ToyBundle, nur
         await group.swap_weights()
         await group.warm_up()
         result = await group.run(PREFILL)
-        assert result.tokens == Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1).tolist()
+        assert result.tokens == Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
 
 
 def without_weights(manifest: Manifest) -> Manifest:

@@ -5,40 +5,37 @@ Among several ranks, values, the projection that follows them and the vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
-from bundle.abi import state_names
+from bundle.abi.state import AXES, state_names
+from bundle.abi.submodels import SubmodelName
 from bundle.digest import sha256_file
 from bundle.manifest import (
-    ABI_VERSION,
-    KNOWN_FLAGS,
     ConstantBinding,
     Executable,
-    Limits,
     Manifest,
     Sampling,
     StateLayout,
     StateTensor,
-    Submodel,
-    Target,
-    TensorSpec,
-    Tokens,
     WeightSet,
     WeightShard,
     WeightTensor,
 )
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob, LoweringOptions
 from compiler_svc.lower.program import stage_job
+from execution.dtypes import TORCH_DTYPES
 from execution.sampling import sample
+from tests.manifests import DYNAMIC, make_executable, make_manifest
 
 VOCAB, HIDDEN, LAYERS, SLOTS, LENGTH, PROMPT = 48, 16, 2, 3, 16, 8
 STATE_SHAPE = (SLOTS + 1, 1, LENGTH, HIDDEN)
@@ -46,6 +43,11 @@ NUM_STATE = 2 * LAYERS
 GLOBAL_TOPK = 12
 
 Picks = Literal["logits", "tokens"]
+ON_DEVICE = msgspec.structs.replace(DYNAMIC, global_topk=GLOBAL_TOPK, temperature=1.0)
+SAMPLING: Mapping[Picks, Sampling] = {
+    "logits": msgspec.structs.replace(ON_DEVICE, mode="host"),
+    "tokens": ON_DEVICE,
+}
 
 
 def all_reduce(x: Tensor, tp_degree: int) -> Tensor:
@@ -141,38 +143,42 @@ def save_shard(model: ToyModel, rank: int, tp_degree: int, path: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class ToySubmodel:
-    tag: str
-    submodel: Submodel
-    batch_size: int
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+#: Flags of executables that pick tokens; they return logits too.
+FLAGS: Mapping[Picks, tuple[str, ...]] = {
+    "logits": ("logits",),
+    "tokens": ("logits", "rand", "sampling_params", "tokens"),
+}
 
 
-def describe(submodel: Submodel, picks: Picks) -> ToySubmodel:
-    rows, columns = (1, PROMPT) if submodel == "context_encoding" else (2, 1)
-
-    def int32(name: str, *shape: int) -> TensorSpec:
-        return TensorSpec(name=name, dtype="int32", shape=shape)
-
-    def float32(name: str, *shape: int) -> TensorSpec:
-        return TensorSpec(name=name, dtype="float32", shape=shape)
-
-    inputs = [int32("input_ids", rows, columns), int32("position_ids", rows, columns), int32("seq_ids", rows)]
-    if submodel == "context_encoding":
-        inputs.append(int32("num_tokens", rows))
-    outputs = [float32("logits", rows, VOCAB)]
-    if picks == "tokens":
-        inputs += [float32("sampling_params", rows, 3), float32("rand", rows, 1)]
-        outputs.insert(0, int32("tokens", rows))
-    bucket = PROMPT if submodel == "context_encoding" else LENGTH
-    return ToySubmodel(f"{submodel}_{bucket}", submodel, rows, tuple(inputs), tuple(outputs))
+def describe(submodel: SubmodelName, picks: Picks) -> Executable:
+    """An executable that is not built."""
+    bucket, rows = (PROMPT, 1) if submodel == "context_encoding" else (LENGTH, 2)
+    return make_executable(submodel, bucket, rows, flags=FLAGS[picks], vocab_size=VOCAB, num_layers=LAYERS)
 
 
-def export(submodel: ToySubmodel, picks: Picks, tp_degree: int = 1) -> torch.export.ExportedProgram:
-    dtypes = {"int32": torch.int32, "float32": torch.float32}
-    inputs = [torch.ones(spec.shape, dtype=dtypes[spec.dtype]) for spec in submodel.inputs]
+def describe_all(picks: Picks) -> list[Executable]:
+    return [describe("context_encoding", picks), describe("token_generation", picks)]
+
+
+def describe_toy(executables: Sequence[Executable], picks: Picks, tp_degree: int = 1, **changes: Any) -> Manifest:
+    """The manifest of executables that may or may not be built."""
+    tensors = tuple(
+        StateTensor(name=name, dtype="float32", shape=shape, axes=AXES)
+        for name, shape in zip(state_names(LAYERS), state_shapes(tp_degree), strict=True)
+    )
+    return make_manifest(
+        executables=executables,
+        tp_degree=tp_degree,
+        state=StateLayout(tensors=tensors, num_slots=SLOTS, kv_heads_by_rank=((0,),) * tp_degree),
+        sampling=SAMPLING[picks],
+        vocab_size=VOCAB,
+        eos=1,
+        **changes,
+    )
+
+
+def export(submodel: Executable, picks: Picks, tp_degree: int = 1) -> torch.export.ExportedProgram:
+    inputs = [torch.ones(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in submodel.inputs]
     state = [torch.zeros(shape) for shape in state_shapes(tp_degree)]
     with torch.no_grad():
         return torch.export.export(make_model(0, picks, tp_degree), (*inputs, *state))
@@ -182,8 +188,7 @@ def stage_toy(
     directory: Path, cache_dir: Path, picks: Picks, level: Literal[0, 1, 2], tp_degree: int = 1
 ) -> list[LoweringJob]:
     jobs = []
-    for name in ("context_encoding", "token_generation"):
-        submodel = describe(name, picks)  # type: ignore[arg-type]
+    for submodel in describe_all(picks):
         job = stage_job(
             export(submodel, picks, tp_degree),
             tag=submodel.tag,
@@ -233,62 +238,17 @@ def make_bundle(
         WeightShard(rank=rank, blob=digests[path], size_bytes=path.stat().st_size, tensors=tensors)
         for rank, path in shards[0].items()
     )
-    manifest = Manifest(
-        abi_version=ABI_VERSION,
-        architecture="Toy",
-        config={},
-        checkpoint_digest="sha256:" + "0" * 64,
-        target=Target(kind="cpu", isa="x86-64-v3"),
-        optimization_level=0,
-        toolchain={},
-        tp_degree=tp_degree,
-        executables=tuple(_executable(lowered, digests, picks) for lowered in executables),
-        weight_sets=(WeightSet(name="model", shards=weight_shards),),
-        state=StateLayout(
-            tensors=tuple(
-                StateTensor(name=name, dtype="float32", shape=shape, axes=("slot", "kv_head", "position", "head_dim"))
-                for name, shape in zip(state_names(LAYERS), state_shapes(tp_degree), strict=True)
-            ),
-            num_slots=SLOTS,
-            kv_heads_by_rank=((0,),) * tp_degree,
-        ),
-        sampling=Sampling(
-            mode="host" if picks == "logits" else "on_device",
-            semantics="hf",
-            dynamic=True,
-            deterministic=False,
-            global_topk=GLOBAL_TOPK,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-        ),
-        limits=Limits(
-            max_context_length=PROMPT, max_length=LENGTH, max_new_tokens=None, ctx_batch_size=1, tkg_batch_size=2
-        ),
-        tokens=Tokens(vocab_size=VOCAB, bos=None, eos=(1,), pad=0),
-        tokenizer=None,
-        graph_abi_digest="sha256:" + "0" * 64,
-    )
+    by_tag = {executable.tag: executable for executable in describe_all(picks)}
+    built = [
+        msgspec.structs.replace(
+            by_tag[one.tag],
+            format=one.format,
+            state_convention=one.state_convention,
+            blob=digests[one.path],
+            constants=tuple(ConstantBinding(name=name, weight_set="model", tensor=name) for name in one.constants),
+        )
+        for one in executables
+    ]
+    weight_sets = (WeightSet(name="model", shards=weight_shards),)
+    manifest = describe_toy(built, picks, tp_degree, weight_sets=weight_sets)
     return ToyBundle(manifest, blobs, {seed: of[0] for seed, of in shards.items()}, shards)
-
-
-def _executable(lowered: LoweredExecutable, digests: dict[Path, str], picks: Picks) -> Executable:
-    name: Submodel = "context_encoding" if lowered.tag.startswith("context") else "token_generation"
-    submodel = describe(name, picks)
-    return Executable(
-        tag=lowered.tag,
-        submodel=name,
-        bucket=(PROMPT if name == "context_encoding" else LENGTH,),
-        batch_size=submodel.batch_size,
-        format=lowered.format,
-        state_convention=lowered.state_convention,
-        blob=digests[lowered.path],
-        inputs=submodel.inputs,
-        outputs=submodel.outputs,
-        state=state_names(LAYERS),
-        constants=tuple(
-            ConstantBinding(name=constant, weight_set="model", tensor=constant) for constant in lowered.constants
-        ),
-        graph_digest="sha256:" + "0" * 64,
-        flags=tuple(sorted({tensor.name for tensor in (*submodel.inputs, *submodel.outputs)} & KNOWN_FLAGS)),
-    )

@@ -16,162 +16,53 @@ from typing import Any
 
 import msgspec
 
-from bundle.manifest import (
-    ABI_VERSION,
-    Executable,
-    Limits,
-    Manifest,
-    Sampling,
-    Serving,
-    StateLayout,
-    StateTensor,
-    Target,
-    TensorSpec,
-    Tokenizer,
-    Tokens,
-    WeightSet,
-    WeightShard,
-)
+from bundle.abi.inputs import LEFT_PADDED
+from bundle.abi.submodels import SUBMODELS
+from bundle.manifest import Manifest, Target, WeightSet, WeightShard
 from execution.errors import RankDied
 from execution.step import Step, StepResult
 from runtime_svc.engine.uniform import uniform
+from tests import manifests
+from tests.manifests import DIGEST
 
 # Prime, with 2 as a primitive root: sequences take a hundred steps to repeat.
 VOCAB_SIZE = 509
 EOS = 2
 BIAS = 1
-DIGEST = "sha256:" + "0" * 64
 STATE_BYTES = 4096
 #: Sampling that is compiled in: requests may not choose another.
-GREEDY = Sampling(
-    mode="on_device",
-    semantics="hf",
-    dynamic=False,
-    deterministic=False,
-    global_topk=50,
-    temperature=1.0,
-    top_k=1,
-    top_p=1.0,
-)
-
-
-def make_executable(
-    submodel: str, bucket: int, batch_size: int, *, flags: Sequence[str] = ("rand", "sampling_params", "tokens")
-) -> Executable:
-    width = bucket if submodel == "context_encoding" else 1
-    inputs = [
-        TensorSpec(name="input_ids", dtype="int32", shape=(batch_size, width)),
-        TensorSpec(name="position_ids", dtype="int32", shape=(batch_size, width)),
-        TensorSpec(name="seq_ids", dtype="int32", shape=(batch_size,)),
-    ]
-    if submodel == "context_encoding":
-        inputs.append(TensorSpec(name="num_tokens", dtype="int32", shape=(batch_size,)))
-    if "sampling_params" in flags:
-        inputs.append(TensorSpec(name="sampling_params", dtype="float32", shape=(batch_size, 3)))
-    if "rand" in flags:
-        inputs.append(TensorSpec(name="rand", dtype="float32", shape=(batch_size, 1)))
-    return Executable(
-        tag=f"{submodel}_{bucket}",
-        submodel=submodel,  # type: ignore[arg-type]
-        bucket=(bucket,),
-        batch_size=batch_size,
-        format="exported_program",
-        state_convention="functional",
-        blob=DIGEST,
-        inputs=tuple(inputs),
-        outputs=(TensorSpec(name="tokens", dtype="int32", shape=(batch_size,)),),
-        state=(),
-        constants=(),
-        graph_digest=DIGEST,
-        flags=tuple(sorted(flags)),
-    )
+GREEDY = msgspec.structs.replace(manifests.DYNAMIC, dynamic=False, temperature=1.0, top_k=1)
 
 
 def make_manifest(
     *,
-    num_slots: int = 4,
-    ctx_batch_size: int = 1,
-    prompt_buckets: Sequence[int] = (8, 16),
-    token_buckets: Sequence[int] = (16, 64),
-    max_new_tokens: int | None = None,
-    flags: Sequence[str] = ("logits", "rand", "sampling_params", "tokens"),
-    sampling: Sampling | None = None,
-    tokenizer: Tokenizer | None = None,
     executable_blob: str = DIGEST,
     weights_blob: str = DIGEST,
     weights_size_bytes: int = 1,
-    graph_abi_digest: str = DIGEST,
     isa: str = "x86-64-v3",
     kind: str = "cpu",
     format_: str = "exported_program",
     tp_degree: int = 1,
-    config: Mapping[str, Any] | None = None,
-    serving: Serving | None = None,
     vocab_size: int = VOCAB_SIZE,
+    **options: Any,
 ) -> Manifest:
-    executables = [
-        make_executable("context_encoding", bucket, ctx_batch_size, flags=flags) for bucket in prompt_buckets
-    ]
-    token_flags = set(flags) - {"left_padded"}
-    executables += [
-        make_executable("token_generation", bucket, num_slots, flags=sorted(token_flags)) for bucket in token_buckets
-    ]
-    return Manifest(
-        abi_version=ABI_VERSION,
-        architecture="Fake",
-        config=dict(config or {"neuron_config": {}}),
-        checkpoint_digest=DIGEST,
-        target=Target(kind=kind, isa=isa),  # type: ignore[arg-type]
-        optimization_level=0,
-        toolchain={},
-        tp_degree=tp_degree,
-        executables=tuple(
-            msgspec.structs.replace(executable, blob=executable_blob, format=format_) for executable in executables
-        ),
-        weight_sets=(
-            WeightSet(
-                name="model",
-                shards=tuple(
-                    WeightShard(rank=rank, blob=weights_blob, size_bytes=weights_size_bytes, tensors=())
-                    for rank in range(tp_degree)
-                ),
-            ),
-        ),
-        state=StateLayout(
-            tensors=(
-                StateTensor(
-                    name="k_cache.0",
-                    dtype="float32",
-                    shape=(num_slots + 1, 1, 64, 1),
-                    axes=("slot", "kv_head", "position", "head_dim"),
-                ),
-            ),
-            num_slots=num_slots,
-            kv_heads_by_rank=((0,),) * tp_degree,
-        ),
-        sampling=sampling
-        or Sampling(
-            mode="on_device",
-            semantics="hf",
-            dynamic=True,
-            deterministic=False,
-            global_topk=50,
-            temperature=0.0,
-            top_k=0,
-            top_p=1.0,
-        ),
-        limits=Limits(
-            max_context_length=prompt_buckets[-1],
-            max_length=token_buckets[-1],
-            max_new_tokens=max_new_tokens,
-            ctx_batch_size=ctx_batch_size,
-            tkg_batch_size=num_slots,
-        ),
-        tokens=Tokens(vocab_size=vocab_size, bos=1, eos=(EOS,), pad=0),
-        tokenizer=tokenizer,
-        graph_abi_digest=graph_abi_digest,
-        serving=serving or Serving(),
+    """What `FakeRanks` runs; other options are those of `tests.manifests.make_manifest`."""
+    shards = tuple(
+        WeightShard(rank=rank, blob=weights_blob, size_bytes=weights_size_bytes, tensors=())
+        for rank in range(tp_degree)
     )
+    manifest = manifests.make_manifest(
+        target=Target(kind=kind, isa=isa),  # type: ignore[arg-type]
+        weight_sets=(WeightSet(name="model", shards=shards),),
+        tp_degree=tp_degree,
+        vocab_size=vocab_size,
+        eos=EOS,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+    executables = tuple(
+        msgspec.structs.replace(one, blob=executable_blob, format=format_) for one in manifest.executables
+    )
+    return msgspec.structs.replace(manifest, executables=executables)
 
 
 def expected_tokens(prompt: Sequence[int], count: int, *, bias: int = BIAS, seed: int | None = None) -> list[int]:
@@ -203,6 +94,7 @@ class FakeRanks:
         self.swap_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
         self.step_s = 0.0
+        self.invalid_rows: tuple[int, ...] = ()
         self.steps: list[Step] = []
         self.is_closed = False
         self.num_under_way = 0
@@ -219,7 +111,7 @@ class FakeRanks:
 
     async def begin(self, step: Step) -> asyncio.Future[StepResult]:
         before = self._last_begun
-        assert step.follows or not self.is_running, "two steps at once"
+        assert step.depends_on_previous or not self.is_running, "two steps at once"
         self._last_begun = asyncio.ensure_future(self._run(step, before))
         self.num_under_way += 1
         # As the real group, it sees steps through that their caller gives up.
@@ -238,23 +130,25 @@ class FakeRanks:
         return self._last_begun is not None and not self._last_begun.done()
 
     async def _run(self, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
-        if step.follows:
-            assert before is not None, "a step that follows none"
-            step = msgspec.structs.replace(step, inputs={**step.inputs, "input_ids": (await before).tokens})
+        if step.depends_on_previous:
+            assert before is not None, "a step that depends on none"
+            previous = [row[0] if row else 0 for row in (await before).tokens]
+            step = msgspec.structs.replace(step, inputs={**step.inputs, "input_ids": previous})
         self.steps.append(step)
         await self._alive(self.gate.wait())
         await self._alive(asyncio.sleep(self.step_s))
         executable = self._executables[step.tag]
-        is_prompt = executable.submodel == "context_encoding"
-        tokens = [(self._prompt if is_prompt else self._token)(step, row) for row in range(executable.batch_size)]
+        reads_cache = SUBMODELS[executable.submodel].reads_cache
+        tokens = [(self._token if reads_cache else self._prompt)(step, row) for row in range(executable.batch_size)]
         count = step.top_logprobs
         return StepResult(
-            tokens=tokens,
+            tokens=[[] if row in self.invalid_rows else [token] for row, token in enumerate(tokens)],
             logprobs=None if count is None else [-token / 10 for token in tokens],
             top_ids=None if count is None else [[(token + i) % VOCAB_SIZE for i in range(count)] for token in tokens],
             top_logprobs=None if count is None else [[-token / 10 - i for i in range(count)] for token in tokens],
             duration_s=self.step_s,
             logits=_logits(tokens) if step.return_logits else None,
+            invalid_rows=self.invalid_rows,
         )
 
     async def load(self) -> None:
@@ -310,7 +204,7 @@ class FakeRanks:
     def _prompt(self, step: Step, row: int) -> int:
         inputs, count = step.inputs, int(step.inputs["num_tokens"][row])
         width = len(inputs["input_ids"]) // len(inputs["num_tokens"])
-        is_left_padded = "left_padded" in self._executables[step.tag].flags
+        is_left_padded = LEFT_PADDED in self._executables[step.tag].flags
         first = (row + 1) * width - count if is_left_padded else row * width
         tokens = [int(token) for token in inputs["input_ids"][first : first + count]]
         assert list(inputs["position_ids"][first : first + count]) == list(range(count))

@@ -47,7 +47,7 @@ async def test_cancelled_call_frees_its_slot_within_a_step(served: Runtime) -> N
     assert num_steps < 60, "the sequence was over before its call was cancelled"
     served.ranks.gate.set()
     await asyncio.sleep(0.05)
-    assert [step.follows for step in served.ranks.steps[num_steps:]] in ([], [True])
+    assert [step.depends_on_previous for step in served.ranks.steps[num_steps:]] in ([], [True])
 
 
 async def test_lost_connection_frees_its_slot(served: Runtime) -> None:

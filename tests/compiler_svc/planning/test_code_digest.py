@@ -35,7 +35,7 @@ WITHOUT_EFFECT = {
 
 
 @pytest.mark.parametrize(
-    "path", ["compiler_svc/models/rope.py", "compiler_svc/lower/kernels/linear.cpp", "bundle/abi.py"]
+    "path", ["compiler_svc/models/rope.py", "compiler_svc/lower/kernels/linear.cpp", "bundle/abi/inputs.py"]
 )
 def test_an_edit_of_what_shapes_bytes_voids_bundles(tmp_path: Path, path: str) -> None:
     before, after = _edit(tmp_path, path)

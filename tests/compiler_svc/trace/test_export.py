@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from bundle.manifest import Submodel
+from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.export import TracedSubmodel, export_submodel
 from compiler_svc.trace.graph_digest import render_graph
 from compiler_svc.trace.submodels import describe_submodel
@@ -26,13 +26,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny_model(tmp_path_factory.mktemp("model"), GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1})
 
 
-def export(tiny: TinyModel, kind: Submodel = "token_generation", bucket: int = 32, **changes: Any) -> TracedSubmodel:
+def export(
+    tiny: TinyModel, kind: SubmodelName = "token_generation", bucket: int = 32, **changes: Any
+) -> TracedSubmodel:
     spec = tiny.spec(**changes)
     return export_submodel(spec, tiny.plan(dtype=spec.dtype), describe_submodel(spec, kind, bucket))
 
 
 @pytest.mark.parametrize("kind", ["context_encoding", "token_generation"])
-def test_constants_are_the_tensors_of_the_shard(tiny: TinyModel, kind: Submodel) -> None:
+def test_constants_are_the_tensors_of_the_shard(tiny: TinyModel, kind: SubmodelName) -> None:
     traced = export(tiny, kind, sampling=DYNAMIC)
     planned = {tensor.name: tensor for tensor in tiny.plan().tensors}
     assert {constant.tensor for constant in traced.constants} == planned.keys()
@@ -43,7 +45,7 @@ def test_constants_are_the_tensors_of_the_shard(tiny: TinyModel, kind: Submodel)
 
 
 @pytest.mark.parametrize("kind", ["context_encoding", "token_generation"])
-def test_graph_takes_and_returns_what_its_specification_says(tiny: TinyModel, kind: Submodel) -> None:
+def test_graph_takes_and_returns_what_its_specification_says(tiny: TinyModel, kind: SubmodelName) -> None:
     traced = export(tiny, kind, sampling=DYNAMIC, dtype="bfloat16")
     values = {node.name: node.meta["val"] for node in traced.program.graph.nodes if "val" in node.meta}
     state = [(torch.bfloat16, (4, 2, 128, 8))] * 2
@@ -123,7 +125,7 @@ def test_digest_is_the_same_in_every_process(tiny: TinyModel, tmp_path: Path) ->
     ]
     printed = [run.communicate(timeout=120)[0].split() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
-    kinds: tuple[Submodel, ...] = ("context_encoding", "token_generation")
+    kinds: tuple[SubmodelName, ...] = ("context_encoding", "token_generation")
     here = [export(tiny, kind, 32, sampling=DYNAMIC).graph_digest for kind in kinds]
     assert printed == [here, here]
 

@@ -3,7 +3,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bundle.manifest import KNOWN_FLAGS, Sampling, TensorSpec
+from bundle.abi.outputs import list_flags
+from bundle.manifest import Sampling, TensorSpec
 from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
@@ -71,7 +72,7 @@ def test_token_generation() -> None:
         TensorSpec(name="logits", dtype="float32", shape=(5, 100)),
     )
     assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
-    assert set(submodel.flags) == KNOWN_FLAGS - {"left_padded"}
+    assert set(submodel.flags) == list_flags() - {"left_padded"}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_flags_follow_the_sampling(sampling: Sampling, flags: set[str]) -> None:
     submodel = describe_submodel(make_spec(sampling=sampling), "token_generation", 64)
     assert set(submodel.flags) == flags
     named = {tensor.name for tensor in (*submodel.inputs, *submodel.outputs)}
-    assert named & KNOWN_FLAGS == flags
+    assert named & list_flags() == flags
 
 
 def test_state_of_several_ranks() -> None:

@@ -13,6 +13,7 @@ from runtime_svc.engine.engine import EngineConfig
 from runtime_svc.engine.events import Accepted, TokenDelta
 from runtime_svc.engine.request import BucketKey, FinishReason
 from runtime_svc.errors import DeadlineExceeded, QueueFull, RequestAborted, RequestIdInUse
+from tests.manifests import DYNAMIC
 from tests.runtime_svc.engine.conftest import (
     EngineHarness,
     StartEngine,
@@ -46,6 +47,24 @@ async def test_stream_of_one_request(start_engine: StartEngine) -> None:
         (BucketKey("token_generation", (16,)), 13, 0),
         (BucketKey("token_generation", (64,)), 6, 0),
     }
+
+
+@pytest.mark.parametrize("mode", ["on_device", "host"])
+async def test_a_row_that_the_executable_calls_invalid_ends_its_request_alone(
+    start_engine: StartEngine, mode: str
+) -> None:
+    """Whether or not steps are called ahead."""
+    harness = await start_engine(sampling=msgspec.structs.replace(DYNAMIC, mode=mode), step_s=0.001)
+    good, bad = (harness.submit([token], max_new_tokens=30) for token in (5, 6))
+    await wait_until(lambda: len(harness.ranks.steps) > 6)
+    harness.ranks.invalid_rows = (1,)
+    events = await collect(bad)
+    assert tokens_of(events) == expected_tokens([6], len(tokens_of(events)))
+    assert 0 < len(tokens_of(events)) < 30
+    finish = finished_of(events).finish
+    assert finish.reason is FinishReason.ERROR
+    assert "the numbers of row 1 are invalid" in str(finish.error)
+    assert tokens_of(await collect(good)) == expected_tokens([5], 30)
 
 
 async def test_batch_mates_that_come_and_go_change_nothing(start_engine: StartEngine) -> None:
@@ -259,7 +278,9 @@ async def test_output_is_published_while_the_next_step_runs(
 def followers(harness: EngineHarness) -> str:
     """Every step that ran: p for a prompt, t for tokens, f for tokens that follow those of a step under way."""
     tags = ["p" if step.tag.startswith("context") else "t" for step in harness.ranks.steps]
-    return "".join("f" if step.follows else tag for tag, step in zip(tags, harness.ranks.steps, strict=True))
+    return "".join(
+        "f" if step.depends_on_previous else tag for tag, step in zip(tags, harness.ranks.steps, strict=True)
+    )
 
 
 async def test_steps_are_called_ahead_until_the_last_token(start_engine: StartEngine) -> None:

@@ -27,7 +27,7 @@ def test_prompt_step_pads_tokens_and_idles_rows() -> None:
     assert step.tag == "context_encoding_4"
     assert step.inputs == {
         "input_ids": [11, 12, 13, 0, 0, 0, 0, 0],
-        "position_ids": [0, 1, 2, 3, 0, 1, 2, 3],
+        "position_ids": [0, 1, 2, 0, 0, 0, 0, 0],
         "seq_ids": [1, 3],
         "num_tokens": [3, 1],
         "sampling_params": [20.0, 0.25, 0.5, 1.0, 1.0, 1.0],
@@ -82,7 +82,7 @@ def test_a_step_that_follows_is_one_token_further_and_takes_that_from_the_ranks(
     step = StepBuilder(manifest).build(
         StepPlan(BucketTable.from_manifest(manifest).token_generation[0], rows, follows=True)
     )
-    assert step.follows
+    assert step.depends_on_previous
     assert step.inputs["input_ids"] == [0, 0, 0], "not read"
     assert step.inputs["position_ids"] == [0, 4, 0]
     assert step.inputs["seq_ids"] == [3, 1, 3]

@@ -189,7 +189,7 @@ async def test_swap_comes_after_the_step_that_was_called_ahead(
     for token, epoch in zip(tokens_of(events), epochs, strict=True):
         assert token == (sum(history) + (1 if epoch == 1 else NEW_BIAS)) % VOCAB_SIZE
         history.append(token)
-    follows = [step.follows for step in harness.ranks.steps]
+    follows = [step.depends_on_previous for step in harness.ranks.steps]
     assert not follows[num_steps + 1], "its tokens are known by then"
     assert all(follows[num_steps + 2 :])
 
@@ -204,7 +204,7 @@ async def test_nothing_is_called_ahead_while_a_reset_waits(start_engine: StartEn
     harness.ranks.gate.set()
     assert tokens_of(await collect(running)) == expected_tokens([5], 20)
     await reset
-    assert not any(step.follows for step in harness.ranks.steps[num_steps:])
+    assert not any(step.depends_on_previous for step in harness.ranks.steps[num_steps:])
 
 
 @pytest.mark.parametrize("policy", [InFlightPolicy.ABORT, InFlightPolicy.REFUSE])

@@ -1,0 +1,67 @@
+"""The digest of the graph ABI: two bundles that have the same one can exchange weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import rfc8785
+
+
+class TensorFacts(Protocol):
+    """What of a weight tensor counts."""
+
+    @property
+    def name(self) -> str:
+        """Name in the shard."""
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype, such as `float32`."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Static shape."""
+
+
+class ShardFacts(Protocol):
+    """What of a rank's weight shard counts; `bundle.manifest.WeightShard` has it."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def tensors(self) -> Sequence[TensorFacts]:
+        """All tensors of the shard."""
+
+
+def compute_graph_abi_digest(
+    *,
+    graph_digests: Mapping[str, str],
+    shards: Iterable[ShardFacts],
+    numeric_config: Mapping[str, Any],
+    tp_degree: int,
+) -> str:
+    """Hashes all that a weight set must fit.
+
+    Args:
+        graph_digests: Digest of the exported graph, by executable tag.
+        shards: Weight shards of every rank.
+        numeric_config: Every model attribute that enters the arithmetic: rope, eps, activations, head counts, …
+        tp_degree: Number of ranks.
+
+    Returns:
+        `sha256:` and 64 hexadecimal digits.
+    """
+    abi: dict[str, Any] = {
+        "graph_digests": dict(graph_digests),
+        "numeric_config": dict(numeric_config),
+        "tensors": [
+            {"rank": shard.rank, "tensors": [[t.name, t.dtype, list(t.shape)] for t in shard.tensors]}
+            for shard in shards
+        ],
+        "tp_degree": tp_degree,
+    }
+    return f"sha256:{hashlib.sha256(rfc8785.dumps(abi)).hexdigest()}"

@@ -1,0 +1,48 @@
+"""The submodels of a model: what a step of each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+SubmodelName = Literal["context_encoding", "token_generation", "speculation", "fused_speculation", "medusa_speculation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submodel:
+    """One submodel.
+
+    Attributes:
+        rows: The configuration's attribute that gives the rows of a step.
+        tokens: Tokens of a row: a number, the bucket's, or the configuration's attribute that gives it.
+        bucket: What a bucket bounds: the tokens of a row, or the positions of the KV cache that a row reads.
+        outputs: Tokens of a row that give outputs: its last valid one, or all.
+        is_served: Whether this release traces and runs it.
+    """
+
+    rows: Literal["ctx_batch_size", "tkg_batch_size", "spec_batch_size"]
+    tokens: Literal[1, "bucket", "speculation_length", "medusa_speculation_length"]
+    bucket: Literal["tokens", "positions"]
+    outputs: Literal["last", "all"]
+    is_served: bool = False
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether its rows continue what the KV cache holds; the rows of others begin a sequence."""
+        return self.bucket == "positions"
+
+
+SUBMODELS: Final[Mapping[SubmodelName, Submodel]] = {
+    "context_encoding": Submodel(
+        rows="ctx_batch_size", tokens="bucket", bucket="tokens", outputs="last", is_served=True
+    ),
+    "token_generation": Submodel(rows="tkg_batch_size", tokens=1, bucket="positions", outputs="last", is_served=True),
+    "speculation": Submodel(rows="spec_batch_size", tokens="speculation_length", bucket="positions", outputs="all"),
+    "fused_speculation": Submodel(
+        rows="tkg_batch_size", tokens="speculation_length", bucket="positions", outputs="all"
+    ),
+    "medusa_speculation": Submodel(
+        rows="spec_batch_size", tokens="medusa_speculation_length", bucket="positions", outputs="all"
+    ),
+}

@@ -1,0 +1,161 @@
+"""The manifest of every test: what the ABI says, and what a test cares about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from bundle.abi.inputs import LEFT_PADDED, inputs_of
+from bundle.abi.outputs import outputs_of
+from bundle.abi.state import AXES, state_names
+from bundle.abi.submodels import SUBMODELS, SubmodelName
+from bundle.abi.tensor import Symbols
+from bundle.manifest import (
+    ABI_VERSION,
+    Executable,
+    Limits,
+    Manifest,
+    Sampling,
+    StateLayout,
+    StateTensor,
+    Target,
+    TensorSpec,
+    Tokens,
+    WeightSet,
+    WeightShard,
+)
+
+DIGEST: Final = "sha256:" + "0" * 64
+VOCAB_SIZE: Final = 32
+
+#: Requests choose; those that do not choose are greedy.
+DYNAMIC: Final = Sampling(
+    mode="on_device",
+    semantics="hf",
+    dynamic=True,
+    deterministic=False,
+    global_topk=50,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+)
+#: The flags of executables that sample so and return logits.
+DYNAMIC_FLAGS: Final = ("logits", "rand", "sampling_params", "tokens")
+
+
+def make_executable(
+    submodel: SubmodelName,
+    bucket: int,
+    batch_size: int,
+    *,
+    flags: Iterable[str] = DYNAMIC_FLAGS,
+    vocab_size: int = VOCAB_SIZE,
+    num_layers: int = 1,
+    **changes: Any,
+) -> Executable:
+    """One executable; of the flags, those that concern its submodel."""
+    row = SUBMODELS[submodel]
+    tokens = row.tokens if isinstance(row.tokens, int) else bucket
+    symbols: Symbols = {"R": batch_size, "T": tokens, "K": 1, "V": vocab_size}
+    described = {
+        "tag": f"{submodel}_{bucket}",
+        "submodel": submodel,
+        "bucket": (bucket,),
+        "batch_size": batch_size,
+        "inputs": tuple(TensorSpec.of(one, symbols) for one in inputs_of(submodel, set(flags))),
+        "outputs": tuple(TensorSpec.of(one, symbols) for one in outputs_of(submodel, set(flags))),
+        "state": state_names(num_layers),
+        "flags": tuple(sorted(set(flags) - (set() if row.bucket == "tokens" else {LEFT_PADDED}))),
+    }
+    return Executable(**(_UNBUILT | described | changes))
+
+
+def describe_executable(submodel: Any, **changes: Any) -> Executable:
+    """The executable of a traced submodel's specification."""
+    described = {field.name: getattr(submodel, field.name) for field in fields(submodel)}
+    return Executable(**(_UNBUILT | described | changes))
+
+
+_UNBUILT: Final[dict[str, Any]] = {
+    "format": "exported_program",
+    "state_convention": "functional",
+    "blob": DIGEST,
+    "constants": (),
+    "graph_digest": DIGEST,
+}
+
+
+def make_state(num_slots: int, *shape: int, num_layers: int = 1, tp_degree: int = 1) -> StateLayout:
+    """A KV cache in float32.
+
+    Args:
+        shape: KV heads of a rank, positions, dimensions of a head.
+    """
+    tensors = tuple(
+        StateTensor(name=name, dtype="float32", shape=(num_slots + 1, *shape), axes=AXES)
+        for name in state_names(num_layers)
+    )
+    heads = tuple(tuple(range(shape[0])) for _ in range(tp_degree))
+    return StateLayout(tensors=tensors, num_slots=num_slots, kv_heads_by_rank=heads)
+
+
+def make_manifest(
+    *,
+    executables: Sequence[Executable] | None = None,
+    num_slots: int = 4,
+    ctx_batch_size: int = 1,
+    prompt_buckets: Sequence[int] = (8, 16),
+    token_buckets: Sequence[int] = (16, 64),
+    flags: Iterable[str] = DYNAMIC_FLAGS,
+    vocab_size: int = VOCAB_SIZE,
+    eos: int = 2,
+    max_new_tokens: int | None = None,
+    tp_degree: int = 1,
+    **changes: Any,
+) -> Manifest:
+    """A bundle of one KV head whose weights are empty.
+
+    Args:
+        executables: None: one for each bucket, with `flags`.
+        changes: Fields of the manifest that are otherwise.
+    """
+    if executables is None:
+        shapes: dict[SubmodelName, tuple[Sequence[int], int]] = {
+            "context_encoding": (prompt_buckets, ctx_batch_size),
+            "token_generation": (token_buckets, num_slots),
+        }
+        executables = [
+            make_executable(submodel, bucket, rows, flags=flags, vocab_size=vocab_size)
+            for submodel, (buckets, rows) in shapes.items()
+            for bucket in buckets
+        ]
+    rows = {executable.submodel: executable.batch_size for executable in executables}
+    largest = {one.submodel: one.bucket[-1] for one in sorted(executables, key=lambda one: one.bucket)}
+    max_length = largest.get("token_generation", token_buckets[-1])
+    shards = tuple(WeightShard(rank=rank, blob=DIGEST, size_bytes=1, tensors=()) for rank in range(tp_degree))
+    described: dict[str, Any] = {
+        "abi_version": ABI_VERSION,
+        "architecture": "Test",
+        "config": {"neuron_config": {}},
+        "checkpoint_digest": DIGEST,
+        "target": Target(kind="cpu", isa="x86-64-v3"),
+        "optimization_level": 0,
+        "toolchain": {},
+        "tp_degree": tp_degree,
+        "executables": tuple(executables),
+        "weight_sets": (WeightSet(name="model", shards=shards),),
+        "state": make_state(num_slots, 1, max_length, 1, tp_degree=tp_degree),
+        "sampling": DYNAMIC,
+        "limits": Limits(
+            max_context_length=largest.get("context_encoding", prompt_buckets[-1]),
+            max_length=max_length,
+            max_new_tokens=max_new_tokens,
+            ctx_batch_size=rows.get("context_encoding", ctx_batch_size),
+            tkg_batch_size=rows.get("token_generation", num_slots),
+        ),
+        "tokens": Tokens(vocab_size=vocab_size, bos=1, eos=(eos,), pad=0),
+        "tokenizer": None,
+        "graph_abi_digest": DIGEST,
+    }
+    return Manifest(**(described | changes))
