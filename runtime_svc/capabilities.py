@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from bundle.manifest import DTYPE_SIZES_BYTES, Executable, Manifest
 from execution.ranks.step_memory import max_top_logprobs
-from runtime_svc.engine.buckets import BucketTable
+from runtime_svc.engine.scheduler.buckets import BucketTable
 
 #: What every deployment of this runtime accepts.
 MAX_STOP_STRINGS: Final = 16

@@ -34,7 +34,7 @@ from bundle.manifest import (
 )
 from execution.errors import RankDied
 from execution.step import Step, StepResult
-from runtime_svc.engine.uniform import uniform
+from runtime_svc.engine.inputs import uniform
 
 # Prime, with 2 as a primitive root: sequences take a hundred steps to repeat.
 VOCAB_SIZE = 509

@@ -62,7 +62,7 @@ async def test_batch_mates_that_come_and_go_change_nothing(start_engine: StartEn
         assert tokens_of(await collect(stream)) == expected
 
     await asyncio.gather(*(one(index) for index in range(60)))
-    assert harness.engine.scheduler.num_used_slots == 0
+    assert harness.engine.scheduler.num_running == 0
 
 
 async def test_seed_decides_the_tokens(start_engine: StartEngine) -> None:
@@ -101,7 +101,7 @@ async def test_stop_string_across_tokens_is_cut_out(start_engine: StartEngine) -
     assert finished.finish.reason is FinishReason.STOP_STRING
     assert finished.finish.stop_string == stop
     assert len(tokens_of(events)) == finished.usage.generated_tokens == 10
-    await wait_until(lambda: harness.engine.scheduler.num_used_slots == 0)
+    await wait_until(lambda: harness.engine.scheduler.num_running == 0)
 
 
 async def test_stop_string_in_the_last_token_wins_over_length(start_engine: StartEngine) -> None:
@@ -146,9 +146,9 @@ async def test_abort_frees_the_slot_before_it_answers(start_engine: StartEngine)
     stream = harness.submit([5], request_id="running")
     waiting = harness.submit([6], request_id="waiting", max_new_tokens=3)
     harness.ranks.gate.clear()
-    await wait_until(lambda: harness.engine.scheduler.num_used_slots == 1)
+    await wait_until(lambda: harness.engine.scheduler.num_running == 1)
     assert harness.engine.requests.abort("running", "Abort")
-    assert harness.engine.scheduler.num_used_slots == 0
+    assert harness.engine.scheduler.num_running == 0
     assert not harness.engine.requests.abort("running", "Abort")
     assert not harness.engine.requests.abort("never was", "Abort")
     harness.ranks.gate.set()
@@ -178,7 +178,7 @@ async def test_deadline_ends_running_and_waiting_requests(start_engine: StartEng
         finished = finished_of(await collect(stream))
         assert finished.finish.reason is FinishReason.TIME
         assert isinstance(finished.finish.error, DeadlineExceeded)
-    assert harness.engine.scheduler.num_used_slots == 0
+    assert harness.engine.scheduler.num_running == 0
     harness.ranks.gate.set()
 
 
@@ -187,7 +187,7 @@ async def test_client_that_leaves_frees_the_slot(start_engine: StartEngine) -> N
     stream = harness.submit([5])
     await anext(stream)
     stream.close()
-    assert harness.engine.scheduler.num_used_slots == 0
+    assert harness.engine.scheduler.num_running == 0
     stream.close()
 
 
@@ -205,7 +205,7 @@ async def test_slow_consumer_pauses_its_own_sequence_only(start_engine: StartEng
     harness = await start_engine(EngineConfig(stream_capacity=4), prompt_buckets=(8,), token_buckets=(64,))
     slow = harness.submit([5], request_id="slow")
     assert tokens_of(await collect(harness.submit([6]))) == expected_tokens([6], 40)
-    assert harness.engine.scheduler.num_used_slots == 1, "the slot stays"
+    assert harness.engine.scheduler.num_running == 1, "the slot stays"
     assert len(slow._events) <= 5
     steps = harness.engine.num_steps
     await asyncio.sleep(0.02)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from bundle.manifest import Sampling
-from runtime_svc.engine.buckets import BucketTable
+from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.inputs import StepBuilder
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.engine.scheduler import ScheduledRow, StepPlan
-from runtime_svc.engine.uniform import uniform
+from runtime_svc.engine.inputs import uniform
 from tests.runtime_svc.fakes import make_manifest
 
 

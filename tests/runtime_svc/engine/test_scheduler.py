@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime_svc.engine.buckets import BucketTable
+from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.request import (
     BucketKey,
     Finish,
@@ -231,7 +231,7 @@ def test_stop_token_and_limit_free_the_slot() -> None:
     run_step(scheduler, token=9)
     assert stopped.finish == Finish(FinishReason.STOP_TOKEN, stop_token_id=9)
     assert limited.finish == Finish(FinishReason.LENGTH)
-    assert scheduler.num_used_slots == 0
+    assert scheduler.num_running == 0
     assert stopped.output_token_ids == [5, 5, 9]
 
 
@@ -284,7 +284,7 @@ def test_paused_request_keeps_its_slot_and_its_mates_go_on() -> None:
         run_step(scheduler)
     paused.is_paused = True
     assert names(run_step(scheduler)) == ["mate"]
-    assert scheduler.num_used_slots == 2
+    assert scheduler.num_running == 2
     mate.is_paused = True
     assert run_step(scheduler) is None
     paused.is_paused = False
@@ -353,7 +353,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.plan = self.scheduler.schedule()
         if self.plan is None:
             ready = [one for one in self.scheduler.running if not one.is_paused]
-            blocked = not self.scheduler.is_admitting or self.scheduler.num_used_slots == self.scheduler.num_slots
+            blocked = not self.scheduler.is_admitting or self.scheduler.num_running == self.scheduler.num_slots
             assert not ready, "somebody could have run"
             assert blocked or not self.scheduler.waiting, "somebody could have been admitted"
             return
@@ -395,7 +395,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.scheduler.check_integrity()
         unfinished = sum(request.finish is None for request in self.requests)
-        assert len(self.scheduler.waiting) + self.scheduler.num_used_slots == unfinished
+        assert len(self.scheduler.waiting) + self.scheduler.num_running == unfinished
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -408,7 +408,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             request.is_paused = False
         while run_step(self.scheduler) is not None:
             pass
-        assert self.scheduler.num_used_slots == 0
+        assert self.scheduler.num_running == 0
         assert all(request.finish is not None for request in self.requests), "somebody was forgotten"
 
 

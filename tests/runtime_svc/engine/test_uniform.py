@@ -3,7 +3,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_svc.engine.uniform import uniform
+from runtime_svc.engine.inputs import uniform
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31))
