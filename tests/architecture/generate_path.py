@@ -38,7 +38,7 @@ def _record_files() -> Iterator[set[str]]:
         yield names
     finally:
         sys.settrace(previous)
-        threading.settrace(previous)  # type: ignore[arg-type]
+        threading.settrace(previous)
 
 
 async def trace_generate() -> list[str]:
