@@ -56,8 +56,8 @@ class Capabilities:
     """What a request may ask; the API explains each.
 
     `async_mode` is true whatever the configuration says: the engine always writes the output of a step while the next
-    one runs, and where executables pick tokens, calls the one after it meanwhile. `adapters` and `speculation_length`
-    say that there are none.
+    one runs, and if executables pick tokens, it calls the one after that meanwhile. `adapters` and
+    `speculation_length` say that there are none.
     """
 
     max_context_length: int

@@ -27,7 +27,9 @@ class Policy(Protocol):
         Args:
             running: Requests that have been planned before, oldest first.
             waiting: Requests that may start, oldest first.
-            reserve: Makes room in the KV cache. The policy plans every request that it reserves room for.
+            reserve: Makes room in the KV cache for the tokens of a request that the step computes. If the step can give
+                several tokens, it computes all of them but the last. The policy plans every request that it reserves
+                room for.
 
         Returns:
             The step; None if no request can run.

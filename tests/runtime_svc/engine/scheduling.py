@@ -13,7 +13,7 @@ from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
-from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
+from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import Reserve, WholePrompts
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from tests.runtime_svc.fakes import make_executable, make_manifest
@@ -47,9 +47,12 @@ def make_async(scheduler: Scheduler) -> AsyncScheduling:
     return AsyncScheduling(scheduler, policy._buckets, begin, is_on=True)
 
 
-def make_parts_scheduler(kv: SlotManager | BlockManager, *, max_running: int, max_tokens: int) -> Scheduler:
+def make_parts_scheduler(
+    kv: SlotManager | BlockManager, *, max_running: int, max_tokens: int, max_new_tokens: int = 1
+) -> Scheduler:
     """One whose policy computes prompts in parts."""
-    return Scheduler(PromptParts(num_rows=2, max_tokens=max_tokens), kv, max_running=max_running)
+    policy = PromptParts(num_rows=2, max_tokens=max_tokens, max_new_tokens=max_new_tokens)
+    return Scheduler(policy, kv, max_running=max_running)
 
 
 def run_step(scheduler: Scheduler, *, tokens: Sequence[int] = (5,)) -> StepPlan | None:
@@ -57,9 +60,15 @@ def run_step(scheduler: Scheduler, *, tokens: Sequence[int] = (5,)) -> StepPlan 
     plan = scheduler.schedule()
     scheduler.check_integrity()
     if plan is not None:
-        scheduler.update(plan, [list(tokens)] * plan.executable.batch_size, now_s=1.0)
-        scheduler.check_integrity()
+        update(scheduler, plan, [tokens] * plan.executable.batch_size)
     return plan
+
+
+def update(scheduler: Scheduler, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> list[RowTokens]:
+    """Ends a step whose rows give `tokens`, and checks what it left."""
+    outputs = scheduler.update(plan, tokens, now_s=1.0)
+    scheduler.check_integrity()
+    return outputs
 
 
 def names(plan: StepPlan | None) -> list[str]:
@@ -102,11 +111,15 @@ class BlockManager:
 
 
 class PromptParts:
-    """Computes at most `max_tokens` tokens of each sequence in a step, whatever it lacks: oldest sequences first."""
+    """Computes at most `max_tokens` tokens of each sequence in a step, whatever it lacks: oldest sequences first.
 
-    def __init__(self, *, num_rows: int, max_tokens: int) -> None:
+    A row that samples gives up to `max_new_tokens`.
+    """
+
+    def __init__(self, *, num_rows: int, max_tokens: int, max_new_tokens: int) -> None:
         self._executable = make_executable("context_encoding", max_tokens, num_rows)
         self._max_tokens = max_tokens
+        self._max_new_tokens = max_new_tokens
 
     def plan(self, running: Collection[Request], waiting: Collection[Request], reserve: Reserve) -> StepPlan | None:
         rows: list[ScheduledRow] = []
@@ -115,8 +128,8 @@ class PromptParts:
             num_tokens = min(lacks, self._max_tokens)
             if request.is_paused or len(rows) == self._executable.batch_size:
                 continue
-            placement = reserve(request, num_tokens)
+            start, samples = request.num_computed_tokens, num_tokens == lacks
+            placement = reserve(request, num_tokens + samples * (self._max_new_tokens - 1))
             if placement is not None:
-                start, samples = request.num_computed_tokens, num_tokens == lacks
                 rows.append(ScheduledRow(len(rows), request, start, num_tokens, placement, samples))
         return StepPlan(self._executable, tuple(rows)) if rows else None

@@ -25,7 +25,7 @@ from tests.runtime_svc.engine.conftest import (
     tokens_of,
     wait_until,
 )
-from tests.runtime_svc.engine.scheduling import make_async, make_request, make_scheduler, names, run_step
+from tests.runtime_svc.engine.scheduling import make_async, make_request, make_scheduler, names, run_step, update
 from tests.runtime_svc.fakes import VOCAB_SIZE, expected_tokens, make_manifest
 
 ABORTED = Finish(FinishReason.ABORTED)
@@ -37,7 +37,7 @@ ABORTED = Finish(FinishReason.ABORTED)
 def decode(scheduler: Scheduler) -> StepPlan:
     """Plans a token_generation step, after the prompts; its result is for the caller to give."""
     while (plan := scheduler.schedule()) is not None and plan.executable.submodel == "context_encoding":
-        scheduler.update(plan, [[5]] * plan.executable.batch_size, now_s=1.0)
+        update(scheduler, plan, [[5]] * plan.executable.batch_size)
     assert plan is not None
     return plan
 
@@ -57,9 +57,9 @@ def test_the_step_behind_computes_the_next_tokens_of_the_same_rows() -> None:
         (0, requests[0], 4, 1),
         (1, requests[1], 6, 1),
     ]
-    scheduler.update(running, [[6], [7]], now_s=1.0)
+    update(scheduler, running, [[6], [7]])
     assert plan_behind(in_flight) is not None, "and a step behind that one"
-    scheduler.update(in_flight, [[8], [9]], now_s=1.0)
+    update(scheduler, in_flight, [[8], [9]])
     assert [request.output_token_ids for request in requests] == [[5, 6, 8], [5, 7, 9]]
     assert [request.num_computed_tokens for request in requests] == [5, 7]
 
@@ -96,7 +96,7 @@ def test_no_step_behind_if_a_row_ends_or_pauses_or_another_request_is_ready() ->
     assert plan_behind(alone) is not None
     a.is_paused = False
     assert plan_behind(alone) is None, "a would have to wait for b to end"
-    scheduler.update(running, [[6], [6]], now_s=1.0)
+    update(scheduler, running, [[6], [6]])
     assert plan_behind(running) is None, "the next token is b's last"
     a.claim_finish(ABORTED, 1.0)
     scheduler.remove(a)
@@ -111,9 +111,9 @@ def test_no_step_behind_in_another_bucket() -> None:
     assert (running.executable.tag, running.rows[0].start) == ("token_generation_16", 14)
     in_flight = plan_behind(running)
     assert in_flight is not None
-    scheduler.update(running, [[5], [5]], now_s=1.0)
+    update(scheduler, running, [[5], [5]])
     assert plan_behind(in_flight) is None, "position 16 takes the next bucket"
-    scheduler.update(in_flight, [[5], [5]], now_s=1.0)
+    update(scheduler, in_flight, [[5], [5]])
     other = decode(scheduler)
     assert other.executable.tag == "token_generation_64"
     assert plan_behind(other) is not None
@@ -137,11 +137,11 @@ def test_a_slot_that_a_step_in_flight_writes_goes_to_the_next_request_at_once() 
     running = decode(scheduler)
     in_flight = plan_behind(running)
     assert in_flight is not None
-    scheduler.update(running, [[9]], now_s=1.0)
+    update(scheduler, running, [[9]])
     assert first.finish is not None
     scheduler.add(second)
     assert plan_behind(in_flight) is None
-    assert scheduler.update(in_flight, [[7]], now_s=1.0) == [], "computed in vain"
+    assert update(scheduler, in_flight, [[7]]) == [], "computed in vain"
     assert first.output_token_ids == [5, 9]
     plan = run_step(scheduler)
     assert names(plan) == ["second"]
@@ -237,9 +237,8 @@ async def test_one_token_more_is_computed_and_dropped(start_engine: StartEngine)
 async def test_a_paused_sequence_gets_no_step_behind(start_engine: StartEngine) -> None:
     harness = await start_engine(EngineConfig(stream_capacity=4))
     stream = harness.submit([5], max_new_tokens=12)
-    await asyncio.sleep(0.02)
+    await wait_until(lambda: len(stream._events) >= 4 and harness.ranks.num_under_way == 0)
     assert len(stream._events) <= 5, "no more than what the running step added"
-    assert harness.ranks.num_under_way == 0
     assert tokens_of(await collect(stream)) == expected_tokens([5], 12)
 
 

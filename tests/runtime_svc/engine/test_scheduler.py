@@ -22,6 +22,7 @@ from tests.runtime_svc.engine.scheduling import (
     make_scheduler,
     names,
     run_step,
+    update,
 )
 
 ABORTED = Finish(FinishReason.ABORTED)
@@ -136,7 +137,7 @@ def test_request_that_ends_during_a_step_gets_no_token_from_it() -> None:
     assert request.claim_finish(ABORTED, 2.0)
     scheduler.remove(request)
     scheduler.check_integrity()
-    rows = scheduler.update(plan, [[7]] * 2, now_s=3.0)
+    rows = update(scheduler, plan, [[7]] * 2)
     assert [(one.row.request, one.token_ids) for one in rows] == [(mate, [7])]
     assert 7 not in request.output_token_ids
 
@@ -150,7 +151,7 @@ def test_slot_of_an_ended_request_is_taken_anew_while_its_step_runs() -> None:
     first.claim_finish(ABORTED, 1.0)
     scheduler.remove(first)
     scheduler.add(second)
-    scheduler.update(plan, [[7]], now_s=2.0)
+    update(scheduler, plan, [[7]])
     assert names(run_step(scheduler)) == ["second"]
     assert second.output_token_ids == [5]
 
@@ -238,7 +239,7 @@ def test_tokens_behind_the_end_are_dropped(
     run_step(scheduler)
     plan = scheduler.schedule()
     assert plan is not None
-    (new,) = scheduler.update(plan, [[6, 7, 8]] * 2, 1.0)
+    (new,) = update(scheduler, plan, [[6, 7, 8]] * 2)
     assert [5, *new.token_ids] == request.output_token_ids == taken
     assert request.finish == finish
     assert scheduler.num_running == 0
@@ -251,7 +252,7 @@ def test_a_row_without_a_token_computes_its_newest_again() -> None:
     scheduler.add(request)
     plan = scheduler.schedule()
     assert plan is not None
-    assert scheduler.update(plan, [[]], 1.0) == []
+    assert update(scheduler, plan, [[]]) == []
     assert (request.num_computed_tokens, request.timeline.first_token_s) == (2, None)
     plan = run_step(scheduler)
     assert plan is not None
@@ -320,6 +321,17 @@ def test_the_newest_request_makes_room_for_the_oldest_and_starts_anew() -> None:
     assert new.output_token_ids == [5, 6]
 
 
+def test_a_step_has_room_for_the_tokens_that_it_gives() -> None:
+    kv = BlockManager(2, 4)
+    scheduler = make_parts_scheduler(kv, max_running=1, max_tokens=4, max_new_tokens=3)
+    request = make_request("a", 3)
+    scheduler.add(request)
+    plan = run_step(scheduler, tokens=[5, 6, 7])
+    assert plan is not None
+    assert len(plan.rows[0].placement.blocks) == 2, "for 3 tokens of the prompt and 2 of those that come out"
+    assert request.num_computed_tokens == 5
+
+
 def test_a_paused_request_makes_room_too() -> None:
     scheduler = make_parts_scheduler(BlockManager(2, 4), max_running=2, max_tokens=4)
     paused, other = make_request("paused", 3), make_request("other", 4, max_new_tokens=2)
@@ -362,6 +374,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 ),
                 max_running=st.integers(1, 4),
                 max_tokens=st.integers(1, 7),
+                max_new_tokens=st.just(3),
             ),
         )
     )
@@ -446,7 +459,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 given = tokens[row.row][: row.request.num_missing_tokens] if row.samples else []
                 expected[row.request] = given[: given.index(9) + 1] if 9 in given else given
         before = {request: len(request.output_token_ids) for request in expected}
-        taken = {one.row.request: one.token_ids for one in self.scheduler.update(plan, tokens, 1.0)}
+        taken = {one.row.request: one.token_ids for one in update(self.scheduler, plan, tokens)}
         assert taken == {request: new for request, new in expected.items() if new}
         for request, new in expected.items():
             assert request.output_token_ids[before[request] :] == new
@@ -469,7 +482,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for plan in (self.plan, self.in_flight):
             if plan is not None:
-                self.scheduler.update(plan, [[9]] * 4, 1.0)
+                update(self.scheduler, plan, [[9]] * 4)
         self.scheduler.is_admitting = True
         for request in self.requests:
             request.is_paused = False
