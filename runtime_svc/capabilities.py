@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from bundle.manifest import DTYPE_SIZES_BYTES, Executable, Manifest
 from execution.ranks.step_memory import max_top_logprobs
-from runtime_svc.engine.buckets import BucketTable
+from runtime_svc.engine.scheduler.buckets import BucketTable
 
 #: What every deployment of this runtime accepts.
 MAX_STOP_STRINGS: Final = 16
@@ -56,8 +56,8 @@ class Capabilities:
     """What a request may ask; the API explains each.
 
     `async_mode` is true whatever the configuration says: the engine always writes the output of a step while the next
-    one runs, and where executables pick tokens, calls the one after it meanwhile. `adapters` and `speculation_length`
-    say that there are none.
+    one runs, and if executables pick tokens, it calls the one after that meanwhile. `adapters` and
+    `speculation_length` say that there are none.
     """
 
     max_context_length: int

@@ -33,7 +33,7 @@ FINAL_ERRORS: Final = (
     ManifestInvalid,
     BlobCorrupt,
 )
-LONGEST_RETRY_S: Final = 300.0
+MAX_RETRY_S: Final = 300.0
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class AliasFollower:
             deployment.follow_message = ""
             return
         if pursuit is None or pursuit.digest != resolved.digest:
-            pursuit = _Pursuit(resolved.digest, backoff_delays(self._interval_s, LONGEST_RETRY_S))
+            pursuit = _Pursuit(resolved.digest, backoff_delays(self._interval_s, MAX_RETRY_S))
             self._pursuits[deployment] = pursuit
         now_s = asyncio.get_running_loop().time()
         if pursuit.due_s is not None and pursuit.due_s <= now_s:

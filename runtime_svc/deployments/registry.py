@@ -39,7 +39,7 @@ _log = structlog.get_logger("deployments")
 FAREWELL_S: Final = 0.5
 
 FIRST_RETRY_S: Final = 0.5
-LONGEST_RETRY_S: Final = 30.0
+MAX_RETRY_S: Final = 30.0
 
 
 class Deployments:
@@ -237,7 +237,7 @@ class Deployments:
 
     async def _bring_up_patiently(self, deployment: Deployment) -> None:
         """Loads what nobody waits for: a bundle that cannot be found yet is looked for again and again."""
-        delays_s = backoff_delays(FIRST_RETRY_S, LONGEST_RETRY_S)
+        delays_s = backoff_delays(FIRST_RETRY_S, MAX_RETRY_S)
         while deployment.engine is None:
             try:
                 if deployment.bundle is None:

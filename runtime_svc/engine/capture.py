@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from bundle.manifest import TensorSpec
+from bundle.manifest import Manifest, TensorSpec
+from execution.step import Step, step_inputs
 
-#: Most steps of one capture.
+#: Steps of one capture.
 MAX_STEPS: Final = 1024
-#: Most bytes of inputs that one capture keeps; steps beyond are counted only.
+#: Bytes of inputs that one capture keeps; steps beyond are counted only.
 MAX_CAPTURE_BYTES: Final = 32 << 20
+
+# As `execution.ranks.step_memory` has them: every input of a step is one of the two.
+_ITEM_FORMATS: Final = {"int32": "i", "float32": "f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class InputCapture:
         self._size_bytes = 0
 
     def begin_step(self) -> int | None:
-        """Counts a step; returns its index where it is to be captured."""
+        """Counts a step; returns its index if it is to be captured."""
         index = self._num_seen
         self._num_seen += 1
         return index if 0 <= index - self.first_step < self.num_steps else None
@@ -70,3 +76,37 @@ class InputCapture:
             return
         self._size_bytes += size_bytes
         self.steps.append(step)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRow:
+    """A row of a step whose request captures inputs; `num_tokens` of its tokens are computed."""
+
+    capture: InputCapture
+    row: int
+    num_tokens: int
+
+
+class CaptureLog:
+    """Gives captures what a step is called with."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Takes the dtypes and shapes of inputs from the manifest."""
+        self._specs = {one.tag: step_inputs(one, manifest.sampling) for one in manifest.executables}
+
+    def record(self, step: Step, rows: Iterable[CapturedRow], weight_epoch: int) -> None:
+        """Keeps the inputs of a step that is about to run, for those of its rows that chose the step."""
+        inputs: tuple[CapturedInput, ...] | None = None
+        for row in rows:
+            index = row.capture.begin_step()
+            if index is None:
+                continue
+            if inputs is None:
+                inputs = self._copy_inputs(step)
+            row.capture.keep(CapturedStep(index, step.tag, row.row, row.num_tokens, weight_epoch, inputs))
+
+    def _copy_inputs(self, step: Step) -> tuple[CapturedInput, ...]:
+        return tuple(
+            CapturedInput(spec, array(_ITEM_FORMATS[spec.dtype], step.inputs[spec.name]).tobytes())
+            for spec in self._specs[step.tag]
+        )

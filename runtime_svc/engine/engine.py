@@ -4,16 +4,15 @@
                           ▲                           │
                           └────── next step ◀─────────┘
 
-Detokenizing and writing events of step N happen while step N+1 runs in the ranks. Where step N+2 lacks nothing but the
-tokens of that one, which the ranks have, it is called meanwhile. Operations that need the ranks to themselves run
-between two steps of which the second has not been called.
+Detokenizing and writing events of step N happen while step N+1 runs in the ranks; async scheduling may call step N+2
+meanwhile. Operations that need the ranks to themselves run between two steps of which the second has not been called.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +20,23 @@ from typing import Final
 
 import structlog
 
-from bundle.abi.outputs import NO_TOKEN
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankDied, StepFailed
 from execution.step import StepResult
-from runtime_svc.engine.buckets import BucketTable
-from runtime_svc.engine.capture_log import CaptureLog
+from runtime_svc.engine.capture import CapturedRow, CaptureLog
 from runtime_svc.engine.inputs import StepBuilder
+from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue
-from runtime_svc.engine.publisher import OutputText, outputs_of
+from runtime_svc.engine.publisher import OutputText, StepOutcome, StepOutput
 from runtime_svc.engine.ranks import RankLauncher, Ranks
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
-from runtime_svc.engine.scheduler import Scheduler, StepPlan
+from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
+from runtime_svc.engine.scheduler.buckets import BucketTable
+from runtime_svc.engine.scheduler.plan import StepPlan
+from runtime_svc.engine.scheduler.policy import WholePrompts
+from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
@@ -45,15 +47,18 @@ RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Bounds of an engine.
+    """Bounds of an engine, and a switch.
 
     Attributes:
-        queue_capacity: Requests that may wait for a slot.
+        queue_capacity: Requests that may wait beyond those that can start at once.
         stream_capacity: Events that may wait for a slow client before its request is paused.
+        async_scheduling: Call a step while the previous one runs, if it lacks only the tokens of that one. Tokens are
+            the same without.
     """
 
     queue_capacity: int = 256
     stream_capacity: int = 64
+    async_scheduling: bool = True
 
 
 class EngineState(enum.Enum):
@@ -66,7 +71,7 @@ class EngineState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetReceipt:
-    """What a KV reset did; sequences that it ended held one slot each."""
+    """What a KV reset did; `affected_sequences` were running when it ended them."""
 
     affected_sequences: int
     zeroed_bytes: int
@@ -82,14 +87,6 @@ class WeightsReceipt:
     weight_epoch: int
     aborted_requests: int
     pause_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _RunningStep:
-    """A step that the ranks have been called for."""
-
-    plan: StepPlan
-    result: Awaitable[StepResult]
 
 
 class Engine:
@@ -111,11 +108,10 @@ class Engine:
         self._builder = StepBuilder(manifest)
         self._captures = CaptureLog(manifest)
         self._work = asyncio.Event()
-        self.scheduler = Scheduler(
-            BucketTable.from_manifest(manifest),
-            num_slots=min(manifest.state.num_slots, manifest.limits.tkg_batch_size),
-            ctx_batch_size=manifest.limits.ctx_batch_size,
-        )
+        buckets = BucketTable.from_manifest(manifest)
+        num_slots = min(manifest.state.num_slots, manifest.limits.tkg_batch_size)
+        policy = WholePrompts(buckets, ctx_batch_size=manifest.limits.ctx_batch_size)
+        self.scheduler = Scheduler(policy, SlotManager(num_slots), max_running=num_slots)
         self.requests = RequestTable(
             self.scheduler,
             queue_capacity=config.queue_capacity,
@@ -123,11 +119,10 @@ class Engine:
             wake=self._work.set,
         )
         self.requests.weight_epoch = weight_epoch
-        # Called while the step before it ran; the next to be waited for.
-        self._ahead: _RunningStep | None = None
-        # Tokens that are picked outside of the executables are on one rank only.
-        self._can_look_ahead = manifest.sampling.mode == "on_device"
-        # Set where a swap may have reached some ranks only.
+        # Tokens that the host picks are on one rank only, so no step can take them from the ranks.
+        is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
+        self._async_scheduling = AsyncScheduling(self.scheduler, buckets, self._begin, is_on=is_async)
+        # Set if a swap may have reached some ranks only.
         self._half_swapped: ExecutionError | None = None
         self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
         #: Where ranks and the weights in use come from.
@@ -157,7 +152,7 @@ class Engine:
             manifest: Of the executables.
             config: Bounds.
             launcher: Starts the ranks.
-            weight_epoch: Epoch of the launcher's weights; 0 where it has none.
+            weight_epoch: Epoch of the launcher's weights; 0 if it has none.
 
         Raises:
             KilnError: What the launcher raised; nothing is left running.
@@ -187,7 +182,7 @@ class Engine:
             RequestIdInUse: A request with this id has not ended.
             QueueFull: Too many wait.
         """
-        assert self.state is not EngineState.FAILED, "nobody would ever run it"
+        assert self.state is not EngineState.FAILED, "the engine runs no request any more"
         assert self.weight_epoch, "there are no weights to run it with"
         return self.requests.submit(request, text, deadline_s=deadline_s)
 
@@ -195,7 +190,7 @@ class Engine:
         """Fails early what the policy will refuse anyway.
 
         Raises:
-            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            RequestsInFlight: Policy REFUSE, and a request runs.
         """
         running = self.scheduler.running
         if policy is InFlightPolicy.REFUSE and running:
@@ -205,7 +200,7 @@ class Engine:
         """Zeroes every slot between two steps.
 
         Raises:
-            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            RequestsInFlight: Policy REFUSE, and a request runs.
             RankDied: A rank died over it; the engine recovers with an empty cache.
         """
         start_s = self._now()
@@ -213,7 +208,7 @@ class Engine:
 
         async def reset() -> None:
             nonlocal zeroed_bytes
-            zeroed_bytes = await self._ranks.zero_state(None)
+            zeroed_bytes = await self._zero_state()
 
         receipt = await self._operations.run("ResetKVCache", policy, reset)
         return ResetReceipt(receipt.aborted_requests, zeroed_bytes, self.weight_epoch, self._now() - start_s)
@@ -243,15 +238,15 @@ class Engine:
 
         Args:
             launcher: Launches ranks with the new weights, from the swap on.
-            shard_paths_by_rank: What was staged; staged again where the ranks were restarted since.
+            shard_paths_by_rank: What was staged; staged again if the ranks were restarted since.
             policy: What happens to running requests.
             keep_kv: Leave the KV cache as it is.
-            on_swapped: Called between the same two steps, also where the caller was cancelled meanwhile.
+            on_swapped: Called between the same two steps, also if the caller was cancelled meanwhile.
 
         Raises:
-            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            RequestsInFlight: Policy REFUSE, and a request runs.
             KilnError: The swap failed. As with every error here, and when the caller is cancelled before the swap
-                begins, the old weights serve on; where some ranks may have swapped, after a restart of all of them.
+                begins, the old weights serve on; if some ranks may have swapped, after a restart of all of them.
         """
         staged_in = self._ranks
         previous_epoch = self.weight_epoch
@@ -267,7 +262,7 @@ class Engine:
                 if not self.weight_epoch:
                     await launcher.warm_up(self._ranks)
                 if not keep_kv:
-                    await self._ranks.zero_state(None)
+                    await self._zero_state()
             except ExecutionError as error:
                 self._half_swapped = error
                 raise
@@ -306,8 +301,7 @@ class Engine:
     async def _advance(self) -> None:
         if self._ranks.died.done():
             raise self._ranks.died.result()
-        running = self._ahead or await self._begin_next()
-        self._ahead = None
+        running = self._async_scheduling.take() or await self._begin_next()
         # The ranks compute meanwhile, if there is anything to compute.
         self.requests.publish()
         if running is None:
@@ -315,12 +309,15 @@ class Engine:
             await self._work.wait()
             self._work.clear()
             return
-        self._ahead = await self._begin_ahead(running)
+        # A capture shows what a step is called with, its tokens included.
+        if self._operations.is_empty and not self.requests.num_captures:
+            await self._async_scheduling.begin_behind(running)
         result = await running.result
         self.num_steps += 1
         self._end_invalid(running.plan, result)
-        rows = self.scheduler.update(running.plan, [row[0] if row else NO_TOKEN for row in result.tokens], self._now())
-        self.requests.add_outputs(outputs_of(rows, result, self.weight_epoch))
+        outcome = StepOutcome.from_result(result)
+        rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
+        self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
 
     def _end_invalid(self, plan: StepPlan, result: StepResult) -> None:
         """Ends the requests whose rows the executable calls invalid: their tokens would be garbage."""
@@ -328,8 +325,8 @@ class Engine:
             error = StepFailed(plan.executable.tag, f"the numbers of row {row.row} are invalid")
             self.requests.end(row.request, Finish(FinishReason.ERROR, error=error))
 
-    async def _begin_next(self) -> _RunningStep | None:
-        """Runs the operations that are due, then calls the next step; None where nothing can run."""
+    async def _begin_next(self) -> RunningStep | None:
+        """Runs the operations that are due, then calls the next step; None if no request can run."""
         if not self._operations.is_empty:
             await self._operations.run_due()
         if self._half_swapped is not None:
@@ -341,20 +338,24 @@ class Engine:
         for row in plan.rows:
             if row.request.timeline.started_s is None:
                 row.request.timeline.started_s = self._now()
+        return await self._begin(plan)
+
+    async def _begin(self, plan: StepPlan) -> RunningStep:
         step = self._builder.build(plan)
         if self.requests.num_captures:
-            self._captures.record(plan, step, self.weight_epoch)
-        return _RunningStep(plan, await self._ranks.begin(step))
+            captured = [
+                CapturedRow(row.request.capture, row.row, row.num_tokens)
+                for row in plan.rows
+                if row.request.capture is not None
+            ]
+            self._captures.record(step, captured, self.weight_epoch)
+        return RunningStep(plan, await self._ranks.begin(step))
 
-    async def _begin_ahead(self, running: _RunningStep) -> _RunningStep | None:
-        """Calls the step that follows a running one; None where that has to end first.
-
-        A capture shows what a step is called with, and these are not called with their tokens.
-        """
-        if not self._can_look_ahead or self.requests.num_captures or not self._operations.is_empty:
-            return None
-        plan = self.scheduler.schedule_ahead(running.plan)
-        return None if plan is None else _RunningStep(plan, await self._ranks.begin(self._builder.build(plan)))
+    async def _zero_state(self) -> int:
+        """Zeroes the KV cache and forgets what it contained; returns the bytes written."""
+        zeroed_bytes = await self._ranks.zero_state(None)
+        self.scheduler.kv.reset()
+        return zeroed_bytes
 
     async def _recover(self, error: ExecutionError) -> None:
         """Ends what ran, restarts the ranks; requests that wait keep waiting.
@@ -363,7 +364,7 @@ class Engine:
             KilnError: The ranks do not come up again.
         """
         self.state = EngineState.RECOVERING
-        self._ahead = None
+        self._async_scheduling.take()
         _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
         for request in self.scheduler.running:
             self.requests.end(request, Finish(FinishReason.ERROR, error=error))
@@ -377,6 +378,7 @@ class Engine:
                 _log.warning("restart failed", deployment_id=self._deployment_id, attempt=attempt, error=str(failure))
                 if attempt == len(RESTART_DELAYS_S):
                     raise
+        self.scheduler.kv.reset()
         self._watch_ranks()
         self.state = EngineState.READY
         _log.info("ranks restarted", deployment_id=self._deployment_id)
@@ -385,7 +387,7 @@ class Engine:
         self._ranks.died.add_done_callback(lambda _: self._work.set())
 
     def _on_stopped(self, task: asyncio.Task[None]) -> None:
-        """Ends everything where the loop ended otherwise than by `close`."""
+        """Ends everything if the loop ended otherwise than by `close`."""
         if task.cancelled():
             return
         error = task.exception()

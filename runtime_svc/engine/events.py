@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bundle.errors import KilnError
-from runtime_svc.engine.request import Finish, SamplingParams
-from runtime_svc.engine.usage import Usage
+from runtime_svc.engine.request import Finish, SamplingParams, Usage
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -28,7 +27,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class GeneratedToken(msgspec.Struct, frozen=True):
-    """One token; without text where it stopped the sequence. `logits` are f32 [vocab_size], None unless asked for."""
+    """One token; without text if it stopped the sequence. `logits` are f32 [vocab_size], None unless asked for."""
 
     token_id: int
     text: str

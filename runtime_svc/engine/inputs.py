@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import Final
+
 from bundle.manifest import Manifest
 from execution.step import Step, StepForm
-from runtime_svc.engine.request import Request
-from runtime_svc.engine.scheduler import StepPlan
-from runtime_svc.engine.uniform import uniform
+from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
+
+# float32 holds multiples of 2**-24 exactly, so that no number is rounded up to 1.
+RESOLUTION_BITS: Final = 24
 
 
 class StepBuilder:
@@ -19,20 +23,18 @@ class StepBuilder:
         self._forms = {executable.tag: StepForm(manifest, executable) for executable in manifest.executables}
 
     def build(self, plan: StepPlan) -> Step:
-        """Inputs of one step, every one row-major."""
+        """Inputs of one step, each row-major. Tokens that only the ranks know so far are the pad id."""
         form = self._forms[plan.executable.tag]
         inputs = form.make_idle()
-        # Tokens of each row that the previous step is about to give. This step takes them from it.
-        num_pending = int(plan.follows)
         for row in plan.rows:
-            request, sampling = row.request, row.request.sampling
-            tokens = [self._pad_id] if num_pending else _next_tokens(request, row.num_tokens)
-            form.put_tokens(inputs, row.row, tokens, start=request.num_computed_tokens + num_pending, slot=row.slot)
+            sampling = row.request.sampling
+            tokens = [self._pad_id] if plan.depends_on_previous else row.request.tokens_at(row.start, row.num_tokens)
+            # The slot is the one block that a request holds of the contiguous cache.
+            form.put_tokens(inputs, row.row, tokens, start=row.start, slot=row.placement.blocks[0])
             params = (float(sampling.top_k), sampling.top_p, sampling.temperature)
             form.put_values(inputs, "sampling_params", row.row, params)
-            if not self._is_deterministic:
-                number = uniform(sampling.seed, len(request.output_token_ids) + num_pending)
-                form.put_values(inputs, "rand", row.row, (number,))
+            if row.samples and not self._is_deterministic:
+                form.put_values(inputs, "rand", row.row, (_draw(row),))
         top_logprobs = [row.request.top_logprobs for row in plan.rows if row.request.top_logprobs is not None]
         wants_logits = any(row.request.wants_logits for row in plan.rows)
         return Step(
@@ -40,13 +42,27 @@ class StepBuilder:
             inputs,
             max(top_logprobs, default=None),
             return_logits=wants_logits,
-            depends_on_previous=plan.follows,
+            depends_on_previous=plan.depends_on_previous,
         )
 
 
-def _next_tokens(request: Request, count: int) -> list[int]:
-    num_prompt_tokens = len(request.prompt_token_ids)
-    if request.num_computed_tokens >= num_prompt_tokens:
-        start = request.num_computed_tokens - num_prompt_tokens
-        return request.output_token_ids[start : start + count]
-    return [*request.prompt_token_ids, *request.output_token_ids][request.num_computed_tokens :][:count]
+def _draw(row: ScheduledRow) -> float:
+    """The random number that picks the token after those that a row computes."""
+    request = row.request
+    return uniform(request.sampling.seed, row.start + row.num_tokens - len(request.prompt_token_ids))
+
+
+def uniform(seed: int, index: int) -> float:
+    """The random number at `index` of a seed's sequence: a multiple of 2**-24 in [0, 1).
+
+    It belongs to a request, not to a batch: it is a function of seed and index alone, so a request's tokens depend
+    neither on the other requests of its batch, nor on the order of steps, nor on a restart. It is the top 24 bits of
+    BLAKE2b-64, keyed with the seed, of the index; both little-endian in 8 bytes.
+
+    Args:
+        seed: In [0, 2**64).
+        index: Position of the generated token that it picks, from 0.
+    """
+    key = seed.to_bytes(8, "little")
+    digest = hashlib.blake2b(index.to_bytes(8, "little"), key=key, digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> (64 - RESOLUTION_BITS)) / (1 << RESOLUTION_BITS)

@@ -1,4 +1,4 @@
-"""What changes weights or KV happens between two steps, when the running requests allow it."""
+"""Operations that change weights or KV run between two steps, when the running requests allow it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from bundle.errors import KilnError
 from runtime_svc.engine.requests import RequestTable, aborted
-from runtime_svc.engine.scheduler import Scheduler
+from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.errors import QueueFull, RequestsInFlight
 
 MAX_OPERATIONS: Final = 64
@@ -19,7 +19,7 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class InFlightPolicy(enum.Enum):
-    """What happens to requests that hold a slot, those that a slow client pauses included."""
+    """What happens to running requests, those that a slow client pauses included."""
 
     WAIT = enum.auto()
     ABORT = enum.auto()
@@ -32,7 +32,7 @@ class OperationReceipt:
     """What an operation did.
 
     Attributes:
-        aborted_requests: Requests that it ended; each held one slot.
+        aborted_requests: Running requests that it ended.
         pause_s: How long no step could run because of it.
     """
 
@@ -64,7 +64,7 @@ class OperationQueue:
         Cancelling the caller withdraws an operation that has not begun; one that has begun runs to its end.
 
         Raises:
-            RequestsInFlight: Policy REFUSE, and a request holds a slot.
+            RequestsInFlight: Policy REFUSE, and a request runs.
             QueueFull: Too many operations wait.
             KilnError: What `action` raised.
         """
@@ -79,11 +79,11 @@ class OperationQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits, and new requests may run."""
+        """Whether no operation waits, and new requests may run."""
         return not self._queue and self._scheduler.is_admitting
 
     async def run_due(self) -> None:
-        """Runs the operations whose policy is met; holds new requests back where one waits for running ones."""
+        """Runs the operations whose policy is met; holds new requests back while one waits for running ones."""
         while self._queue:
             operation = self._queue[0]
             if operation.policy is InFlightPolicy.WAIT and self._scheduler.running and not operation.receipt.done():

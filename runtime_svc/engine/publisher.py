@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, Self
 
 import msgspec
 
 from execution.step import StepResult
 from runtime_svc.engine.events import Accepted, Finished, GeneratedToken, TokenDelta, TokenLogprob
 from runtime_svc.engine.request import Finish, FinishReason, Request
-from runtime_svc.engine.scheduler import ScheduledRow
+from runtime_svc.engine.scheduler.plan import RowTokens
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.engine.usage import usage_of
 
 
 class OutputText(Protocol):
@@ -29,61 +29,59 @@ class OutputText(Protocol):
         """Text that was held back, at the end of the sequence."""
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself."""
+        """The text of one token alone."""
 
 
-class TokenOutput(msgspec.Struct, frozen=True):
-    """One token of one request that is not published yet. `logits` are f32 [vocab_size]."""
+class StepOutcome(msgspec.Struct, frozen=True):
+    """What a step gave. Every list has one entry a row of the batch, and that has one entry a token of the row.
 
-    request: Request
-    token_id: int
-    logprob: float | None
-    top_ids: Sequence[int]
-    top_logprobs: Sequence[float]
-    weight_epoch: int
-    logits: memoryview[float] | None = None
+    Attributes:
+        tokens: New tokens.
+        logprobs: Their log probabilities; None unless the step asked for them, as below.
+        top_ids: The most probable tokens in place of each.
+        top_logprobs: Their log probabilities.
+        logits: Logits that each token was picked from, f32 [vocab_size].
+    """
 
+    tokens: Sequence[Sequence[int]]
+    logprobs: Sequence[Sequence[float]] | None = None
+    top_ids: Sequence[Sequence[Sequence[int]]] | None = None
+    top_logprobs: Sequence[Sequence[Sequence[float]]] | None = None
+    logits: Sequence[Sequence[memoryview[float]]] | None = None
 
-def outputs_of(rows: Sequence[ScheduledRow], result: StepResult, weight_epoch: int) -> list[TokenOutput]:
-    """What a step gave to each of its rows."""
-    outputs = []
-    for row in rows:
-        wanted = row.request.top_logprobs
-        logprobs = result.logprobs if wanted is not None else None
-        outputs.append(
-            TokenOutput(
-                request=row.request,
-                token_id=result.tokens[row.row][0],
-                logprob=None if logprobs is None else logprobs[row.row],
-                top_ids=result.top_ids[row.row][:wanted] if wanted and result.top_ids else (),
-                top_logprobs=result.top_logprobs[row.row][:wanted] if wanted and result.top_logprobs else (),
-                weight_epoch=weight_epoch,
-                logits=_logits_of(result, row.row) if row.request.wants_logits else None,
-            )
+    @classmethod
+    def from_result(cls, result: StepResult) -> Self:
+        """Takes the result of ranks, which have log probabilities and logits of one token a row."""
+        if result.logprobs is None and result.logits is None:
+            return cls(result.tokens)
+        return cls(
+            result.tokens,
+            None if result.logprobs is None else [[one] for one in result.logprobs],
+            None if result.top_ids is None else [[one] for one in result.top_ids],
+            None if result.top_logprobs is None else [[one] for one in result.top_logprobs],
+            None if result.logits is None else [[one] for one in _rows_of(result.logits, len(result.tokens))],
         )
-    return outputs
 
 
-def _logits_of(result: StepResult, row: int) -> memoryview[float] | None:
-    """One row of a step's logits; views of several dimensions cannot be cut."""
-    if result.logits is None:
-        return None
-    flat = result.logits.cast("B").cast("f")
-    width = len(flat) // len(result.tokens)
-    return flat[row * width : (row + 1) * width]
+class StepOutput(msgspec.Struct, frozen=True):
+    """What a step gave to the requests that took tokens from it, and the epoch of its weights."""
+
+    rows: Sequence[RowTokens]
+    outcome: StepOutcome
+    weight_epoch: int
 
 
 class SequencePublisher:
     """Writes the events of one request."""
 
     def __init__(self, request: Request, text: OutputText, stream: OutputStream) -> None:
-        """Writes to `stream`, which nobody else may put into."""
+        """Writes to `stream`, which has no other writer."""
         self.request = request
         self._text = text
         self.stream = stream
 
     def accept(self, weight_epoch: int) -> None:
-        """The first event."""
+        """Writes the first event."""
         request = self.request
         accepted = Accepted(
             request_id=request.request_id,
@@ -94,29 +92,56 @@ class SequencePublisher:
         )
         self.stream.put(accepted, weight_epoch)
 
-    def publish(self, output: TokenOutput, *, is_last: bool) -> str | None:
-        """Writes a token; returns the stop string that its text completed, None for no such end."""
-        finish = self.request.finish
-        is_stop_token = is_last and finish is not None and finish.reason is FinishReason.STOP_TOKEN
-        text = "" if is_stop_token else self._text.push(output.token_id)
-        stop_string = self._text.stop_string
-        if is_last and stop_string is None:
-            text += self._text.flush()
-        token_text = "" if is_stop_token else self._text.token_text(output.token_id)
-        alternatives = zip(output.top_ids, output.top_logprobs, strict=True)
-        token = GeneratedToken(
-            output.token_id,
-            token_text,
-            output.logprob,
-            tuple(TokenLogprob(one, self._text.token_text(one), logprob) for one, logprob in alternatives),
-            output.logits,
-        )
-        self.stream.put(TokenDelta(text, (token,)), output.weight_epoch)
-        return stop_string
+    def publish(self, new: RowTokens, outcome: StepOutcome, weight_epoch: int) -> str | None:
+        """Writes the tokens that a step gave, as one event.
+
+        The request loses the tokens behind the one whose text completes a stop string.
+
+        Returns:
+            The stop string; None if the text has not met one.
+        """
+        request, text, pieces, tokens = self.request, self._text, [], []
+        finish, row, last_index = request.finish, new.row.row, len(new.token_ids) - 1
+        for index, token_id in enumerate(new.token_ids):
+            token_text = ""
+            if index < last_index or finish is None or finish.reason is not FinishReason.STOP_TOKEN:
+                pieces.append(text.push(token_id))
+                token_text = text.token_text(token_id)
+            tokens.append(
+                GeneratedToken(
+                    token_id,
+                    token_text,
+                    None if outcome.logprobs is None or request.top_logprobs is None else outcome.logprobs[row][index],
+                    self._alternatives(outcome, row, index) if request.top_logprobs else (),
+                    outcome.logits[row][index] if request.wants_logits and outcome.logits is not None else None,
+                )
+            )
+            if text.stop_string is not None:
+                del request.output_token_ids[len(request.output_token_ids) - (last_index - index) :]
+                break
+        if finish is not None and text.stop_string is None:
+            pieces.append(text.flush())
+        self.stream.put(TokenDelta("".join(pieces), tuple(tokens)), weight_epoch)
+        return text.stop_string
 
     def finish(self, finish: Finish, weight_epoch: int) -> None:
         """Writes text that is still held back, then the terminal event."""
         rest = self._text.flush()
         if rest:
             self.stream.put(TokenDelta(rest, ()), weight_epoch)
-        self.stream.put(Finished(finish, usage_of(self.request)), weight_epoch)
+        self.stream.put(Finished(finish, self.request.usage()), weight_epoch)
+
+    def _alternatives(self, outcome: StepOutcome, row: int, index: int) -> tuple[TokenLogprob, ...]:
+        """The most probable tokens in place of one, as many as the request wants: others may want more."""
+        if outcome.top_ids is None or outcome.top_logprobs is None:
+            return ()
+        pairs = zip(outcome.top_ids[row][index], outcome.top_logprobs[row][index], strict=True)
+        wanted = islice(pairs, self.request.top_logprobs)
+        return tuple(TokenLogprob(one, self._text.token_text(one), logprob) for one, logprob in wanted)
+
+
+def _rows_of(logits: memoryview[float], num_rows: int) -> list[memoryview[float]]:
+    """Logits [rows, vocab_size] by row; views of several dimensions cannot be cut."""
+    flat = logits.cast("B").cast("f")
+    width = len(flat) // num_rows
+    return [flat[row * width : (row + 1) * width] for row in range(num_rows)]

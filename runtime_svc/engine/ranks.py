@@ -30,8 +30,8 @@ class Ranks(Protocol):
         """Runs every executable once."""
 
     async def begin(self, step: Step) -> Awaitable[StepResult]:
-        """Has every rank run one executable once, and returns what to wait for. At once where `step` follows the one
-        under way, which need not have ended."""
+        """Calls every rank to run one executable once; returns what to wait for. The previous step must have ended,
+        unless this one depends on it."""
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use; steps may run meanwhile."""

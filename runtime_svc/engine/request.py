@@ -78,6 +78,28 @@ class BucketKey(NamedTuple):
     bucket: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BucketUsage:
+    """How often an executable ran for a sequence, and what its static shape wasted, in tokens."""
+
+    key: BucketKey
+    steps: int
+    padding_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sequence cost, partial when it did not end by itself."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generated_tokens: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    buckets: tuple[BucketUsage, ...]
+
+
 @dataclass(slots=True)
 class Timeline:
     """When things happened, in seconds of the event loop's clock; None until they do."""
@@ -92,7 +114,7 @@ class Timeline:
 class Request:
     """One sequence on its way.
 
-    There are no phases: `num_computed_tokens` catches up with `num_tokens`, by a whole prompt or by one token.
+    There are no phases: `num_computed_tokens` catches up with `num_tokens`, by a prompt, a part of one, or one token.
     """
 
     request_id: str
@@ -106,16 +128,14 @@ class Request:
     top_logprobs: int | None = None
     #: Report all logits with each token.
     wants_logits: bool = False
-    #: Takes the inputs of its steps, where the client wants them.
+    #: Takes the inputs of its steps, if the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)
-    #: Tokens whose keys and values are in the slot.
+    #: Tokens, from the first on, whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
-    #: KV slot, None while waiting and after the end.
-    slot: int | None = None
-    #: Set while the client reads too slowly; the slot stays.
+    #: Set while the client reads too slowly; the request keeps its part of the KV cache.
     is_paused: bool = False
-    #: Set once, by whoever ends the request first.
+    #: Set once, by what ends the request first.
     finish: Finish | None = None
     bucket_steps: Counter[BucketKey] = field(default_factory=Counter)
     bucket_padding: Counter[BucketKey] = field(default_factory=Counter)
@@ -129,6 +149,32 @@ class Request:
     def num_missing_tokens(self) -> int:
         """Tokens that may still be generated."""
         return self.stop.max_new_tokens - len(self.output_token_ids)
+
+    def tokens_at(self, start: int, count: int) -> list[int]:
+        """Tokens from position `start` on, `count` of them or as many as there are."""
+        num_prompt_tokens = len(self.prompt_token_ids)
+        if start >= num_prompt_tokens:
+            start -= num_prompt_tokens
+            return self.output_token_ids[start : start + count]
+        return [*self.prompt_token_ids[start : start + count], *self.output_token_ids][:count]
+
+    def usage(self) -> Usage:
+        """What the request cost until it ended: a stage that it did not reach took no time."""
+        timeline = self.timeline
+        assert timeline.ended_s is not None
+        started_s = timeline.ended_s if timeline.started_s is None else timeline.started_s
+        first_token_s = timeline.ended_s if timeline.first_token_s is None else timeline.first_token_s
+        return Usage(
+            prompt_tokens=len(self.prompt_token_ids),
+            cached_prompt_tokens=0,
+            generated_tokens=len(self.output_token_ids),
+            queue_s=started_s - timeline.arrived_s,
+            prefill_s=first_token_s - started_s,
+            decode_s=timeline.ended_s - first_token_s,
+            buckets=tuple(
+                BucketUsage(key, steps, self.bucket_padding[key]) for key, steps in self.bucket_steps.items()
+            ),
+        )
 
     def claim_finish(self, finish: Finish, now_s: float) -> bool:
         """Ends the request unless it has ended; tells whether this call did."""

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from runtime_svc.engine.publisher import OutputText, SequencePublisher, TokenOutput
+from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
-from runtime_svc.engine.scheduler import Scheduler
+from runtime_svc.engine.scheduler.plan import RowTokens
+from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeadlineExceeded, QueueFull, RequestAborted, RequestIdInUse
 
-# Weight of the newest observation in the mean time that a slot is held.
+# Weight of the newest observation in the mean time that a request runs.
 SMOOTHING: Final = 0.2
 MIN_RETRY_S: Final = 0.1
 
@@ -20,7 +21,7 @@ MIN_RETRY_S: Final = 0.1
 class RequestTable:
     """Requests by id, with their streams and deadlines.
 
-    Whoever ends a request first wins: `Request.claim_finish` decides, and only the winner writes the terminal event.
+    What ends a request first wins: `Request.claim_finish` decides, and only the winner writes the terminal event.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class RequestTable:
 
         Args:
             scheduler: Where requests wait and run.
-            queue_capacity: Requests that may wait beyond those that find a free slot.
+            queue_capacity: Requests that may wait beyond those that can start at once.
             stream_capacity: Events that may wait for a slow client before its request is paused.
             wake: Called when there may be something to schedule.
         """
@@ -40,10 +41,10 @@ class RequestTable:
         self._loop = asyncio.get_running_loop()
         self._publishers: dict[str, SequencePublisher] = {}
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
-        self._unpublished: list[TokenOutput] = []
+        self._unpublished: list[StepOutput] = []
         self._became_empty = asyncio.Event()
         self._became_empty.set()
-        self._mean_slot_s = 0.0
+        self._mean_running_s = 0.0
         self.queue_capacity = queue_capacity
         #: Requests that capture inputs.
         self.num_captures = 0
@@ -67,9 +68,10 @@ class RequestTable:
         """
         if request.request_id in self._publishers:
             raise RequestIdInUse(request.request_id)
-        num_free_slots = self._scheduler.num_slots - self._scheduler.num_used_slots
-        if len(self._scheduler.waiting) >= self.queue_capacity + num_free_slots:
-            raise QueueFull(self.queue_capacity, max(MIN_RETRY_S, self._mean_slot_s / self._scheduler.num_slots))
+        scheduler = self._scheduler
+        num_free = scheduler.max_running - scheduler.num_running
+        if len(scheduler.waiting) >= self.queue_capacity + num_free:
+            raise QueueFull(self.queue_capacity, max(MIN_RETRY_S, self._mean_running_s / scheduler.max_running))
         stream = OutputStream(
             self._stream_capacity,
             on_drained=lambda: self._resume(request),
@@ -87,12 +89,12 @@ class RequestTable:
         return stream
 
     def abort(self, request_id: str, cause: str) -> bool:
-        """Ends a request for `cause`; False where it has ended already, or never was."""
+        """Ends a request for `cause`; False if it has ended already, or never was."""
         publisher = self._publishers.get(request_id)
         return publisher is not None and self.end(publisher.request, aborted(publisher.request, cause))
 
     def end(self, request: Request, finish: Finish) -> bool:
-        """Ends a request and frees its slot, unless it has ended; tells whether this call did."""
+        """Ends a request and frees its part of the KV cache, unless it has ended; returns whether this call did."""
         self.publish()
         if not request.claim_finish(finish, self._loop.time()):
             return False
@@ -105,30 +107,35 @@ class RequestTable:
         requests = [publisher.request for publisher in self._publishers.values()]
         return sum(self.end(request, finish_of(request)) for request in requests)
 
-    def add_outputs(self, outputs: list[TokenOutput]) -> None:
-        """Takes the tokens of a step; `publish` writes them."""
-        self._unpublished += outputs
+    def add_output(self, output: StepOutput) -> None:
+        """Takes the new tokens of a step; `publish` writes them."""
+        if output.rows:
+            self._unpublished.append(output)
 
     def publish(self) -> None:
         """Writes what steps have given since the last call, and ends the sequences that a stop string ends."""
         outputs, self._unpublished = self._unpublished, []
         for output in outputs:
-            request = output.request
-            publisher = self._publishers[request.request_id]
-            finish = request.finish
-            stop_string = publisher.publish(output, is_last=finish is not None)
-            if stop_string is not None:
-                finish = Finish(FinishReason.STOP_STRING, stop_string=stop_string)
-                if request.claim_finish(finish, self._loop.time()):
-                    self._scheduler.remove(request)
-            if finish is not None:
-                self._conclude(request, finish)
-            else:
-                request.is_paused = publisher.stream.is_full
+            for new in output.rows:
+                self._publish(new, output)
 
     async def wait_until_empty(self) -> None:
         """Returns when no request is left."""
         await self._became_empty.wait()
+
+    def _publish(self, new: RowTokens, output: StepOutput) -> None:
+        request = new.row.request
+        publisher = self._publishers[request.request_id]
+        finish = request.finish
+        stop_string = publisher.publish(new, output.outcome, output.weight_epoch)
+        if stop_string is not None:
+            finish = Finish(FinishReason.STOP_STRING, stop_string=stop_string)
+            if request.claim_finish(finish, self._loop.time()):
+                self._scheduler.remove(request)
+        if finish is not None:
+            self._conclude(request, finish)
+        else:
+            request.is_paused = publisher.stream.is_full
 
     def _conclude(self, request: Request, finish: Finish) -> None:
         self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
@@ -137,8 +144,8 @@ class RequestTable:
         if deadline is not None:
             deadline.cancel()
         if request.timeline.started_s is not None and request.timeline.ended_s is not None:
-            held_s = request.timeline.ended_s - request.timeline.started_s
-            self._mean_slot_s += SMOOTHING * (held_s - self._mean_slot_s)
+            running_s = request.timeline.ended_s - request.timeline.started_s
+            self._mean_running_s += SMOOTHING * (running_s - self._mean_running_s)
         if not self._publishers:
             self._became_empty.set()
         self._wake()
@@ -156,5 +163,5 @@ class RequestTable:
 
 
 def aborted(request: Request, cause: str) -> Finish:
-    """The end of a request that somebody else ends."""
+    """The end of a request that something else than the request itself ends."""
     return Finish(FinishReason.ABORTED, error=RequestAborted(request.request_id, cause))

@@ -11,8 +11,7 @@ from bundle.errors import KilnError
 from edge.status import status_from_error
 from runtime_svc.admission import CaptureCall, GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
-from runtime_svc.engine.request import FinishReason, SamplingParams
-from runtime_svc.engine.usage import Usage
+from runtime_svc.engine.request import FinishReason, SamplingParams, Usage
 from runtime_svc.status import STATUS_TABLE
 from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 

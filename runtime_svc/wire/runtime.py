@@ -220,8 +220,8 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
 
 def _load_to_pb(engine: Engine) -> pb.Load:
     return pb.Load(
-        used_slots=engine.scheduler.num_used_slots,
-        total_slots=engine.scheduler.num_slots,
+        used_slots=engine.scheduler.num_running,
+        total_slots=engine.scheduler.max_running,
         queued_requests=len(engine.scheduler.waiting),
         queue_capacity=engine.requests.queue_capacity,
         steps=engine.num_steps,

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from compiler_svc.models.collectives import Ranks
-from compiler_svc.models.logits import RankLogits
 from torch import Tensor, nn
 
 from bundle.abi.inputs import INPUTS, Input
 from bundle.consistency import check_consistency
 from bundle.manifest import Executable, Manifest, TensorSpec, parse_manifest
+from compiler_svc.models.layers.logits import RankLogits
+from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.trace.program import SubmodelProgram, make_example_tensors
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from execution.errors import StepInvalid

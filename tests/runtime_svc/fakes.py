@@ -21,7 +21,7 @@ from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Manifest, Target, WeightSet, WeightShard
 from execution.errors import RankDied
 from execution.step import Step, StepResult
-from runtime_svc.engine.uniform import uniform
+from runtime_svc.engine.inputs import uniform
 from tests import manifests
 from tests.manifests import DIGEST
 

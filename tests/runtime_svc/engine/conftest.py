@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime_svc.engine.engine import Engine, EngineConfig
 from runtime_svc.engine.events import Event, Finished, TokenDelta
+from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Finish, FinishReason, Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.text.output import SequenceText
 from tests.runtime_svc.fakes import FakeLauncher, make_manifest
+
+NEW_BIAS = 31
 
 
 class LetterTokenizer:
@@ -76,17 +81,29 @@ class EngineHarness:
 StartEngine = Callable[..., Awaitable[EngineHarness]]
 
 
+@pytest.fixture(params=[True, False], ids=["async", "one_by_one"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    """Whether engines call a step while the previous one runs: streams, tokens and ends are the same."""
+    return bool(request.param)
+
+
 @pytest.fixture
-async def start_engine() -> AsyncIterator[StartEngine]:
-    """Starts engines; keywords go to the config and the manifest."""
+async def start_engine(is_async: bool) -> AsyncIterator[StartEngine]:
+    """Starts engines; keywords go to the manifest."""
     engines: list[Engine] = []
 
     async def start(
-        config: EngineConfig | None = None, *, step_s: float = 0.0, **manifest_options: Any
+        config: EngineConfig | None = None,
+        *,
+        step_s: float = 0.0,
+        make_launcher: Callable[..., FakeLauncher] = FakeLauncher,
+        **manifest_options: Any,
     ) -> EngineHarness:
         manifest = make_manifest(**manifest_options)
-        launcher = FakeLauncher(manifest, step_s=step_s)
-        engine = await Engine.start("test", manifest, config or EngineConfig(), launcher)
+        launcher = make_launcher(manifest, step_s=step_s)
+        engine = await Engine.start(
+            "test", manifest, replace(config or EngineConfig(), async_scheduling=is_async), launcher
+        )
         engines.append(engine)
         return EngineHarness(engine, launcher)
 
@@ -95,6 +112,24 @@ async def start_engine() -> AsyncIterator[StartEngine]:
         engine.scheduler.check_integrity()
         engine.requests.end_all(lambda _: Finish(FinishReason.ABORTED))
         await engine.close()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> dict[int, Path]:
+    """Weights that change the tokens."""
+    path = tmp_path / "shard"
+    path.write_text(str(NEW_BIAS))
+    return {0: path}
+
+
+async def swap(
+    harness: EngineHarness, shards: dict[int, Path], policy: InFlightPolicy, *, keep_kv: bool = False
+) -> asyncio.Task[object]:
+    await harness.engine.stage_weights(shards)
+    launcher = FakeLauncher(harness.launcher.manifest, bias=NEW_BIAS, weights_ref="fake:v2")
+    task = asyncio.create_task(harness.engine.swap_weights(launcher, shards, policy, keep_kv=keep_kv))
+    await asyncio.sleep(0)
+    return task
 
 
 async def collect(stream: OutputStream) -> list[Event]:
@@ -123,15 +158,6 @@ def finished_of(events: list[Event]) -> Finished:
     payload = events[-1].payload
     assert isinstance(payload, Finished)
     return payload
-
-
-async def hold_with_follower(harness: EngineHarness) -> None:
-    """Stops ranks that take some time for a step in one behind which another has been called; the caller opens the
-    gate."""
-    await wait_until(lambda: harness.ranks.num_under_way == 2)
-    harness.ranks.gate.clear()
-    await asyncio.sleep(4 * harness.ranks.step_s)
-    assert harness.ranks.num_under_way == 2
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 2.0) -> None:

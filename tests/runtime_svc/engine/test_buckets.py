@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from bundle.errors import ManifestInvalid
-from runtime_svc.engine.buckets import BucketTable
+from runtime_svc.engine.scheduler.buckets import BucketTable
 from tests.runtime_svc.fakes import make_manifest
 
 TABLE = BucketTable.from_manifest(make_manifest(prompt_buckets=(32, 8, 16), token_buckets=(64, 16)))

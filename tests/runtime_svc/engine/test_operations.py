@@ -15,28 +15,16 @@ from runtime_svc.engine.operations import MAX_OPERATIONS, InFlightPolicy
 from runtime_svc.engine.request import FinishReason
 from runtime_svc.errors import EngineFailed, QueueFull, RequestsInFlight
 from tests.runtime_svc.engine.conftest import (
+    NEW_BIAS,
     EngineHarness,
     StartEngine,
     collect,
     finished_of,
-    hold_with_follower,
+    swap,
     tokens_of,
     wait_until,
 )
-from tests.runtime_svc.fakes import STATE_BYTES, VOCAB_SIZE, FakeLauncher, expected_tokens
-
-NEW_BIAS = 31
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> dict[int, Path]:
-    path = tmp_path / "shard"
-    path.write_text(str(NEW_BIAS))
-    return {0: path}
-
-
-def new_launcher(harness: EngineHarness) -> FakeLauncher:
-    return FakeLauncher(harness.launcher.manifest, bias=NEW_BIAS, weights_ref="fake:v2")
+from tests.runtime_svc.fakes import STATE_BYTES, VOCAB_SIZE, expected_tokens
 
 
 async def hold(harness: EngineHarness) -> None:
@@ -111,15 +99,6 @@ async def test_withdrawn_operation_does_not_happen(start_engine: StartEngine) ->
     assert not harness.ranks.is_zeroed
 
 
-async def swap(
-    harness: EngineHarness, shards: dict[int, Path], policy: InFlightPolicy, *, keep_kv: bool = False
-) -> asyncio.Task[object]:
-    await harness.engine.stage_weights(shards)
-    task = asyncio.create_task(harness.engine.swap_weights(new_launcher(harness), shards, policy, keep_kv=keep_kv))
-    await asyncio.sleep(0)
-    return task
-
-
 async def test_swap_raises_the_epoch_and_changes_the_tokens(start_engine: StartEngine, shards: dict[int, Path]) -> None:
     harness = await start_engine()
     before = await collect(harness.submit([5], max_new_tokens=4))
@@ -170,41 +149,6 @@ async def test_swap_that_continues_labels_every_token_with_its_epoch(
     for token, epoch in zip(tokens, epochs[1:-1], strict=True):
         assert token == (sum(history) + (1 if epoch == 1 else NEW_BIAS)) % VOCAB_SIZE
         history.append(token)
-
-
-async def test_swap_comes_after_the_step_that_was_called_ahead(
-    start_engine: StartEngine, shards: dict[int, Path]
-) -> None:
-    harness = await start_engine(step_s=0.005, token_buckets=(64,))
-    running = harness.submit([5], max_new_tokens=20)
-    await hold_with_follower(harness)
-    num_steps = len(harness.ranks.steps)
-    task = await swap(harness, shards, InFlightPolicy.CONTINUE, keep_kv=True)
-    harness.ranks.gate.set()
-    await task
-    events = await collect(running)
-    epochs = [event.weight_epoch for event in events[1:-1]]
-    assert epochs == [1] * (num_steps + 1) + [2] * (20 - num_steps - 1), "and before any other"
-    history = [5]
-    for token, epoch in zip(tokens_of(events), epochs, strict=True):
-        assert token == (sum(history) + (1 if epoch == 1 else NEW_BIAS)) % VOCAB_SIZE
-        history.append(token)
-    follows = [step.depends_on_previous for step in harness.ranks.steps]
-    assert not follows[num_steps + 1], "its tokens are known by then"
-    assert all(follows[num_steps + 2 :])
-
-
-async def test_nothing_is_called_ahead_while_a_reset_waits(start_engine: StartEngine) -> None:
-    harness = await start_engine(step_s=0.002)
-    running = harness.submit([5], max_new_tokens=20)
-    await hold_with_follower(harness)
-    num_steps = len(harness.ranks.steps) + 1
-    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
-    await asyncio.sleep(0)
-    harness.ranks.gate.set()
-    assert tokens_of(await collect(running)) == expected_tokens([5], 20)
-    await reset
-    assert not any(step.depends_on_previous for step in harness.ranks.steps[num_steps:])
 
 
 @pytest.mark.parametrize("policy", [InFlightPolicy.ABORT, InFlightPolicy.REFUSE])
@@ -337,20 +281,6 @@ async def test_failed_step_ends_its_streams_and_starts_anew(
     assert isinstance(finished.finish.error, StepFailed)
     assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
     assert harness.ranks is not first
-
-
-async def test_rank_that_dies_under_two_steps(start_engine: StartEngine) -> None:
-    harness = await start_engine(step_s=0.005)
-    first = harness.ranks
-    stream = harness.submit([5], max_new_tokens=20)
-    await hold_with_follower(harness)
-    first.die()
-    events = await collect(stream)
-    assert isinstance(finished_of(events).finish.error, RankDied)
-    assert tokens_of(events) == expected_tokens([5], len(tokens_of(events)))
-    assert tokens_of(await collect(harness.submit([6], max_new_tokens=5))) == expected_tokens([6], 5)
-    assert harness.ranks is not first
-    assert first.num_under_way == 0
 
 
 async def test_own_bug_ends_every_stream(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:

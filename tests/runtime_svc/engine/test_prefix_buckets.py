@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runtime_svc.engine.prefix_buckets import (
+from runtime_svc.engine.scheduler.prefix_buckets import (
     WHOLE_PROMPTS,
     Bucket,
     CachedPrompt,

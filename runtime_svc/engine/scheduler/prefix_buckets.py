@@ -1,7 +1,7 @@
 """Which executable fits, in two dimensions: tokens to compute against tokens that are cached, rows against positions.
 
-The rules are those of NxD Inference's feature guide, on plain numbers. No request gets here yet: this is what prefix
-caching on a block KV cache, and batches of token generation, are going to call.
+The rules are those of NxD Inference's feature guide, on plain numbers. No request gets here yet: policies for prefix
+caching on a block KV cache, and for batch sizes of token generation, are going to call them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from runtime_svc.errors import BucketExceeded
 
-#: Prompts of this many tokens in all, cached or not, are computed whole where a bucket of the upper bound allows it:
+#: Prompts of this many tokens in all, cached or not, are computed whole if a bucket of the upper bound exists:
 #: NxD Inference found that faster than to fetch a short prefix.
 WHOLE_PROMPTS: Final = range(257, 513)
 
@@ -41,7 +41,7 @@ class PrefillChoice:
         bucket: (tokens to compute, cached tokens) of a row.
         num_moved: Of each prompt, tokens at the end of its cached prefix that are computed again, because the bucket
             has room for them; their keys and values are not written.
-        num_cut: Of each prompt, active tokens that have no room; not 0 only where inputs may be truncated.
+        num_cut: Of each prompt, active tokens that have no room; 0 unless inputs may be truncated.
     """
 
     bucket: Bucket
@@ -113,7 +113,7 @@ def choose_decode(
         num_computed: Of each sequence, tokens in the KV cache; one or more.
         num_queries: Active tokens of a sequence.
         speculation_length: Positions that a step may add.
-        truncates: Take the largest bucket where none is beyond.
+        truncates: Take the largest bucket if none is beyond.
 
     Raises:
         BucketExceeded: A sequence is too long for every bucket, or has too many active tokens.

@@ -1,0 +1,51 @@
+"""What the scheduler asks of a KV manager; `SlotManager` is the one for the contiguous cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import msgspec
+
+from runtime_svc.engine.request import Request
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where the KV cache holds the keys and values of one request.
+
+    Attributes:
+        blocks: Blocks of the cache, in order of the positions that they hold. In the contiguous cache a request has
+            one block, its slot, which holds every position.
+    """
+
+    blocks: tuple[int, ...]
+
+
+class KvManager(Protocol):
+    """Divides the KV cache among requests."""
+
+    def reserve(self, request: Request, num_tokens: int) -> Placement | None:
+        """Makes room for the next tokens of a request, in addition to its `num_computed_tokens`.
+
+        What the request holds already stays where it is. Reserving the same tokens again changes nothing.
+
+        Args:
+            request: May hold nothing yet.
+            num_tokens: At least 1.
+
+        Returns:
+            Everything that the request holds now; None, and nothing has changed, if the cache has no room.
+        """
+
+    def release(self, request: Request) -> None:
+        """Takes back everything that a request holds; does nothing if it holds nothing.
+
+        Steps in flight may still write it. The next owner's steps run after them.
+        """
+
+    def reset(self) -> None:
+        """Forgets what the cache contains, so that no later request reuses it. Requests keep what they hold."""
+
+    def check_integrity(self, requests: Collection[Request]) -> None:
+        """Asserts that no part of the cache is lost or held twice, that only `requests` hold any, and that each has
+        room for its computed tokens."""

@@ -1,0 +1,44 @@
+"""The contiguous KV cache: one slot a sequence, with room for the longest."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from runtime_svc.engine.kv.manager import Placement
+from runtime_svc.engine.request import Request
+
+
+class SlotManager:
+    """Hands out slots 0 to `num_slots - 1`, lowest first, so that a small load stays in the first rows."""
+
+    def __init__(self, num_slots: int) -> None:
+        """Starts with every slot free."""
+        self._slots = tuple(Placement((slot,)) for slot in range(num_slots))
+        self._free = list(range(num_slots))
+        self._held: dict[Request, Placement] = {}
+
+    def reserve(self, request: Request, num_tokens: int) -> Placement | None:  # noqa: ARG002
+        """The slot of a request, which has room for all its tokens; None if it has none and none is free."""
+        placement = self._held.get(request)
+        if placement is None and self._free:
+            placement = self._held[request] = self._slots[heapq.heappop(self._free)]
+        return placement
+
+    def release(self, request: Request) -> None:
+        """Frees the slot of a request, if it has one."""
+        placement = self._held.pop(request, None)
+        if placement is not None:
+            heapq.heappush(self._free, placement.blocks[0])
+
+    def reset(self) -> None:
+        """Does nothing: a request never reads what another one left in its slot."""
+
+    def check_integrity(self, requests: Collection[Request]) -> None:
+        """Asserts that every slot is either free or held once, by one of `requests`."""
+        for request in self._held:
+            assert request in requests, f"{request.request_id} holds a slot and does not run"
+        for request in requests:
+            assert request in self._held or not request.num_computed_tokens, f"{request.request_id} lost its slot"
+        slots = sorted(self._free + [placement.blocks[0] for placement in self._held.values()])
+        assert slots == list(range(len(self._slots))), f"free and held slots are {slots}"

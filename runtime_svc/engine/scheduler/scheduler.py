@@ -1,0 +1,164 @@
+"""Moves requests from the queue into the KV cache and on to their end.
+
+There are no phases: every running request catches up `num_computed_tokens` with `num_tokens`, and whenever it has,
+its step gives new tokens. A policy picks which requests compute how many tokens; a KV manager finds room for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from runtime_svc.engine.kv.manager import KvManager
+from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
+from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
+from runtime_svc.engine.scheduler.policy import Policy
+
+
+class Scheduler:
+    """Plans steps and takes in their results."""
+
+    def __init__(self, policy: Policy, kv: KvManager, *, max_running: int) -> None:
+        """Starts empty.
+
+        Args:
+            policy: Picks the rows of each step.
+            kv: Divides the KV cache; empty.
+            max_running: Requests that may run at once.
+        """
+        self._policy = policy
+        self.kv = kv
+        self._waiting: deque[Request] = deque()
+        # In order of admission; the values mean nothing.
+        self._running: dict[Request, None] = {}
+        self.max_running = max_running
+        #: While False, waiting requests do not start.
+        self.is_admitting = True
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Requests that have not started, oldest first."""
+        return self._waiting
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests that have started, oldest first."""
+        return tuple(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have started."""
+        return len(self._running)
+
+    def add(self, request: Request) -> None:
+        """Queues a new request."""
+        assert request.finish is None
+        self._waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Takes an ended request out and frees its part of the KV cache at once; see `KvManager.release`."""
+        if request in self._running:
+            del self._running[request]
+            self.kv.release(request)
+        else:
+            self._waiting.remove(request)
+
+    def schedule(self) -> StepPlan | None:
+        """Plans the next step, while none is in flight; None if no request can run."""
+        waiting: Sequence[Request] = ()
+        if self._waiting and self.is_admitting:
+            waiting = tuple(islice(self._waiting, self.max_running - len(self._running)))
+        plan = self._policy.plan(self._running, waiting, self.kv.reserve)
+        while plan is None and self._preempt():
+            plan = self._policy.plan(self._running, waiting, self.kv.reserve)
+        assert plan is not None or self._running or not waiting, "a prompt does not fit the empty KV cache"
+        if plan is not None and waiting:
+            for row in plan.rows:
+                if row.request not in self._running:
+                    self._waiting.remove(row.request)
+                    self._running[row.request] = None
+        return plan
+
+    def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]], now_s: float) -> list[RowTokens]:
+        """Takes in the result of a step.
+
+        A request that a stop token or its limit ends leaves at once, without the tokens behind.
+
+        Args:
+            plan: The step that ran.
+            tokens: New tokens of every row of the batch, idle rows included. Those of rows that do not sample are
+                ignored. A row that samples and gives no token computes its newest token again.
+            now_s: The time.
+
+        Returns:
+            New tokens of the requests that had not ended while the step ran.
+        """
+        executable, outputs = plan.executable, []
+        key = BucketKey(executable.submodel, executable.bucket)
+        for row in plan.rows:
+            request = row.request
+            if request.finish is not None:
+                continue
+            assert row.start == request.num_computed_tokens, f"{request.request_id} was computed out of order"
+            request.bucket_steps[key] += 1
+            if executable.submodel == "context_encoding":
+                request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
+            new_tokens = self._take_tokens(request, tokens[row.row], now_s) if row.samples else []
+            # However many tokens came out: the newest one has not been an input yet.
+            request.num_computed_tokens = request.num_tokens - 1 if row.samples else row.start + row.num_tokens
+            if new_tokens:
+                outputs.append(RowTokens(row, new_tokens))
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Asserts that queue, KV cache and requests agree."""
+        self.kv.check_integrity(self._running)
+        assert len(self._running) <= self.max_running, f"{len(self._running)} requests run"
+        for request in self._running:
+            assert request.finish is None, f"{request.request_id} has ended and runs"
+            lacks = request.num_tokens - request.num_computed_tokens
+            assert 0 < lacks <= request.num_tokens, f"{request.request_id} lacks {lacks} tokens"
+        for request in self._waiting:
+            assert request.finish is None, f"{request.request_id} has ended and waits"
+            assert not request.num_computed_tokens, f"{request.request_id} waits with computed tokens"
+        assert len({*self._waiting, *self._running}) == len(self._waiting) + len(self._running), "queued twice"
+
+    def _preempt(self) -> bool:
+        """Makes room for the oldest request that could run: the newest other one starts anew.
+
+        Returns:
+            False if no request lacks room.
+        """
+        oldest = next((request for request in self._running if not request.is_paused), None)
+        if oldest is None:
+            return False
+        newest = next((one for one in reversed(self._running) if one.num_computed_tokens and one is not oldest), None)
+        assert newest is not None, f"{oldest.request_id} does not fit the KV cache alone"
+        self.kv.release(newest)
+        newest.num_computed_tokens = 0
+        return True
+
+    def _take_tokens(self, request: Request, tokens: Sequence[int], now_s: float) -> list[int]:
+        """Appends tokens to a request up to the one that ends it; returns those that it took."""
+        taken: list[int] = []
+        if tokens and request.timeline.first_token_s is None:
+            request.timeline.first_token_s = now_s
+        for token in tokens:
+            taken.append(token)
+            request.output_token_ids.append(token)
+            finish = _finish_by_tokens(request)
+            if finish is not None:
+                request.claim_finish(finish, now_s)
+                self.remove(request)
+                break
+        return taken
+
+
+def _finish_by_tokens(request: Request) -> Finish | None:
+    newest = request.output_token_ids[-1]
+    if newest in request.stop.stop_token_ids:
+        return Finish(FinishReason.STOP_TOKEN, stop_token_id=newest)
+    if request.num_missing_tokens <= 0:
+        return Finish(FinishReason.LENGTH)
+    return None

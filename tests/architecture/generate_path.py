@@ -1,0 +1,65 @@
+"""Lists the source files that one Generate passes in the front process: `python -m tests.architecture.generate_path`.
+
+A whole runtime serves on loopback, with fake ranks behind it. A file counts when one of its functions runs between the
+call and its end, on the event loop or in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from kiln.runtime.v1 import generation_pb2 as pb
+
+from tests.runtime_svc.conftest import serve_runtime
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("runtime_svc", "edge")
+
+
+@contextmanager
+def _record_files() -> Iterator[set[str]]:
+    """Names of the files whose functions this thread and new threads enter, or enter again."""
+    names: set[str] = set()
+    previous = sys.gettrace()
+
+    def record(frame: FrameType, _event: str, _argument: object) -> None:
+        names.add(frame.f_code.co_filename)
+
+    threading.settrace(record)
+    sys.settrace(record)
+    try:
+        yield names
+    finally:
+        sys.settrace(previous)
+        threading.settrace(previous)
+
+
+async def trace_generate() -> list[str]:
+    """Files of the front that one Generate passes: text in, some tokens with log probabilities and their text out."""
+    request = pb.GenerateRequest(
+        deployment_id="d",
+        text="a cat",
+        stop=pb.StopConditions(max_new_tokens=5, stop_strings=["none"]),
+        output=pb.OutputOptions(logprobs=1),
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        async with serve_runtime(Path(directory)) as served:
+            await served.deploy()
+            with _record_files() as names:
+                events = [event async for event in served.generation.Generate(request)]
+    assert sum(len(event.delta.tokens) for event in events) == 5
+    roots = [ROOT / package for package in PACKAGES]
+    paths = [path for path in map(Path, names) if any(path.is_relative_to(root) for root in roots)]
+    return sorted(str(path.relative_to(ROOT)) for path in paths)
+
+
+if __name__ == "__main__":
+    files = asyncio.run(trace_generate())
+    print(*files, f"{len(files)} files", sep="\n")  # noqa: T201 - what the script is for
