@@ -10,16 +10,16 @@ import structlog
 
 from bundle.errors import KilnError
 from edge.logs import configure_logging
+from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from execution.ranks.nursery import RankNursery
 from runtime_svc.server import open_server
 from runtime_svc.settings import Settings, parse_settings
 
 
 async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
-    with RankNursery(settings.num_cores) as nursery:
-        async with open_server(settings, partial(RankGroup.start, nursery=nursery)) as server:
+    with RankForkservers(settings.num_cores) as forkservers:
+        async with open_server(settings, partial(RankGroup.start, open_forkserver=forkservers.open)) as server:
             port = await server.start()
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
             sys.stdout.flush()

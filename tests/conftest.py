@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import pytest
 from tests.fuzzing import SEED
 
 if TYPE_CHECKING:
-    from compiler_svc.nurseries.nursery import Nursery
+    from execution.forkserver.client import Forkserver
 
 # Tests, builds and ranks share the processors, and threads that spin for each other there waste them: beside one busy
 # process, tests of torch took twice the time on the clock. Read when torch is loaded, here and in what tests start.
@@ -37,15 +38,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def lowerings() -> Iterator[Nursery]:
+def lowerings() -> Iterator[Forkserver]:
     """Where the lowerings of all tests run that call no service."""
     # Tests of what is installed without the compiler begin here, too.
-    from compiler_svc.lower.nursery_process import MODULE  # noqa: PLC0415
-    from compiler_svc.nurseries.nursery import StartedNursery  # noqa: PLC0415
+    from compiler_svc.lower.pool import make_forkserver  # noqa: PLC0415
 
-    nursery = StartedNursery(MODULE)
-    yield nursery
-    nursery.close()
+    with contextlib.closing(make_forkserver()) as forkserver:
+        yield forkserver
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,24 +10,24 @@ from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.job import BuildJob
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.database.engine import Database
-from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.planning.job_spec import CompileSpec
 from compiler_svc.weights.checkpoint import Checkpoint
-from execution.ranks.nursery import RankNursery
+from execution.forkserver.client import ForkserverClient
+from execution.ranks.forkservers import OpenForkserver
 
 
 @dataclass(frozen=True, slots=True)
-class Nurseries:
+class Forkservers:
     """Where a build's processes come from.
 
     Attributes:
-        ranks: Of the golden check; None for one of the check's own.
-        lowerings: Of all builds.
+        ranks: Gives the forkserver of the golden check's ranks.
+        lowerings: The forkserver of all builds' lowerings.
     """
 
-    ranks: RankNursery | None
-    lowerings: Nursery
+    ranks: OpenForkserver
+    lowerings: ForkserverClient
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Build:
         finished: What is lowered already, by this attempt or an earlier one.
         work: Scratch directory of this attempt alone.
         report: Where progress goes.
-        nurseries: Where processes come from.
+        forkservers: Where processes come from.
     """
 
     job: BuildJob
@@ -52,4 +52,4 @@ class Build:
     finished: FinishedLowerings
     work: Path
     report: ProgressReport
-    nurseries: Nurseries
+    forkservers: Forkservers

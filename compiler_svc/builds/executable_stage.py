@@ -186,7 +186,7 @@ def _lower(build: Build, traced: Sequence[TracedExecutable]) -> dict[str, Finish
         build.report.add_executable(f"{tag} is compiled", cached=False, eta_s=rounds_left * mean_s)
 
     pool = LoweringPool(
-        build.nurseries.lowerings,
+        build.forkservers.lowerings,
         num_processes=environment.num_lowerings,
         timeout_s=environment.lowering_timeout_s,
         memory_limit_bytes=environment.lowering_memory_bytes,

@@ -18,7 +18,7 @@ from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.reader import open_bundle
 from bundle.referrers import add_referrer
 from bundle.writer import BundleWriter
-from compiler_svc.builds.build import Build, Nurseries
+from compiler_svc.builds.build import Build, Forkservers
 from compiler_svc.builds.build_record import BuildRecorder, describe_facts
 from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphHeader, GraphsHeader, GraphsWriter
 from compiler_svc.builds.executable_stage import build_executables
@@ -47,11 +47,11 @@ from compiler_svc.weights.checkpoint import Checkpoint
 CONFIG_TITLE: Final = "neuron_config.json"
 
 
-def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, nurseries: Nurseries) -> BuildResult:
+def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, forkservers: Forkservers) -> BuildResult:
     """Builds and publishes what a job asks for.
 
     Args:
-        nurseries: Where the build's processes come from.
+        forkservers: Where the build's processes come from.
 
     Raises:
         KilnError: What went wrong; nothing was published.
@@ -62,10 +62,10 @@ def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, nu
             result = keep_graphs(job.spec, job.graphs_of, layout, report)
         elif isinstance(job.spec, CompileSpec):
             result = build_bundle(
-                job, job.spec, layout, database, directory=directory, report=report, nurseries=nurseries
+                job, job.spec, layout, database, directory=directory, report=report, forkservers=forkservers
             )
         else:
-            result = build_weights(job, job.spec, layout, report, nurseries)
+            result = build_weights(job, job.spec, layout, report, forkservers)
         # The pins end with this process: from here on, until a version names the bundle, a lease keeps it.
         keep = partial(
             leases.set_lease,
@@ -85,7 +85,7 @@ def build_bundle(
     directory: JobDirectory,
     *,
     report: ProgressReport,
-    nurseries: Nurseries,
+    forkservers: Forkservers,
 ) -> BuildResult:
     """Compiles a checkpoint.
 
@@ -105,7 +105,7 @@ def build_bundle(
         finished=FinishedLowerings(directory.lowered),
         work=directory.work,
         report=report,
-        nurseries=nurseries,
+        forkservers=forkservers,
     )
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
@@ -128,7 +128,7 @@ def build_bundle(
     if not config.skip_sharding:
         report.enter(Stage.VERIFY, "comparing logits with the reference")
         blob_path = partial(_find_blob, layout, aside)
-        recorder.golden = check_golden(manifest, blob_path, checkpoint, nurseries.ranks)
+        recorder.golden = check_golden(manifest, blob_path, checkpoint, forkservers.ranks)
     if not config.save_sharded_checkpoint:
         manifest = with_shards(manifest, weights.describe())
 
@@ -145,7 +145,7 @@ def build_bundle(
 
 
 def build_weights(
-    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, nurseries: Nurseries
+    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, forkservers: Forkservers
 ) -> BuildResult:
     """Writes a checkpoint's weights for the executables of a bundle.
 
@@ -167,7 +167,7 @@ def build_weights(
     manifest = with_shards(executables.manifest, shards)
 
     report.enter(Stage.VERIFY, "comparing logits with the reference")
-    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, nurseries.ranks)
+    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, forkservers.ranks)
 
     report.enter(Stage.PUBLISH, "publishing")
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]

@@ -1,56 +1,67 @@
 """What a build process does once it has been forked.
 
 Reads the job from its directory, sends progress to the service, one JSON document a packet, and leaves the outcome in
-the directory. Leads a process group, so that whatever it starts can be ended with it.
+the directory.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from types import FrameType
+from typing import Final
 
 import structlog
 
 from bundle.errors import KilnError
-from compiler_svc.builds.build import Nurseries
-from compiler_svc.builds.forked_nursery import open_nursery
+from compiler_svc.builds.build import Forkservers
 from compiler_svc.builds.job import BuildOutcome, JobDirectory
 from compiler_svc.builds.pipeline import run_build
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
-from compiler_svc.nurseries.nursery import Nursery
+from compiler_svc.models.registry import list_families
 from compiler_svc.records import Progress
 from edge.logs import configure_logging
+from execution.executors.executor import preload as preload_executor
 from execution.failure import Failure
-from execution.ranks.parent_death import die_with_parent
+from execution.forkserver.client import ForkserverClient
+
+#: What a build imports sooner or later, beside its own code.
+_LOADED: Final = ("torch.export._trace", *(family.reference.partition(":")[0] for family in list_families().values()))
 
 
-def run_job(path: Path, report: socket.socket, nursery_pid: int, lowerings: Nursery) -> None:
+def preload() -> None:
+    """Imports what builds need, and the ranks of their golden checks. Importing this module did the rest."""
+    for module in _LOADED:
+        import_module(module)
+    preload_executor("exported_program")
+
+
+def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> None:
     """Runs the job of a directory.
 
     Args:
-        report: Where progress goes.
-        nursery_pid: The process that this one was forked from, and ends with.
-        lowerings: Where lowerings run.
+        path: The directory.
+        progress_fd: The socket that progress goes to.
+        builds_fd: Connection to the forkserver of builds, which has loaded what ranks need, too. Ranks set their number
+            of threads themselves, so it serves ranks of any kind.
+        lowerings_fd: Connection to the forkserver of lowerings.
     """
-    signal.signal(signal.SIGTERM, _end_process_group)
-    die_with_parent(signal.SIGTERM, nursery_pid)
     configure_logging("compiler-build")
-    directory = JobDirectory(path)
-    with directory.working():
-        directory.write_outcome(_build(directory, report, lowerings))
+    directory = JobDirectory(Path(path))
+    builds, lowerings = (ForkserverClient(socket.socket(fileno=fd)) for fd in (builds_fd, lowerings_fd))
+    forkservers = Forkservers(ranks=lambda _num_threads, _executable_format: builds, lowerings=lowerings)
+    with socket.socket(fileno=progress_fd) as progress, directory.working():
+        directory.write_outcome(_build(directory, progress, forkservers))
 
 
-def _build(directory: JobDirectory, report: socket.socket, lowerings: Nursery) -> BuildOutcome:
+def _build(directory: JobDirectory, progress: socket.socket, forkservers: Forkservers) -> BuildOutcome:
+    def send(news: Progress) -> None:
+        progress.send(news.to_json())
+
     try:
         job = directory.read_job()
-        with open_nursery(job, report) as ranks:
-            nurseries = Nurseries(ranks, lowerings)
-            return BuildOutcome(result=run_build(job, directory, ProgressReport(_sender(report)), nurseries))
+        return BuildOutcome(result=run_build(job, directory, ProgressReport(send), forkservers))
     except KilnError as error:
         return BuildOutcome(error=Failure.of(error))
     except Exception as error:  # noqa: BLE001 - the last line before the service
@@ -58,14 +69,3 @@ def _build(directory: JobDirectory, report: socket.socket, lowerings: Nursery) -
         return BuildOutcome(
             error=Failure.of(BuildFailed(f"{type(error).__name__}, which the compiler's log describes"))
         )
-
-
-def _sender(report: socket.socket) -> Callable[[Progress], None]:
-    def send(progress: Progress) -> None:
-        report.send(progress.to_json())
-
-    return send
-
-
-def _end_process_group(_signal: int, _frame: FrameType | None) -> None:
-    os.killpg(0, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 from typing import Final, Protocol
@@ -13,11 +14,16 @@ import msgspec
 
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.errors import BuildFailed
-from compiler_svc.nurseries.nursery import StartedNursery
+from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
 from compiler_svc.records import Progress
+from execution.forkserver.client import Forkserver
+from execution.forkserver.protocol import Call
+from execution.threads import SHORT_SPIN_TURNS
 
 #: Not imported here: it loads what this process must not.
-NURSERY_MODULE: Final = "compiler_svc.builds.nursery_process"
+_BUILD_PROCESS: Final = "compiler_svc.builds.process"
+#: No progress is longer.
+_MAX_PROGRESS_SIZE_BYTES: Final = 1 << 16
 
 #: Called with every progress of a build.
 OnProgress = Callable[[Progress], Awaitable[None]]
@@ -48,7 +54,12 @@ class ProcessBuildRunner:
         jobs.mkdir(parents=True, exist_ok=True)
         self._jobs = jobs
         self._running: set[str] = set()
-        self._nursery = StartedNursery(NURSERY_MODULE)
+        # Builds and ranks compute side by side, so threads spin briefly unless the operator says otherwise.
+        spinning = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", str(SHORT_SPIN_TURNS))}
+        self._builds = Forkserver(
+            "kiln-builds", Call(f"{_BUILD_PROCESS}:preload"), environment={**LOWERING_ENVIRONMENT, **spinning}
+        )
+        self._lowerings = make_forkserver(self._builds)
 
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         """Runs one build; cancelling the call kills its process group.
@@ -62,17 +73,29 @@ class ProcessBuildRunner:
         self._running.add(job.build_id)
         try:
             directory.begin(job)
-            process = self._nursery.start(os.fsencode(path))
-            try:
-                async for packet in process.follow():
-                    await on_progress(msgspec.json.decode(packet, type=Progress))
-            finally:
-                await asyncio.shield(process.end())
-            return read_result(directory, process.return_code)
+            return read_result(directory, await self._run_process(path, on_progress))
         finally:
             # Not awaited: a cancelled call must not be cancelled again half-way through.
             directory.end()
             self._running.discard(job.build_id)
+
+    async def _run_process(self, path: Path, on_progress: OnProgress) -> int | None:
+        """Runs the job of a directory; returns the exit code as `ChildProcess` does."""
+        progress, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        progress.setblocking(False)
+        with progress:
+            with theirs:
+                # First, because it may start the forkserver of builds.
+                lowerings = self._lowerings.connect()
+                fds = [end.fileno() for end in (theirs, self._builds.connect(), lowerings)]
+                process = self._builds.start(Call(f"{_BUILD_PROCESS}:run_job", (str(path),)), fds, name="kiln-build")
+            try:
+                loop = asyncio.get_running_loop()
+                while packet := await loop.sock_recv(progress, _MAX_PROGRESS_SIZE_BYTES):
+                    await on_progress(msgspec.json.decode(packet, type=Progress))
+                return await process.wait()
+            finally:
+                await asyncio.shield(process.end())
 
     def discard(self, build_id: str) -> None:
         """Forgets what attempts at a build have left; one that runs keeps it."""
@@ -86,8 +109,8 @@ class ProcessBuildRunner:
                 JobDirectory(path).remove()
 
 
-def read_result(directory: JobDirectory, return_code: int | None) -> BuildResult:
-    """Reads what a process has left that ended with an exit code, or None where its nursery died with it.
+def read_result(directory: JobDirectory, exit_code: int | None) -> BuildResult:
+    """Reads what a process has left that ended with an exit code, or with None if it ended with its forkserver.
 
     Raises:
         BuildFailed: It left nothing.
@@ -95,12 +118,12 @@ def read_result(directory: JobDirectory, return_code: int | None) -> BuildResult
     """
     outcome = directory.read_outcome()
     if outcome is None:
-        if return_code is None:
+        if exit_code is None:
             how = "with the process that it was forked from"
-        elif return_code < 0:
-            how = f"killed by {signal.Signals(-return_code).name}"
+        elif exit_code < 0:
+            how = f"killed by {signal.Signals(-exit_code).name}"
         else:
-            how = f"exit code {return_code}"
+            how = f"exit code {exit_code}"
         raise BuildFailed(f"its process ended without a result ({how})")
     if outcome.error is not None:
         raise outcome.error.to_error()

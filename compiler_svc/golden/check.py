@@ -20,7 +20,7 @@ from compiler_svc.golden.steps import Steps, loaded_steps
 from compiler_svc.models.registry import find_family
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
-from execution.ranks.nursery import RankNursery
+from execution.ranks.forkservers import OpenForkserver
 from execution.step import StepForm
 
 #: Tokens of the shortest prompt, and tokens fed one by one after each prompt.
@@ -48,7 +48,10 @@ class GoldenResult:
 
 
 def check_golden(
-    manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint, nursery: RankNursery | None = None
+    manifest: Manifest,
+    blob_path: Callable[[str], Path],
+    checkpoint: Checkpoint,
+    open_forkserver: OpenForkserver | None = None,
 ) -> GoldenResult:
     """Compares every executable of a bundle with the reference.
 
@@ -60,13 +63,13 @@ def check_golden(
         manifest: A bundle with weights; it need not be published.
         blob_path: Where the blob of an executable or a weight shard is, by its digest.
         checkpoint: What the bundle was compiled from.
-        nursery: Where the processes of several ranks come from; None for one of their own.
+        open_forkserver: Gives the forkserver of several ranks' processes; None for one of their own.
 
     Raises:
         GoldenMismatch: An executable does not compute what the reference computes.
         ExecutionError: An executable cannot be loaded or run.
     """
-    with loaded_steps(manifest, blob_path, nursery) as steps:
+    with loaded_steps(manifest, blob_path, open_forkserver) as steps:
         check = _Check(manifest, steps, checkpoint)
         for context in manifest.executables_of("context_encoding"):
             check.run_sequence(context)

@@ -14,8 +14,8 @@ from torch import Tensor
 from bundle.manifest import Executable, Manifest
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
+from execution.ranks.forkservers import OpenForkserver
 from execution.ranks.group import RankGroup
-from execution.ranks.nursery import RankNursery
 from execution.step import Step, StepInputs
 
 
@@ -38,12 +38,12 @@ class Steps(Protocol):
 
 @contextmanager
 def loaded_steps(
-    manifest: Manifest, blob_path: Callable[[str], Path], nursery: RankNursery | None = None
+    manifest: Manifest, blob_path: Callable[[str], Path], open_forkserver: OpenForkserver | None = None
 ) -> Iterator[Steps]:
     """Loads a bundle: one rank in this process, several as the processes that a runtime runs them in.
 
     Args:
-        nursery: Where those processes come from; None for one of their own.
+        open_forkserver: Gives those processes' forkserver; None for one of their own.
 
     Raises:
         ExecutionError: It cannot be loaded.
@@ -56,7 +56,7 @@ def loaded_steps(
             executor.close()
         return
     with asyncio.Runner() as runner:
-        group = runner.run(_start(manifest, blob_path, nursery))
+        group = runner.run(_start(manifest, blob_path, open_forkserver))
         try:
             yield _GroupSteps(runner, group)
         finally:
@@ -89,7 +89,9 @@ class _GroupSteps:
         return outputs
 
 
-async def _start(manifest: Manifest, blob_path: Callable[[str], Path], nursery: RankNursery | None) -> RankGroup:
-    group = await RankGroup.start(manifest, blob_path, num_threads=1, nursery=nursery)
+async def _start(
+    manifest: Manifest, blob_path: Callable[[str], Path], open_forkserver: OpenForkserver | None
+) -> RankGroup:
+    group = await RankGroup.start(manifest, blob_path, num_threads=1, open_forkserver=open_forkserver)
     await group.load()
     return group

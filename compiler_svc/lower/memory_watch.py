@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +32,12 @@ class MemoryWatch:
         self._peak_bytes = 0
 
     @contextlib.asynccontextmanager
-    async def watching(self, process_group: int) -> AsyncIterator[None]:
-        """Looks now and then inside the block."""
+    async def watching(self, process_group: Callable[[], int | None]) -> AsyncIterator[None]:
+        """Looks now and then inside the block.
+
+        Args:
+            process_group: Gives the group's id; None until there is one.
+        """
         task = asyncio.create_task(self._watch(process_group))
         try:
             yield
@@ -45,9 +49,10 @@ class MemoryWatch:
         is_near = self._peak_bytes >= _NEAR_LIMIT * limit_bytes
         return is_near or _REFUSALS.search(log.read_text(errors="replace")) is not None
 
-    async def _watch(self, process_group: int) -> None:
+    async def _watch(self, find_group: Callable[[], int | None]) -> None:
         while True:
-            self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, process_group))
+            if (group := find_group()) is not None:
+                self._peak_bytes = max(self._peak_bytes, await asyncio.to_thread(_read_data_bytes, group))
             await asyncio.sleep(_INTERVAL_S)
 
 

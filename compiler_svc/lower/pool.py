@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
-from compiler_svc.lower.process import Begun, LoweringCall, encode_call
 from compiler_svc.lower.toolchain import find_compiler
-from compiler_svc.nurseries.nursery import ForkedProcess, Nursery
 from execution.failure import Failure
+from execution.forkserver.client import Forkserver, ForkserverClient
+from execution.forkserver.protocol import Call
 
 
 class ExportedProgramBackend:
@@ -36,6 +33,12 @@ class ExportedProgramBackend:
         )
 
 
+#: Inductor would start a pool of processes, whose answers it reads in a thread, and a process with threads cannot be
+#: forked. Read when it is loaded.
+LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+#: Not imported here: it loads what the service must not.
+_LOWERING_PROCESS: Final = "compiler_svc.lower.process"
 _LOG_TAIL_LINES: Final = 40
 
 #: Needs no child process.
@@ -57,16 +60,21 @@ class LoweringPool:
     """Runs lowerings in processes of their own, a limited number at a time."""
 
     def __init__(
-        self, nursery: Nursery, *, num_processes: int, timeout_s: float, memory_limit_bytes: int | None = None
+        self,
+        forkserver: ForkserverClient,
+        *,
+        num_processes: int,
+        timeout_s: float,
+        memory_limit_bytes: int | None = None,
     ) -> None:
         """Sets the limits.
 
         Args:
-            nursery: Of lowerings; see `nursery_process`.
+            forkserver: One that `make_forkserver` describes.
             timeout_s: Of one lowering.
             memory_limit_bytes: Of each process of one lowering, the C++ compiler's among them.
         """
-        self._nursery = nursery
+        self._forkserver = forkserver
         self._slots = asyncio.Semaphore(num_processes)
         self._timeout_s = timeout_s
         self._memory_limit_bytes = memory_limit_bytes
@@ -111,7 +119,7 @@ class LoweringPool:
             # Calls no compiler and runs no graph: there is nothing to contain in a process.
             return IN_PROCESS_BACKEND.lower(job)
         find_compiler()
-        return_code, memory = await self._run(job)
+        exit_code, memory = await self._run(job)
         outcome = read_outcome(job)
         if isinstance(outcome, Failure):
             raise outcome.to_error()
@@ -119,36 +127,42 @@ class LoweringPool:
             limit_bytes = self._memory_limit_bytes
             if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, job.log_path):
                 raise LoweringMemoryExceeded(job.tag, limit_bytes)
-            raise LoweringFailed(job.tag, _describe_end(return_code), _tail(job.log_path))
+            raise LoweringFailed(job.tag, _describe_end(exit_code), _tail(job.log_path))
         return outcome
 
     async def _run(self, job: LoweringJob) -> tuple[int | None, MemoryWatch]:
-        # There from the start, whatever becomes of the process.
-        job.log_path.touch()
-        call = LoweringCall(directory=job.directory, memory_limit_bytes=self._memory_limit_bytes)
-        process = self._nursery.start(encode_call(call))
+        call = Call(f"{_LOWERING_PROCESS}:run_job", (str(job.directory), self._memory_limit_bytes))
+        with job.log_path.open("wb") as log:
+            process = self._forkserver.start(call, name="kiln-lowering", stderr_fd=log.fileno())
         memory = MemoryWatch()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await _follow(process, memory)
+            async with asyncio.timeout(self._timeout_s), memory.watching(lambda: process.pid):
+                exit_code = await process.wait()
         except TimeoutError:
             raise LoweringTimedOut(job.tag, self._timeout_s) from None
         finally:
             await asyncio.shield(process.end())
-        return process.return_code, memory
+        return exit_code, memory
 
 
-async def _follow(process: ForkedProcess, memory: MemoryWatch) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        async for packet in process.follow():
-            begun = msgspec.json.decode(packet, type=Begun)
-            await stack.enter_async_context(memory.watching(begun.pid))
+def make_forkserver(parent: ForkserverClient | None = None) -> Forkserver:
+    """The forkserver of lowerings, which loads Inductor when the first lowering is asked for.
+
+    Args:
+        parent: See `Forkserver`; has `LOWERING_ENVIRONMENT`.
+    """
+    return Forkserver(
+        "kiln-lowerings",
+        Call(f"{_LOWERING_PROCESS}:preload"),
+        environment=None if parent else LOWERING_ENVIRONMENT,
+        parent=parent,
+    )
 
 
-def _describe_end(return_code: int | None) -> str:
-    if return_code is None:
+def _describe_end(exit_code: int | None) -> str:
+    if exit_code is None:
         return "the process that it was forked from"
-    return signal.Signals(-return_code).name if return_code < 0 else f"exit code {return_code}"
+    return signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _tail(log: Path) -> str:

@@ -10,19 +10,16 @@ import os
 import re
 import resource
 import signal
-import socket
 import tempfile
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-import msgspec
-
 from bundle.errors import KilnError
 from compiler_svc.lower.job import LoweringJob, read_job, write_outcome
 from execution.failure import Failure
-from execution.ranks.parent_death import die_with_parent
+from execution.forkserver.parent_death import die_with_parent
 
 #: What a lowering imports sooner or later, beside its own code; most of it where Inductor needs it first.
 _LOADED: Final = (
@@ -37,34 +34,7 @@ _LOADED: Final = (
 _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
-class LoweringCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is asked for.
-
-    Attributes:
-        directory: A job's.
-        memory_limit_bytes: Of data, beside what the job reserves; of the process and of each one that it starts.
-    """
-
-    directory: Path
-    memory_limit_bytes: int | None
-
-
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process says first.
-
-    Attributes:
-        pid: Its id, and its process group's.
-    """
-
-    pid: int
-
-
-def encode_call(call: LoweringCall) -> bytes:
-    """The call as a nursery's request."""
-    return msgspec.json.encode(call, enc_hook=str)
-
-
-def load_inductor() -> None:
+def preload() -> None:
     """Imports what lowerings need."""
     with tempfile.TemporaryDirectory() as directory:
         # Inductor makes its cache directory when it is imported; each lowering has one of its own.
@@ -74,22 +44,21 @@ def load_inductor() -> None:
     del os.environ[_CACHE_VARIABLE]
 
 
-def run_call(request: bytes, report: socket.socket, nursery_pid: int) -> None:
-    """Runs the job that a call names.
+def run_job(path: str, memory_limit_bytes: int | None) -> None:
+    """Runs the job of a directory.
 
     Args:
-        report: Is told the process's id.
-        nursery_pid: The process that this one was forked from, and ends with.
+        path: The directory.
+        memory_limit_bytes: Of data, beside what the job reserves; of this process and of each one that it starts.
     """
     signal.signal(signal.SIGTERM, _end_process_group)
-    die_with_parent(signal.SIGTERM, nursery_pid)
-    report.send(msgspec.json.encode(Begun(pid=os.getpid())))
-    call = msgspec.json.decode(request, type=LoweringCall, dec_hook=lambda path_type, text: path_type(text))
-    job = read_job(call.directory)
+    # Instead of SIGKILL, after which the C++ compiler would go on.
+    die_with_parent(signal.SIGTERM, os.getppid())
+    job = read_job(Path(path))
     _settle(job)
-    if call.memory_limit_bytes is not None:
-        _limit_memory(call.memory_limit_bytes + job.reserved_bytes)
-    # Not loaded where this module is known for its calls only.
+    if memory_limit_bytes is not None:
+        _limit_memory(memory_limit_bytes + job.reserved_bytes)
+    # Not above: `preload` first says in which directory Inductor shall make its cache.
     from compiler_svc.lower.aoti import AotiBackend  # noqa: PLC0415
 
     try:
@@ -100,10 +69,6 @@ def run_call(request: bytes, report: socket.socket, nursery_pid: int) -> None:
 
 def _settle(job: LoweringJob) -> None:
     """Makes the job's directory the place of all that is written."""
-    log_fd = os.open(job.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    for stream_fd in (1, 2):
-        os.dup2(log_fd, stream_fd)
-    os.close(log_fd)
     own = job.directory / "inductor"
     own.mkdir(exist_ok=True)
     os.environ |= {
@@ -129,5 +94,5 @@ def _limit_memory(limit_bytes: int) -> None:
 
 
 def _end_process_group(_signal: int, _frame: FrameType | None) -> None:
-    """Takes the C++ compiler along, which would otherwise compile on for nobody."""
+    """Ends the C++ compiler, too, which would otherwise go on."""
     os.killpg(0, signal.SIGKILL)

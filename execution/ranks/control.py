@@ -1,5 +1,4 @@
-"""What a parent, its nursery and its rank processes say to each other: one message a packet, over sockets that keep
-packets whole.
+"""What a service and its rank processes say to each other: one message a packet, over sockets that keep packets whole.
 
 Calls are answered in order. Step inputs and results are not in here but in shared memory; see `step_memory`.
 """
@@ -23,27 +22,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     #: Paths of blobs by digest.
     blob_paths: dict[str, str]
-
-
-class Fork(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks a nursery for a rank process.
-
-    With it come descriptors: of a socket for reports about the rank, of its standard error, its launch, its control
-    socket, the step memory and, if there are several ranks, the collective memory.
-    """
-
-    rank: int
-
-
-class Forked(msgspec.Struct, frozen=True, tag=True):
-    """A nursery's first report about a rank; with it comes the descriptor of the process."""
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A nursery's last report about a rank: the process has ended and been collected."""
-
-    #: Exit code, negative for the signal that ended it.
-    return_code: int
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -148,7 +126,5 @@ class Reply(msgspec.Struct, frozen=True):
 READY = 0
 
 encode = msgspec.msgpack.Encoder().encode
-decode_fork = msgspec.msgpack.Decoder(Fork).decode
-decode_report = msgspec.msgpack.Decoder(Forked | Ended).decode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode

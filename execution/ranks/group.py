@@ -32,8 +32,8 @@ from execution.ranks.control import (
     Zeroed,
     ZeroState,
 )
+from execution.ranks.forkservers import OpenForkserver, RankForkservers
 from execution.ranks.handle import AnswerT, RankHandle
-from execution.ranks.nursery import RankNursery
 from execution.ranks.step_memory import NUM_SETS, StepMemory
 from execution.step import Step, StepResult
 
@@ -57,8 +57,8 @@ class RankGroup:
     What concerns all ranks happens on all: a call that its caller gives up is seen through, and if a rank ends or
     cannot follow the others, the group is dead. Then its processes end and every call raises `RankDied`.
 
-    Processes end with the thread that first used their nursery: start a group from a thread that lives as long as the
-    group.
+    Processes end with the thread that first used their forkserver: start a group from a thread that lives as long as
+    the group.
 
     Attributes:
         died: Its result is a `RankDied`, set when a rank ends unexpectedly; cancelled by `close`.
@@ -80,7 +80,7 @@ class RankGroup:
         self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
         self._memory = StepMemory(manifest)
         self._ranks: list[RankHandle] = []
-        self._own_nursery: RankNursery | None = None
+        self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
         # Held by what must come between the same two steps on all ranks, and from one step to those that depend on it.
         self._turn = asyncio.Lock()
@@ -98,7 +98,7 @@ class RankGroup:
         *,
         num_threads: int,
         log_sink: Callable[[int, str], None] | None = None,
-        nursery: RankNursery | None = None,
+        open_forkserver: OpenForkserver | None = None,
     ) -> Self:
         """Starts one process a rank.
 
@@ -107,8 +107,8 @@ class RankGroup:
             num_threads: Threads that each rank computes with.
             log_sink: Called with rank and line for everything that a rank writes to its standard error; None leaves
                 the ranks on this process's own.
-            nursery: Where the processes come from, which makes starting them cheap from the second on; it outlives the
-                group. None for one that ends with the group.
+            open_forkserver: Gives the forkserver of the processes, which outlives the group and makes further starts
+                cheap; None for one that ends with the group.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
@@ -119,14 +119,17 @@ class RankGroup:
         require_isa(manifest)
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
         group = cls(manifest)
-        if nursery is None:
-            nursery = group._own_nursery = RankNursery(manifest.tp_degree)
+        if open_forkserver is None:
+            group._own_forkservers = RankForkservers(manifest.tp_degree)
+            open_forkserver = group._own_forkservers.open
         try:
-            forking = nursery.open(num_threads, _format_of(manifest))
+            forkserver = open_forkserver(num_threads, _format_of(manifest))
             for rank in range(manifest.tp_degree):
                 paths = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
                 launch = Launch(rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=paths)
-                group._ranks.append(RankHandle.spawn(launch, forking, group._memory_fds, log_sink, group._report_death))
+                group._ranks.append(
+                    RankHandle.spawn(launch, forkserver, group._memory_fds, log_sink, group._report_death)
+                )
             await asyncio.gather(*(rank.wait_ready() for rank in group._ranks))
         except BaseException:
             await group.close()
@@ -250,8 +253,8 @@ class RankGroup:
         if not self._is_closed:
             self._is_closed = True
             self._memory.close()
-            if self._own_nursery is not None:
-                self._own_nursery.close()
+            if self._own_forkservers is not None:
+                self._own_forkservers.close()
             if self._collectives is not None:
                 self._collectives.close()
 

@@ -17,20 +17,19 @@ import msgspec
 from bundle.errors import KilnError
 from execution.errors import RankDied
 from execution.failure import Failure
+from execution.forkserver.child import ChildProcess
+from execution.forkserver.client import ForkserverClient
+from execution.forkserver.protocol import Call as ForkCall
 from execution.ranks.control import (
     PACKET_SIZE_BYTES,
     READY,
     Call,
-    Ended,
-    Fork,
     Launch,
     Progress,
     Request,
     decode_reply,
-    decode_report,
     encode,
 )
-from execution.ranks.nursery import NurseryProcess
 
 
 class LogPipe:
@@ -74,6 +73,7 @@ class LogPipe:
 #: A rank that is told to end has this long to finish its step.
 CLOSE_GRACE_S: Final = 2.0
 
+_SERVE: Final = ForkCall("execution.ranks.process:serve_parent")
 _STDERR_FD: Final = 2
 
 LogSink = Callable[[int, str], None]
@@ -87,8 +87,7 @@ class RankHandle:
     def __init__(
         self,
         rank: int,
-        nursery: NurseryProcess,
-        report: socket.socket,
+        process: ChildProcess,
         control: socket.socket,
         *,
         log: LogPipe | None,
@@ -96,17 +95,13 @@ class RankHandle:
     ) -> None:
         """Takes over a process that has just been asked for; see `spawn`."""
         self._rank = rank
-        self._nursery = nursery
-        self._report = report
+        self._process = process
         self._control = control
         self._log = log
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
-        # None until the nursery has forked.
-        self._pidfd: int | None = None
-        self._return_code: int | None = None
-        self._exited: asyncio.Future[None] = self._loop.create_future()
+        self._exit_code: int | None = None
         self._next_number = READY + 1
         self._ready: asyncio.Future[object] = self._loop.create_future()
         self._pending: dict[int, AnswerSink] = {READY: partial(_settle, self._ready)}
@@ -114,14 +109,14 @@ class RankHandle:
         self._unsent: deque[bytes] = deque()
         # Kept, because the kernel would have to map and clear new memory of this size for each packet.
         self._packet = memoryview(bytearray(PACKET_SIZE_BYTES))
-        self._loop.add_reader(report.fileno(), self._hear)
         self._loop.add_reader(control.fileno(), self._receive)
+        process.on_end(self._end)
 
     @classmethod
     def spawn(
         cls,
         launch: Launch,
-        nursery: NurseryProcess,
+        forkserver: ForkserverClient,
         memory_fds: Sequence[int],
         log_sink: LogSink | None,
         on_death: Callable[[RankHandle], None],
@@ -129,13 +124,14 @@ class RankHandle:
         """Asks for a process.
 
         Args:
-            nursery: Where it is forked.
-            memory_fds: Of the step memory and, where there are several ranks, of the collective memory.
-            on_death: Called once, should the process end other than by `close`.
+            memory_fds: Of the step memory and, if there are several ranks, of the collective memory.
+            on_death: Called once if the process ends other than by `close`.
         """
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            report, their_report = _socket_pair(ours, theirs)
-            control, their_control = _socket_pair(ours, theirs)
+            control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.enter_context(control)
+            theirs.enter_context(their_control)
+            control.setblocking(False)
             launch_fd = os.memfd_create("kiln-launch")
             theirs.callback(os.close, launch_fd)
             os.write(launch_fd, msgspec.json.encode(launch))
@@ -146,15 +142,19 @@ class RankHandle:
                 theirs.callback(os.close, stderr_fd)
                 log = LogPipe(os.fdopen(log_fd, "rb", buffering=0), partial(log_sink, launch.rank))
                 ours.callback(log.close)
-            descriptors = (their_report.fileno(), stderr_fd, launch_fd, their_control.fileno(), *memory_fds)
-            nursery.fork(Fork(rank=launch.rank), descriptors)
+            process = forkserver.start(
+                _SERVE,
+                [their_control.fileno(), launch_fd, *memory_fds],
+                name=f"kiln-rank-{launch.rank}",
+                stderr_fd=stderr_fd,
+            )
             ours.pop_all()
-            return cls(launch.rank, nursery, report, control, log=log, on_death=on_death)
+            return cls(launch.rank, process, control, log=log, on_death=on_death)
 
     @property
     def death(self) -> RankDied | None:
-        """How the process ended, None while it lives."""
-        return None if self._return_code is None else RankDied(self._rank, self._return_code)
+        """How the process ended; None while it lives."""
+        return None if self._exit_code is None else RankDied(self._rank, self._exit_code)
 
     async def wait_ready(self) -> None:
         """Waits until the process takes calls.
@@ -166,7 +166,7 @@ class RankHandle:
 
     async def wait_ended(self) -> None:
         """Waits until the process has ended and been collected."""
-        await asyncio.shield(self._exited)
+        await self._process.wait()
 
     async def call(
         self, call: Call, answer_type: type[AnswerT], on_progress: Callable[[str], None] | None = None
@@ -200,7 +200,7 @@ class RankHandle:
         """Ends the process: by hanging up, and after a grace period by force."""
         self._is_closing = True
         self._hang_up()
-        if self._pidfd is None:
+        if self._process.pid is None:
             # It would come up only to find that it is not wanted.
             self.kill()
         try:
@@ -211,16 +211,8 @@ class RankHandle:
             await self.wait_ended()
 
     def kill(self) -> None:
-        """Ends the process by force; harmless where it has ended."""
-        if self._exited.done():
-            return
-        if self._pidfd is None:
-            # The nursery ends, or never starts, a rank that nobody hears of.
-            self._end(-signal.SIGKILL)
-            return
-        with contextlib.suppress(ProcessLookupError):
-            # It has ended; the nursery is about to say so.
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        """Ends the process by force; harmless when it has ended."""
+        self._process.kill()
 
     def _send(self) -> None:
         """Sends what waits, as far as the socket takes it now."""
@@ -249,10 +241,10 @@ class RankHandle:
         except ConnectionResetError:
             size = 0
         if size == 0:
-            # It is ending, or can no longer be talked to, which comes to the same. What becomes of a rank that has not
-            # been forked, the nursery's report tells.
+            # The rank is ending, or can no longer be talked to, which comes to the same. If it has not been forked, its
+            # forkserver has ended, which tells more.
             self._forget_control()
-            if self._pidfd is not None:
+            if self._process.pid is not None:
                 self.kill()
             return
         reply = decode_reply(self._packet[:size])
@@ -264,52 +256,18 @@ class RankHandle:
         answer = reply.answer
         self._pending.pop(reply.number)(answer.to_error() if isinstance(answer, Failure) else answer)
 
-    def _hear(self) -> None:
-        """Takes a report of the nursery."""
-        try:
-            packet, descriptors, _, _ = socket.recv_fds(
-                self._report, PACKET_SIZE_BYTES, 1, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            )
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            packet, descriptors = b"", []
-        if not packet:
-            self._outlive_nursery()
-            return
-        report = decode_report(packet)
-        if isinstance(report, Ended):
-            self._end(report.return_code)
-        else:
-            (self._pidfd,) = descriptors
-
-    def _outlive_nursery(self) -> None:
-        """Ends the rank: its nursery has ended, which nobody may notice before the process itself is gone."""
-        self._loop.remove_reader(self._report.fileno())
-        if self._pidfd is None:
-            self._end(self._nursery.wait_dying())
-            return
-        self._loop.add_reader(self._pidfd, self._end, -signal.SIGKILL)
-        self.kill()
-
-    def _end(self, return_code: int) -> None:
+    def _end(self) -> None:
         """Lets go of the process, which has ended."""
-        self._return_code = return_code
-        self._loop.remove_reader(self._report.fileno())
-        self._report.close()
-        if self._pidfd is not None:
-            self._loop.remove_reader(self._pidfd)
-            with contextlib.suppress(ChildProcessError):
-                # Orphans become children of a container's first process, which this may be.
-                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-            os.close(self._pidfd)
+        process = self._process
+        codes = (process.exit_code, process.forkserver_exit_code, -signal.SIGKILL)
+        self._exit_code = next(code for code in codes if code is not None)
         self._hang_up()
         if self._log is not None:
             self._log.close()
+        death = RankDied(self._rank, self._exit_code)
         pending, self._pending = self._pending, {}
         for on_answer in pending.values():
-            on_answer(RankDied(self._rank, return_code))
-        self._exited.set_result(None)
+            on_answer(death)
         if not self._is_closing:
             self._on_death(self)
 
@@ -326,17 +284,11 @@ class RankHandle:
 
 def _settle(answered: asyncio.Future[object], answer: object) -> None:
     if answered.done():
-        # Whoever called has given up.
+        # The caller has given up.
         return
     if isinstance(answer, KilnError):
         answered.set_exception(answer)
-        # Nobody may be left to hear of it.
+        # Marks it as retrieved: the caller may have given up.
         answered.exception()
     else:
         answered.set_result(answer)
-
-
-def _socket_pair(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pair[0].setblocking(False)
-    return ours.enter_context(pair[0]), theirs.enter_context(pair[1])

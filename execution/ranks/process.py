@@ -17,6 +17,7 @@ import torch
 from bundle.errors import KilnError
 from execution.collectives.communicator import SharedCommunicator
 from execution.errors import RankFailed
+from execution.executors.executor import preload as preload_executor
 from execution.failure import Failure
 from execution.ranks.control import (
     PACKET_SIZE_BYTES,
@@ -33,6 +34,11 @@ from execution.ranks.control import (
 from execution.ranks.rank import Rank
 
 logger = logging.getLogger(__name__)
+
+
+def preload(executable_format: str) -> None:
+    """Imports what ranks need to load executables of a format. Importing this module did the rest."""
+    preload_executor(executable_format)
 
 
 def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:

@@ -26,9 +26,9 @@ from execution.step import Step, StepForm
 from tests.compiler_svc.trace.test_submodels import make_spec
 from tests.manifests import DYNAMIC_FLAGS, make_manifest
 from tests.runtime_svc import fakes
-from tests.runtime_svc.engine.conftest import StartEngine, collect, start_engine, tokens_of
+from tests.runtime_svc.engine.conftest import StartEngine, collect, is_async, start_engine, tokens_of
 
-__all__ = ["start_engine"]
+__all__ = ["is_async", "start_engine"]
 
 FLAGS = ("adapter_ids", *DYNAMIC_FLAGS)
 NUM_ADAPTERS = 8

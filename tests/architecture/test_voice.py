@@ -39,6 +39,7 @@ COVERED = (
     "compiler_svc/config",
     "docs",
     "examples",
+    "execution/forkserver",
 )
 
 #: Written by programs from sources elsewhere, text that models are trained on, and this list itself.

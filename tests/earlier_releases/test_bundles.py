@@ -14,8 +14,8 @@ import pytest
 from bundle.digest import sha256_bytes
 from bundle.layout import Layout
 from bundle.reader import open_bundle
+from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from execution.ranks.nursery import RankNursery
 from tests.runtime_svc.conftest import serve_runtime, tokens_of
 
 RELEASES = sorted(path.parent for path in Path(__file__).parent.glob("*/bundles.tar.xz"))
@@ -49,8 +49,9 @@ async def test_bundles_generate_the_same_tokens(tmp_path: Path, release: Path, b
     """Alone and in company: the second stream of each prompt samples with a seed."""
     unpack(release, tmp_path)
     expected = [one["tokens"] for one in bundle["generations"]]
-    with RankNursery() as nursery:
-        async with serve_runtime(tmp_path, start_ranks=partial(RankGroup.start, nursery=nursery)) as served:
+    with RankForkservers() as forkservers:
+        start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open)
+        async with serve_runtime(tmp_path, start_ranks=start_ranks) as served:
             await served.load(bundle["digest"])
 
             async def generate(one: dict[str, Any]) -> list[int]:

@@ -12,8 +12,8 @@ from typing import Protocol
 import pytest
 
 from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.nurseries.nursery import Nursery
-from execution.ranks.nursery import RankNursery
+from execution.forkserver.client import ForkserverClient
+from execution.ranks.forkservers import RankForkservers
 from tests.execution.toy import Picks, ToyBundle, make_bundle, stage_toy
 from tests.lowering_cache import LOWERING_CACHE
 
@@ -32,7 +32,7 @@ def toy_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
-def toy(toy_directory: Path, lowerings: Nursery) -> MakeToy:
+def toy(toy_directory: Path, lowerings: ForkserverClient) -> MakeToy:
     """Makes a bundle of each kind at its first use by any worker."""
 
     def make(picks: Picks, level: int, tp_degree: int = 1) -> ToyBundle:
@@ -51,7 +51,7 @@ def toy(toy_directory: Path, lowerings: Nursery) -> MakeToy:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[RankNursery]:
+def forkservers() -> Iterator[RankForkservers]:
     """Where the groups of a module come from, as those of a runtime do: torch is loaded once for all of them."""
-    with RankNursery() as nursery:
-        yield nursery
+    with RankForkservers() as forkservers:
+        yield forkservers

@@ -10,8 +10,8 @@ import pytest
 
 from execution.errors import RankDied, RankFailed, StepAborted, StepFailed
 from execution.ranks.control import RunStep, Stepped
+from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from execution.ranks.nursery import RankNursery
 from execution.step import Step, StepResult
 from tests.contract.executor_suite import CTE, TKG, prompt_inputs, token_inputs
 from tests.execution.conftest import MakeToy
@@ -57,9 +57,9 @@ def picking_ranks(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
 
 
 async def test_steps_that_follow_compute_what_they_compute_one_by_one(
-    picking_ranks: ToyBundle, nursery: RankNursery
+    picking_ranks: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking_ranks.manifest, picking_ranks.blobs, nursery) as (group, _):
+    async with loaded(picking_ranks.manifest, picking_ranks.blobs, forkservers) as (group, _):
         await prefill_both(group)
         expected = [await group.run(decode([8, 14], 3))]
         for position in range(4, 12):
@@ -77,8 +77,8 @@ async def test_steps_that_follow_compute_what_they_compute_one_by_one(
         assert len({tuple(newest(one)) for one in results}) > 1
 
 
-async def test_a_step_may_follow_one_that_has_ended(picking: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(picking.manifest, picking.blobs, nursery) as (group, _):
+async def test_a_step_may_follow_one_that_has_ended(picking: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, _):
         await prefill_both(group)
         before = await group.run(decode([8, 14], 3))
         followed = await group.run(decode([], 4, depends_on_previous=True))
@@ -86,9 +86,9 @@ async def test_a_step_may_follow_one_that_has_ended(picking: ToyBundle, nursery:
 
 
 async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
-    picking: ToyBundle, nursery: RankNursery
+    picking: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking.manifest, picking.blobs, nursery) as (group, (process,)):
+    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
         await prefill_both(group)
         before = await group.run(decode([8, 14], 3))
         expected = await group.run(decode(newest(before), 4))
@@ -109,8 +109,10 @@ async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
         assert (await other).tokens == (await group.run(PREFILL)).tokens, "by the new weights"
 
 
-async def test_callers_that_give_up_leave_both_steps_to_their_end(picking: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(picking.manifest, picking.blobs, nursery) as (group, (process,)):
+async def test_callers_that_give_up_leave_both_steps_to_their_end(
+    picking: ToyBundle, forkservers: RankForkservers
+) -> None:
+    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
         await prefill_both(group)
         process.suspend()
         for one in (decode([8, 14], 3), decode([], 4, depends_on_previous=True)):
@@ -125,11 +127,11 @@ def eager(toy: MakeToy) -> ToyBundle:
     return toy("logits", 0)
 
 
-async def test_nothing_follows_a_step_that_failed(eager: ToyBundle, nursery: RankNursery) -> None:
+async def test_nothing_follows_a_step_that_failed(eager: ToyBundle, forkservers: RankForkservers) -> None:
     layout = eager.manifest.state
     shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
     manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-    async with loaded(manifest, eager.blobs, nursery) as (group, _):
+    async with loaded(manifest, eager.blobs, forkservers) as (group, _):
         failing = await group.begin(DECODE)
         ahead = await group.begin(msgspec.structs.replace(DECODE, depends_on_previous=True))
         with pytest.raises(StepFailed) as caught:
@@ -141,8 +143,8 @@ async def test_nothing_follows_a_step_that_failed(eager: ToyBundle, nursery: Ran
         assert not group.died.done()
 
 
-async def test_a_killed_rank_fails_both_steps(picking: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(picking.manifest, picking.blobs, nursery) as (group, (process,)):
+async def test_a_killed_rank_fails_both_steps(picking: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
         process.suspend()
         under_way = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, depends_on_previous=True))]
         process.kill()
@@ -163,10 +165,10 @@ def picking_pair(toy: MakeToy) -> ToyBundle:
 
 
 async def test_a_step_that_follows_one_that_failed_fails_on_every_rank(
-    picking_pair: ToyBundle, tmp_path: Path, nursery: RankNursery
+    picking_pair: ToyBundle, tmp_path: Path, forkservers: RankForkservers
 ) -> None:
     shards = picking_pair.shards[0]
-    async with loaded(picking_pair.manifest, picking_pair.blobs, nursery) as (group, _):
+    async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, _):
         before = await group.run(decode([8, 14], 3))
         await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
         await group.swap_weights()
@@ -185,9 +187,9 @@ async def test_a_step_that_follows_one_that_failed_fails_on_every_rank(
 
 @pytest.mark.parametrize("without", [0, 1])
 async def test_a_rank_that_cannot_follow_leaves_nobody_waiting(
-    picking_pair: ToyBundle, without: int, nursery: RankNursery
+    picking_pair: ToyBundle, without: int, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking_pair.manifest, picking_pair.blobs, nursery) as (group, _):
+    async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, _):
         before = await group.run(decode([8, 14], 3))
         # As a rank that fails behind its last collective: it has no tokens, and the other has.
         lone = RunStep(tag="none", memory_set=0, depends_on_previous=False, top_logprobs=None, return_logits=False)
@@ -201,9 +203,9 @@ async def test_a_rank_that_cannot_follow_leaves_nobody_waiting(
 
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_rank_killed_under_two_steps_ends_the_group(
-    picking_pair: ToyBundle, victim: int, nursery: RankNursery
+    picking_pair: ToyBundle, victim: int, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking_pair.manifest, picking_pair.blobs, nursery) as (group, processes):
+    async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, processes):
         processes[victim].suspend()
         under_way = await group.begin(decode([8, 14], 3))
         ahead = asyncio.create_task(group.run(decode([], 4, depends_on_previous=True)))

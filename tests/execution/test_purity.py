@@ -10,7 +10,7 @@ HEAVY = {"torch", "numpy", "safetensors"}
 CODE = """
 import json, sys
 import execution.errors, execution.failure, execution.isa, execution.step
-import execution.ranks.parent_death, execution.ranks.group
+import execution.forkserver.parent_death, execution.ranks.group
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 

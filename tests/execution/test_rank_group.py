@@ -29,8 +29,8 @@ from execution.errors import (
     WeightsInvalid,
     WeightsNotStaged,
 )
+from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import LoadProgress, RankGroup
-from execution.ranks.nursery import RankNursery
 from execution.sampling import sample
 from execution.step import Step
 from tests.contract.executor_suite import CTE, STATE_BYTES, TKG, Reference, prompt_inputs, token_inputs, with_executable
@@ -64,10 +64,11 @@ DECODE = step(TKG, token_inputs([8, 9], [3, 0], [0, SLOTS]))
 
 
 async def start(
-    manifest: Manifest, blobs: dict[str, Path], nursery: RankNursery | None, log: list[str] | None = None
+    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None, log: list[str] | None = None
 ) -> RankGroup:
     sink = None if log is None else (lambda rank, line: log.append(f"{rank} {line}"))
-    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink, nursery=nursery)
+    open_forkserver = None if forkservers is None else forkservers.open
+    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink, open_forkserver=open_forkserver)
 
 
 def rank_processes() -> set[psutil.Process]:
@@ -77,11 +78,11 @@ def rank_processes() -> set[psutil.Process]:
 
 @asynccontextmanager
 async def loaded(
-    manifest: Manifest, blobs: dict[str, Path], nursery: RankNursery | None
+    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None
 ) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
     """A group of its own, and its process, which is gone afterwards."""
     before = rank_processes()
-    group = await start(manifest, blobs, nursery, [])
+    group = await start(manifest, blobs, forkservers, [])
     (process,) = rank_processes() - before
     try:
         await group.load()
@@ -107,8 +108,8 @@ def on_device(toy: MakeToy) -> ToyBundle:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(eager: ToyBundle, nursery: RankNursery) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
-    async with loaded(eager.manifest, eager.blobs, nursery) as shared:
+async def shared(eager: ToyBundle, forkservers: RankForkservers) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
+    async with loaded(eager.manifest, eager.blobs, forkservers) as shared:
         yield shared
 
 
@@ -127,7 +128,7 @@ def process(shared: tuple[RankGroup, psutil.Process]) -> psutil.Process:
 # Steps
 
 
-async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, nursery: RankNursery) -> None:
+async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, forkservers: RankForkservers) -> None:
     reference = Reference(0)
     params = (7.0, 0.95, 0.8)
     steps = [
@@ -136,7 +137,7 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, nursery: RankN
         (TKG, token_inputs([8, 14], [3, 5], [0, 1])),
         (TKG, token_inputs([9, 15], [4, 6], [0, 1])),
     ]
-    async with loaded(bundle.manifest, bundle.blobs, nursery) as (group, _):
+    async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
         for number, (tag, inputs) in enumerate(steps):
             rand = number / len(steps)
             result = await group.run(step(tag, inputs, 3, params=params, rand=rand))
@@ -153,10 +154,10 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, nursery: RankN
 
 
 @pytest.mark.toolchain
-async def test_tokens_picked_on_the_device(on_device: ToyBundle, nursery: RankNursery) -> None:
+async def test_tokens_picked_on_the_device(on_device: ToyBundle, forkservers: RankForkservers) -> None:
     params = torch.tensor([[7.0, 0.95, 0.8]])
     logits = Reference(0).run(prompt_inputs([5, 6, 7], 0))
-    async with loaded(on_device.manifest, on_device.blobs, nursery) as (group, _):
+    async with loaded(on_device.manifest, on_device.blobs, forkservers) as (group, _):
         for rand in (0.0, 0.3, 0.6, 0.9):
             one = step(CTE, prompt_inputs([5, 6, 7], 0), 1, params=(7.0, 0.95, 0.8), rand=rand)
             result = await group.run(one)
@@ -207,11 +208,11 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_next(group: RankGroup
         assert (await group.run(other)).top_logprobs == expected.top_logprobs
 
 
-async def test_a_step_that_raises(eager: ToyBundle, nursery: RankNursery) -> None:
+async def test_a_step_that_raises(eager: ToyBundle, forkservers: RankForkservers) -> None:
     layout = eager.manifest.state
     shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
     manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-    async with loaded(manifest, eager.blobs, nursery) as (group, _):
+    async with loaded(manifest, eager.blobs, forkservers) as (group, _):
         with pytest.raises(StepFailed, match=f"step of {CTE} failed"):
             await group.run(PREFILL)
         assert not group.died.done()
@@ -220,8 +221,10 @@ async def test_a_step_that_raises(eager: ToyBundle, nursery: RankNursery) -> Non
 # Weights and state
 
 
-async def test_weights_are_swapped_between_steps(bundle: ToyBundle, nursery: RankNursery, tmp_path: Path) -> None:
-    async with loaded(bundle.manifest, bundle.blobs, nursery) as (group, _):
+async def test_weights_are_swapped_between_steps(
+    bundle: ToyBundle, forkservers: RankForkservers, tmp_path: Path
+) -> None:
+    async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
         before = await group.run(PREFILL)
         with pytest.raises(WeightsNotStaged):
             await group.swap_weights()
@@ -254,19 +257,21 @@ async def test_memory_and_state(group: RankGroup) -> None:
 # Loading
 
 
-async def test_progress_names_the_parts(eager: ToyBundle, nursery: RankNursery) -> None:
-    group = await start(eager.manifest, eager.blobs, nursery)
+async def test_progress_names_the_parts(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    group = await start(eager.manifest, eager.blobs, forkservers)
     progress: list[LoadProgress] = []
     await group.load(progress.append)
     assert progress == [LoadProgress(0, 1, 3, "weights"), LoadProgress(0, 2, 3, CTE), LoadProgress(0, 3, 3, TKG)]
     await group.close()
 
 
-async def test_a_failed_load_is_named_and_cleans_up(eager: ToyBundle, nursery: RankNursery, tmp_path: Path) -> None:
+async def test_a_failed_load_is_named_and_cleans_up(
+    eager: ToyBundle, forkservers: RankForkservers, tmp_path: Path
+) -> None:
     log: list[str] = []
     before = rank_processes()
     blobs = eager.blobs | {eager.manifest.executables[1].blob: tmp_path / "absent"}
-    group = await start(eager.manifest, blobs, nursery, log)
+    group = await start(eager.manifest, blobs, forkservers, log)
     assert len(rank_processes() - before) == 1
     with pytest.raises(ExecutableInvalid, match=f"executable {TKG} cannot be loaded"):
         await group.load()
@@ -274,14 +279,14 @@ async def test_a_failed_load_is_named_and_cleans_up(eager: ToyBundle, nursery: R
     assert log[:2] == ["0 Load failed", "0 Traceback (most recent call last):"]
 
 
-async def test_weights_of_another_dtype(eager: ToyBundle, nursery: RankNursery) -> None:
+async def test_weights_of_another_dtype(eager: ToyBundle, forkservers: RankForkservers) -> None:
     def retype(shard: WeightShard) -> WeightShard:
         tensors = tuple(msgspec.structs.replace(one, dtype="bfloat16") for one in shard.tensors)
         return msgspec.structs.replace(shard, tensors=tensors)
 
     (weight_set,) = eager.manifest.weight_sets
     retyped = msgspec.structs.replace(weight_set, shards=tuple(map(retype, weight_set.shards)))
-    group = await start(msgspec.structs.replace(eager.manifest, weight_sets=(retyped,)), eager.blobs, nursery, [])
+    group = await start(msgspec.structs.replace(eager.manifest, weight_sets=(retyped,)), eager.blobs, forkservers, [])
     with pytest.raises(WeightsInvalid, match="11 of 11 tensors differ") as caught:
         await group.load()
     violation = "tensors[embedding.weight]: got float32 [48, 16]; accepted: bfloat16 [48, 16]"
@@ -303,7 +308,7 @@ async def test_a_process_that_never_gets_ready(
     monkeypatch.setattr(sys, "executable", "/bin/ls")
     with pytest.raises(RankDied, match="rank 0 died: exit code 2"):
         await start(eager.manifest, eager.blobs, None)
-    assert "execution.ranks.nursery_process" in capfd.readouterr().err
+    assert "execution.forkserver.server" in capfd.readouterr().err
 
 
 # Processes
@@ -331,8 +336,8 @@ async def test_an_idle_rank_sleeps(group: RankGroup, process: psutil.Process) ->
     assert sum(process.cpu_times()[:2]) - before <= 0.02
 
 
-async def test_a_killed_rank_fails_what_waits_and_what_follows(eager: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(eager.manifest, eager.blobs, nursery) as (group, process):
+async def test_a_killed_rank_fails_what_waits_and_what_follows(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(eager.manifest, eager.blobs, forkservers) as (group, process):
         process.suspend()
         waiting = [asyncio.create_task(group.run(PREFILL)), asyncio.create_task(group.zero_state(None))]
         await asyncio.sleep(0.05)
@@ -360,10 +365,10 @@ async def test_closing_is_no_death(eager: ToyBundle) -> None:
 
 
 async def test_closing_ends_a_rank_that_does_not_listen(
-    eager: ToyBundle, nursery: RankNursery, monkeypatch: pytest.MonkeyPatch
+    eager: ToyBundle, forkservers: RankForkservers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("execution.ranks.handle.CLOSE_GRACE_S", 0.1)
-    async with loaded(eager.manifest, eager.blobs, nursery) as (group, process):
+    async with loaded(eager.manifest, eager.blobs, forkservers) as (group, process):
         process.suspend()
         waiting = asyncio.create_task(group.run(PREFILL))
         await asyncio.sleep(0.05)
@@ -395,7 +400,7 @@ async def test_a_rank_ends_with_its_killed_parent(eager: ToyBundle, tmp_path: Pa
     )
     assert await asyncio.to_thread(parent.stdout.readline) == "started\n"
     processes = parent.children(recursive=True)
-    assert [process.name() for process in processes] == ["kiln-nursery", "kiln-rank-0"]
+    assert [process.name() for process in processes] == ["kiln-forkserver", "kiln-rank-0"]
     parent.kill()
     parent.wait()
     gone, _ = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)

@@ -27,8 +27,8 @@ from execution.errors import (
     WeightsNotStaged,
 )
 from execution.ranks.control import DiscardStaged, Done
+from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from execution.ranks.nursery import RankNursery
 from execution.step import Step
 from tests.contract.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
 from tests.execution.conftest import MakeToy
@@ -40,11 +40,11 @@ Act = Callable[[RankGroup, ToyBundle], Awaitable[object]]
 
 @asynccontextmanager
 async def loaded(
-    manifest: Manifest, blobs: dict[str, Path], nursery: RankNursery
+    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers
 ) -> AsyncIterator[tuple[RankGroup, list[psutil.Process]]]:
     """A group and its processes in rank order, which are gone afterwards."""
     before = rank_processes()
-    group = await start(manifest, blobs, nursery, [])
+    group = await start(manifest, blobs, forkservers, [])
     processes = sorted(rank_processes() - before, key=lambda process: process.pid)
     try:
         await group.load()
@@ -60,7 +60,7 @@ def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
     return toy("logits", level, tp_degree)
 
 
-async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle, nursery: RankNursery) -> None:
+async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle, forkservers: RankForkservers) -> None:
     reference = Reference(0)
     steps = [
         (CTE, prompt_inputs([5, 6, 7], 0)),
@@ -68,7 +68,7 @@ async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle, nu
         (TKG, token_inputs([8, 14], [3, 5], [0, 1])),
         (TKG, token_inputs([9, 15], [4, 6], [0, 1])),
     ]
-    async with loaded(bundle.manifest, bundle.blobs, nursery) as (group, _):
+    async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
         await group.warm_up()
         for tag, inputs in steps:
             result = await group.run(Step(tag, step(tag, inputs).inputs, 3, return_logits=True))
@@ -99,10 +99,10 @@ def with_rank(path: Path, rank: int, directory: Path) -> Path:
 
 
 async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(
-    pair: ToyBundle, nursery: RankNursery, tmp_path: Path
+    pair: ToyBundle, forkservers: RankForkservers, tmp_path: Path
 ) -> None:
     shards = pair.shards[0]
-    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
+    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
         before = await group.run(PREFILL)
         await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
         await group.swap_weights()
@@ -117,9 +117,9 @@ async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(
 
 
 async def test_an_aborted_collective_fails_the_step_and_not_the_next(
-    each_pair: ToyBundle, nursery: RankNursery
+    each_pair: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    async with loaded(each_pair.manifest, each_pair.blobs, nursery) as (group, processes):
+    async with loaded(each_pair.manifest, each_pair.blobs, forkservers) as (group, processes):
         before = await group.run(PREFILL)
         processes[1].suspend()
         waiting = asyncio.create_task(group.run(PREFILL))
@@ -133,8 +133,8 @@ async def test_an_aborted_collective_fails_the_step_and_not_the_next(
         assert (await group.run(PREFILL)).tokens == before.tokens
 
 
-async def test_inputs_that_all_ranks_refuse(pair: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
+async def test_inputs_that_all_ranks_refuse(pair: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
         with pytest.raises(StepInvalid, match=r"inputs\[seq_ids\]"):
             await group.run(step(CTE, prompt_inputs([5], SLOTS + 1)))
         await group.run(PREFILL)
@@ -143,8 +143,10 @@ async def test_inputs_that_all_ranks_refuse(pair: ToyBundle, nursery: RankNurser
 # Weights
 
 
-async def test_weights_are_staged_on_all_ranks_or_none(pair: ToyBundle, nursery: RankNursery, tmp_path: Path) -> None:
-    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
+async def test_weights_are_staged_on_all_ranks_or_none(
+    pair: ToyBundle, forkservers: RankForkservers, tmp_path: Path
+) -> None:
+    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
         before = await group.run(PREFILL)
         await group.stage_weights(pair.shards[1])
         with pytest.raises(WeightsInvalid, match="absent"):
@@ -159,8 +161,8 @@ async def test_weights_are_staged_on_all_ranks_or_none(pair: ToyBundle, nursery:
         torch.testing.assert_close(torch.tensor(after.logprobs), logprobs.amax(-1))
 
 
-async def test_ranks_that_swap_apart_end(pair: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(pair.manifest, pair.blobs, nursery) as (group, _):
+async def test_ranks_that_swap_apart_end(pair: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
         # As no caller can: one rank has weights to swap in, the other has none.
         await group.stage_weights(pair.shards[1])
         await group._ranks[1].call(DiscardStaged(), Done)
@@ -169,8 +171,8 @@ async def test_ranks_that_swap_apart_end(pair: ToyBundle, nursery: RankNursery) 
         assert group.died.done()
 
 
-async def test_a_bundle_without_weights_waits_for_some(each_pair: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(without_weights(each_pair.manifest), each_pair.blobs, nursery) as (group, _):
+async def test_a_bundle_without_weights_waits_for_some(each_pair: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(without_weights(each_pair.manifest), each_pair.blobs, forkservers) as (group, _):
         assert group.weights_bytes == 0
         for call in (group.warm_up(), group.run(PREFILL)):
             with pytest.raises(WeightsAwaited):
@@ -221,9 +223,11 @@ async def zero(group: RankGroup, _bundle: ToyBundle) -> None:
 @pytest.mark.parametrize(
     ("act", "victim"), [(run_a_step, 0), (run_a_step, 1), (warm_up, 0), (stage, 1), (swap, 0), (zero, 1)]
 )
-async def test_a_killed_rank_ends_the_group(pair: ToyBundle, nursery: RankNursery, act: Act, victim: int) -> None:
+async def test_a_killed_rank_ends_the_group(
+    pair: ToyBundle, forkservers: RankForkservers, act: Act, victim: int
+) -> None:
     """The victim stands still, so that it is killed while the others wait for it, in a collective or out of one."""
-    async with loaded(pair.manifest, pair.blobs, nursery) as (group, processes):
+    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, processes):
         await group.stage_weights(pair.shards[1])
         processes[victim].suspend()
         waiting = asyncio.create_task(act(group, pair))
@@ -232,8 +236,8 @@ async def test_a_killed_rank_ends_the_group(pair: ToyBundle, nursery: RankNurser
         await assert_death_ends_it(group, processes, victim, waiting)
 
 
-async def test_a_rank_killed_among_running_steps(pair: ToyBundle, nursery: RankNursery) -> None:
-    async with loaded(pair.manifest, pair.blobs, nursery) as (group, processes):
+async def test_a_rank_killed_among_running_steps(pair: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, processes):
         waiting = asyncio.create_task(run_steps(group, pair))
         await asyncio.sleep(0.3)
         await assert_death_ends_it(group, processes, 1, waiting)
@@ -254,9 +258,9 @@ async def assert_death_ends_it(
     assert (len(gone), alive) == (len(processes), [])
 
 
-async def test_a_rank_killed_while_it_loads(pair: ToyBundle, nursery: RankNursery) -> None:
+async def test_a_rank_killed_while_it_loads(pair: ToyBundle, forkservers: RankForkservers) -> None:
     before = rank_processes()
-    group = await start(pair.manifest, pair.blobs, nursery, [])
+    group = await start(pair.manifest, pair.blobs, forkservers, [])
     processes = sorted(rank_processes() - before, key=lambda process: process.pid)
     processes[1].suspend()
     loading = asyncio.create_task(group.load())

@@ -21,10 +21,10 @@ from safetensors import safe_open
 from bundle.oci import EXPORTED_PROGRAM_TYPE, WEIGHTS_TYPE
 from bundle.writer import BundleWriter
 from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.nurseries.nursery import Nursery
 from execution.executors.executor import load_executor
+from execution.forkserver.client import ForkserverClient
+from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from execution.ranks.nursery import RankNursery
 from tests.execution.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
 from tests.processes import is_rank, note_others, own_children
 from tests.runtime_svc.conftest import Runtime, raises, serve_runtime, token_request, tokens_of
@@ -35,7 +35,9 @@ STATE_BYTES = 2 * LAYERS * 4 * torch.Size(STATE_SHAPE).numel()
 
 
 @pytest.fixture(scope="module", params=["logits", "tokens"])
-def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lowerings: Nursery) -> ToyBundle:
+def toy(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lowerings: ForkserverClient
+) -> ToyBundle:
     """One whose tokens the host picks, and one that picks them itself, whose steps are called ahead."""
     directory = tmp_path_factory.mktemp("toy")
     jobs = stage_toy(directory, directory / "cache", request.param, 0)
@@ -46,8 +48,8 @@ def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(tmp_path_factory: pytest.TempPathFactory, toy: ToyBundle) -> AsyncIterator[Runtime]:
     """A runtime that serves the toy as `d`, other weights published as `other`; tests leave it as they found it."""
-    with RankNursery() as nursery:
-        start_ranks = partial(RankGroup.start, nursery=nursery)
+    with RankForkservers() as forkservers:
+        start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open)
         captures = f"--capture-directory={tmp_path_factory.mktemp('captures')}"
         async with serve_runtime(tmp_path_factory.mktemp("runtime"), captures, start_ranks=start_ranks) as served:
             for name, seed in (("story", 0), ("other", 1)):

@@ -189,7 +189,7 @@ async def test_cancelling_leaves_no_process_of_a_lowering(home: Path) -> None:
         processes = [*await reach_lowerings(compiler), *compiler.builds()]
         await compiler.client.cancel(operation.name)
         await compiler.client.finish(operation)
-        # The nursery ends what it forked for a build as soon as it sees that the build has gone.
+        # The forkserver ends what it forked for a build as soon as it sees that the build has gone.
         await wait_until_gone(*processes, *compiler.lowerings())
         left = living_descendants(compiler.process.pid)
         assert sorted(map(name_of, left)) == ["kiln-builds", "kiln-lowerings"]

@@ -125,7 +125,7 @@ async def test_a_cancelled_or_killed_build_leaves_no_process_and_no_files(home: 
         assert list((home / "store" / "jobs").iterdir()) == []
         assert Layout(home / "store").read_index().manifests == ()
 
-        # The same compiler, whose nursery is warm by now: a build that is killed fails by name.
+        # The same compiler, whose forkserver is warm by now: a build that is killed fails by name.
         operation = await compile_tiny(compiler.client, wait=False)
         (build, *_) = await reach_trace(compiler, operation.name)
         build.kill()

@@ -11,7 +11,7 @@ from bundle.manifest import Sampling
 from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.golden.errors import GoldenMismatch
-from execution.ranks.nursery import RankNursery
+from execution.ranks.forkservers import RankForkservers
 from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
 from tests.compiler_svc.specs import HOST_SAMPLING
 from tests.compiler_svc.tiny_models import GEOMETRIES, ROPES, TinyModel, write_tiny_model
@@ -21,14 +21,14 @@ DYNAMIC = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", dynamic=True,
 BAKED = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", top_k=20, top_p=0.9, temperature=0.7)
 DETERMINISTIC = msgspec.structs.replace(BAKED, deterministic=True)
 
-#: Of the ranks of all checks.
-NURSERY = RankNursery()
+#: The ranks of all checks come from these.
+FORKSERVERS = RankForkservers()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _close_nursery() -> Iterator[None]:
+def _close_forkservers() -> Iterator[None]:
     yield
-    NURSERY.close()
+    FORKSERVERS.close()
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def bucketed(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Unpub
 
 
 def check(tiny: TinyModel, bundle: UnpublishedBundle) -> GoldenResult:
-    return check_golden(bundle.manifest, bundle.blob_path, tiny.checkpoint, NURSERY)
+    return check_golden(bundle.manifest, bundle.blob_path, tiny.checkpoint, FORKSERVERS.open)
 
 
 def test_every_executable_is_compared(tiny: TinyModel, bucketed: UnpublishedBundle) -> None:

@@ -14,8 +14,8 @@ from compiler_svc.lower.aoti import check_constants
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.job import LoweredExecutable
 from compiler_svc.lower.pool import LoweringPool
-from compiler_svc.nurseries.nursery import Nursery
 from execution.executors.aoti_library import AotiError, AotiLibrary
+from execution.forkserver.client import ForkserverClient
 from tests.execution.toy import STATE_SHAPE, make_model, stage_toy
 from tests.lowering_cache import LOWERING_CACHE
 
@@ -30,12 +30,14 @@ def level(request: pytest.FixtureRequest) -> Literal[1, 2]:
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory: pytest.TempPathFactory, lowerings: Nursery, level: Literal[1, 2]) -> LoweredExecutable:
+def lowered(
+    tmp_path_factory: pytest.TempPathFactory, lowerings: ForkserverClient, level: Literal[1, 2]
+) -> LoweredExecutable:
     """A decode step."""
     return lower(tmp_path_factory.mktemp("aoti"), lowerings, level)
 
 
-def lower(directory: Path, lowerings: Nursery, level: Literal[1, 2]) -> LoweredExecutable:
+def lower(directory: Path, lowerings: ForkserverClient, level: Literal[1, 2]) -> LoweredExecutable:
     _, job = stage_toy(directory, LOWERING_CACHE, "logits", level)
     (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     return executable
@@ -84,7 +86,7 @@ def test_arguments_of_another_shape_are_an_error(lowered: LoweredExecutable) -> 
 
 @pytest.mark.slow
 def test_equal_jobs_make_equal_bytes(
-    lowered: LoweredExecutable, tmp_path: Path, lowerings: Nursery, level: Literal[1, 2]
+    lowered: LoweredExecutable, tmp_path: Path, lowerings: ForkserverClient, level: Literal[1, 2]
 ) -> None:
     again = lower(tmp_path, lowerings, level)
     assert again.path.read_bytes() == lowered.path.read_bytes()

@@ -20,9 +20,9 @@ from compiler_svc.lower.linear import MAX_ROWS, use_linear_kernel
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
 from compiler_svc.lower.toolchain import find_compiler
-from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from execution.executors.aoti_library import AotiLibrary
+from execution.forkserver.client import ForkserverClient
 from execution.isa import supported_isas
 from tests.lowering_cache import LOWERING_CACHE
 
@@ -168,7 +168,7 @@ def test_layers_of_many_rows_and_of_computed_weights_stay() -> None:
 
 
 @pytest.mark.toolchain
-def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: Nursery) -> None:
+def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient) -> None:
     model, x, last = Layers().requires_grad_(False), random(3, 1, 40), torch.ones(3, 1, 10, dtype=torch.bfloat16)
     job = stage_job(
         torch.export.export(model, (x, last)),

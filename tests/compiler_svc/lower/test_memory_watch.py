@@ -41,7 +41,7 @@ async def test_a_process_near_its_limit(log: Path) -> None:
         start_new_session=True,
     )
     watch = MemoryWatch()
-    async with watch.watching(child.pid):
+    async with watch.watching(lambda: child.pid):
         assert child.stdout is not None
         await child.stdout.readline()
         async with asyncio.timeout(10):

@@ -17,16 +17,16 @@ from compiler_svc.lower.errors import (
     ToolchainMissing,
 )
 from compiler_svc.lower.job import LoweringJob
-from compiler_svc.lower.nursery_process import MODULE
-from compiler_svc.lower.pool import LoweringPool, LoweringProgress
-from compiler_svc.nurseries.nursery import Nursery, StartedNursery
+from compiler_svc.lower.pool import LoweringPool, LoweringProgress, make_forkserver
+from execution.forkserver.client import Forkserver, ForkserverClient
+from execution.forkserver.protocol import Call
 from tests.compiler_svc.lower.conftest import StageToy
 from tests.processes import lives, name_of, note_others, own_children
 
 pytestmark = pytest.mark.toolchain
 
 CHILD = "kiln-lowering"
-NURSERY = "kiln-lowerings"
+FORKSERVER = "kiln-lowerings"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,12 +35,12 @@ def _others() -> None:
 
 
 async def wait_for(name: str) -> list[psutil.Process]:
-    """Waits for a process of this name; returns the lowering's processes, without their nursery."""
+    """Waits for a process of this name; returns the lowering's processes, without their forkserver."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = [one for one in own_children() if lives(one)]
         if any(name_of(one) == name for one in found):
-            return [one for one in found if name_of(one) != NURSERY]
+            return [one for one in found if name_of(one) != FORKSERVER]
         await asyncio.sleep(0.02)
     raise TimeoutError(name)
 
@@ -56,7 +56,9 @@ def _nothing_is_left() -> None:
     assert not [one for one in own_children() if lives(one) and name_of(one) in (CHILD, "cc1plus")]
 
 
-async def test_a_failing_child_is_named_with_the_end_of_its_log(stage_toy: StageToy, lowerings: Nursery) -> None:
+async def test_a_failing_child_is_named_with_the_end_of_its_log(
+    stage_toy: StageToy, lowerings: ForkserverClient
+) -> None:
     pool = LoweringPool(lowerings, num_processes=2, timeout_s=120)
     with pytest.raises(LoweringFailed) as caught:
         await pool.lower([spoil(stage_toy("bad", 1))])
@@ -65,7 +67,7 @@ async def test_a_failing_child_is_named_with_the_end_of_its_log(stage_toy: Stage
     assert "Traceback (most recent call last):" in caught.value.metadata["log"]
 
 
-async def test_one_failure_ends_the_others(stage_toy: StageToy, lowerings: Nursery) -> None:
+async def test_one_failure_ends_the_others(stage_toy: StageToy, lowerings: ForkserverClient) -> None:
     pool = LoweringPool(lowerings, num_processes=2, timeout_s=120)
     progress: list[LoweringProgress] = []
     with pytest.raises(LoweringFailed, match="lowering of bad"):
@@ -73,7 +75,7 @@ async def test_one_failure_ends_the_others(stage_toy: StageToy, lowerings: Nurse
     assert progress == []
 
 
-async def test_timeout(stage_toy: StageToy, lowerings: Nursery) -> None:
+async def test_timeout(stage_toy: StageToy, lowerings: ForkserverClient) -> None:
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=0.3)
     started = time.perf_counter()
     with pytest.raises(LoweringTimedOut, match=r"lowering of slow took longer than 0\.3 s"):
@@ -82,7 +84,7 @@ async def test_timeout(stage_toy: StageToy, lowerings: Nursery) -> None:
 
 
 async def test_cancelling_ends_the_compiler_too_and_leaves_no_half_of_a_header(
-    stage_toy: StageToy, lowerings: Nursery
+    stage_toy: StageToy, lowerings: ForkserverClient
 ) -> None:
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
     job = stage_toy("cancelled", 1)
@@ -100,7 +102,9 @@ async def test_cancelling_ends_the_compiler_too_and_leaves_no_half_of_a_header(
     assert list((job.cache_dir / "headers").glob("*.gch")) == []
 
 
-async def test_a_child_that_loses_its_parent_takes_the_compiler_along(stage_toy: StageToy, lowerings: Nursery) -> None:
+async def test_a_child_that_loses_its_parent_takes_the_compiler_along(
+    stage_toy: StageToy, lowerings: ForkserverClient
+) -> None:
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
     task = asyncio.create_task(pool.lower([stage_toy("orphan", 1)]))
     processes = await wait_for("cc1plus")
@@ -113,21 +117,21 @@ async def test_a_child_that_loses_its_parent_takes_the_compiler_along(stage_toy:
 
 
 @pytest.mark.parametrize("limit_bytes", [20_000_000, 400_000_000])
-async def test_memory_limit(stage_toy: StageToy, lowerings: Nursery, limit_bytes: int) -> None:
+async def test_memory_limit(stage_toy: StageToy, lowerings: ForkserverClient, limit_bytes: int) -> None:
     """The lower one is less than a process begins with; at the other, torch and the C++ compiler end in many ways."""
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=120, memory_limit_bytes=limit_bytes)
     with pytest.raises(LoweringMemoryExceeded, match=rf"lowering of hungry needs more memory than the {limit_bytes} "):
         await pool.lower([stage_toy("hungry", 1)])
 
 
-async def test_a_failure_far_from_the_limit(stage_toy: StageToy, lowerings: Nursery) -> None:
+async def test_a_failure_far_from_the_limit(stage_toy: StageToy, lowerings: ForkserverClient) -> None:
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=120, memory_limit_bytes=1 << 40)
     with pytest.raises(LoweringFailed, match="lowering of bad"):
         await pool.lower([spoil(stage_toy("bad", 1))])
 
 
 async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A nursery's environment is its parent's: a backend that refuses, put in its way.
+    # A forkserver's environment is its parent's: a backend that refuses, put in its way.
     (tmp_path / "sitecustomize.py").write_text(
         "import compiler_svc.lower.aoti as aoti\n"
         "from compiler_svc.lower.errors import ProgramUnsupported\n"
@@ -136,14 +140,14 @@ async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pyte
         "aoti.AotiBackend.lower = refuse\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    nursery = StartedNursery(MODULE)
+    forkserver = make_forkserver()
     with pytest.raises(ProgramUnsupported, match="the graph cannot be lowered: constant x is odd"):
-        await LoweringPool(nursery, num_processes=1, timeout_s=120).lower([stage_toy("odd", 1)])
-    nursery.close()
+        await LoweringPool(forkserver, num_processes=1, timeout_s=120).lower([stage_toy("odd", 1)])
+    forkserver.close()
 
 
 async def test_a_missing_compiler(
-    stage_toy: StageToy, lowerings: Nursery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    stage_toy: StageToy, lowerings: ForkserverClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job = stage_toy("uncompilable", 1)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -155,8 +159,8 @@ async def test_level_0_starts_no_process(stage_toy: StageToy, monkeypatch: pytes
     jobs = [stage_toy(tag, 0) for tag in ("a", "b", "c")]
     monkeypatch.setenv("PATH", str(tmp_path))
     progress: list[LoweringProgress] = []
-    nursery = StartedNursery("a module that is not there")
-    executables = await LoweringPool(nursery, num_processes=2, timeout_s=1).lower(jobs, progress.append)
+    forkserver = Forkserver("none", Call("a module:that_is_not_there"))
+    executables = await LoweringPool(forkserver, num_processes=2, timeout_s=1).lower(jobs, progress.append)
     assert [one.tag for one in executables] == ["a", "b", "c"]
     assert [(one.format, one.state_convention) for one in executables] == [("exported_program", "functional")] * 3
     assert [one.path for one in executables] == [job.program_path for job in jobs]

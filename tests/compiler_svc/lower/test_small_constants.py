@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
-from compiler_svc.nurseries.nursery import Nursery
 from execution.executors.aoti_library import AotiLibrary
+from execution.forkserver.client import ForkserverClient
 from tests.lowering_cache import LOWERING_CACHE
 
 pytestmark = pytest.mark.toolchain
@@ -32,7 +32,7 @@ class Offset(nn.Module):
         return ids * (self.scale * 2), state + 1
 
 
-def test_they_stay_constants_of_the_library(tmp_path: Path, lowerings: Nursery) -> None:
+def test_they_stay_constants_of_the_library(tmp_path: Path, lowerings: ForkserverClient) -> None:
     places, state = torch.arange(4, dtype=torch.int32), torch.zeros(2)
     job = stage_job(
         torch.export.export(Offset(), (places, state)),

@@ -14,10 +14,10 @@ from bundle.digest import sha256_file
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
-from compiler_svc.nurseries.nursery import Nursery
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_submodel
+from execution.forkserver.client import ForkserverClient
 from execution.ranks.group import RankGroup
 from execution.step import Step
 from tests.compiler_svc.bundling import UnpublishedBundle, make_bundle
@@ -76,7 +76,7 @@ def compiled_bundle(
     tiny: TinyModel,
     spec: GraphSpec,
     tmp_path: Path,
-    lowerings: Nursery,
+    lowerings: ForkserverClient,
 ) -> UnpublishedBundle:
     """The bundle with its decode step compiled, and nothing else."""
     (decode,) = bundle.manifest.executables_of("token_generation")

@@ -1,4 +1,4 @@
-"""The nursery of lowerings, which all builds share: what becomes of them when it dies."""
+"""The forkserver of lowerings, which all builds share: what becomes of them when it dies."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ async def wait_for(compiler: CompilerProcess, name: str) -> psutil.Process:
     return found[0]
 
 
-async def test_lowerings_end_with_their_nursery_and_the_next_build_has_another(home: Path) -> None:
+async def test_lowerings_end_with_their_forkserver_and_the_next_build_has_another(home: Path) -> None:
     async with run_compiler(home) as compiler:
         operation = await begin_compile(compiler)
         lowering = await wait_for(compiler, "kiln-lowering")
-        nursery = lowering.parent()
-        assert nursery is not None
-        assert nursery.name() == "kiln-lowerings"
-        nursery.kill()
+        forkserver = lowering.parent()
+        assert forkserver is not None
+        assert forkserver.name() == "kiln-lowerings"
+        forkserver.kill()
         refused = read_refusal((await compiler.client.finish(operation)).error)
         assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "LOWERING_FAILED")
         assert "ended with the process that it was forked from" in refused.message
@@ -48,7 +48,7 @@ async def test_lowerings_end_with_their_nursery_and_the_next_build_has_another(h
         operation = await begin_compile(compiler)
         lowering = await wait_for(compiler, "kiln-lowering")
         another = lowering.parent()
-        assert another not in (None, nursery)
+        assert another not in (None, forkserver)
         await compiler.client.cancel(operation.name)
         assert read_refusal((await compiler.client.finish(operation)).error).reason == "COMPILE_CANCELLED"
         await wait_until_gone(lowering)

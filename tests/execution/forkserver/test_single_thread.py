@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from execution.ranks.forking import check_single_thread
+from execution.forkserver.server import check_single_thread
 
 
 def test_a_process_with_several_threads_is_refused() -> None:
@@ -20,5 +20,5 @@ def test_a_process_with_several_threads_is_refused() -> None:
 
 
 def test_a_process_with_one_thread_is_not() -> None:
-    command = "from execution.ranks.forking import check_single_thread; check_single_thread()"
+    command = "from execution.forkserver.server import check_single_thread; check_single_thread()"
     subprocess.run([sys.executable, "-c", command], check=True, timeout=30)

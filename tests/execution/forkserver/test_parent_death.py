@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[2]
 
 CHILD = """
 import signal, time
-from execution.ranks.parent_death import die_with_parent
+from execution.forkserver.parent_death import die_with_parent
 die_with_parent(signal.SIGKILL)
 print("ready", flush=True)
 time.sleep(60)
 """
 PARENT = f"""
 import os, subprocess, sys, time
-from execution.ranks.parent_death import parent_environment
+from execution.forkserver.parent_death import parent_environment
 child = subprocess.Popen(
     [sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE, env=os.environ | parent_environment()
 )

@@ -1,0 +1,123 @@
+"""The end of a forkserver that asks for processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from execution.forkserver.child import ChildProcess
+from execution.forkserver.parent_death import parent_environment
+from execution.forkserver.protocol import Call, ForkRequest, encode, has_hung_up
+
+_MODULE: Final = "execution.forkserver.server"
+_STDERR_FD: Final = 2
+
+
+class ForkserverClient:
+    """A connection to a forkserver that another process has started."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Takes the connection over."""
+        self._connection: socket.socket | None = connection
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def connect(self) -> socket.socket:
+        """The connection; a process that inherits it is a client, too."""
+        assert self._connection is not None, "a client is connected"
+        return self._connection
+
+    def start(self, call: Call, fds: Sequence[int] = (), *, name: str, stderr_fd: int = _STDERR_FD) -> ChildProcess:
+        """Asks for a process; it begins when the forkserver is ready. Needs a running event loop.
+
+        Args:
+            call: What the process does; it exits with 0 when the function returns and with 1 when it raises.
+            fds: Descriptors that the function takes after the call's arguments; the process gets copies.
+            name: The process's, as process lists show it; 15 bytes.
+            stderr_fd: What the process and all that it starts write to: standard error and standard output.
+        """
+        connection = self.connect()
+        reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child = ChildProcess(reports, self._process)
+        # If the forkserver has just died, closing their end tells the child so.
+        with theirs, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            request = encode(ForkRequest(name=name, call=call))
+            socket.send_fds(connection, [request], [theirs.fileno(), stderr_fd, *fds])
+        return child
+
+
+class Forkserver(ForkserverClient):
+    """A forkserver of one's own.
+
+    It is started at the first use, and again after it has died. It ends with the thread that used it first, and so do
+    the processes that it forked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        preload: Call,
+        *,
+        environment: Mapping[str, str] | None = None,
+        parent: ForkserverClient | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            name: The forkserver's, as process lists show it; 15 bytes.
+            preload: Loads what the processes need; called once, before the first fork.
+            environment: Variables added to this process's own.
+            parent: The forkserver that this one is forked from, to share what that has loaded, and its environment;
+                None starts a program.
+        """
+        assert not (environment and parent), "a forked process has the environment of its parent"
+        self._name = name
+        self._preload = encode(preload).decode()
+        self._environment = environment or {}
+        self._parent = parent
+        self._connection = self._process = None
+        self._forked: ChildProcess | None = None
+
+    def connect(self) -> socket.socket:
+        """The connection; starts the forkserver if there is none."""
+        if self._connection is None or has_hung_up(self._connection):
+            self.close()
+            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._launch(theirs.fileno())
+        return self._connection
+
+    def close(self) -> None:
+        """Ends the forkserver and the processes that it forked. Calling it again is harmless."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            if self._forked is not None:
+                self._forked.kill()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+
+    def _launch(self, connection_fd: int) -> None:
+        if self._parent is not None:
+            call = Call(f"{_MODULE}:serve", (self._preload,))
+            self._forked = self._parent.start(call, [connection_fd], name=self._name)
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(connection_fd), self._name, self._preload],
+            pass_fds=(connection_fd,),
+            stdin=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                **parent_environment(),
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                # numpy's algebra makes threads when it is loaded, and a process with threads cannot be forked.
+                "OPENBLAS_NUM_THREADS": "1",
+                **self._environment,
+            },
+            start_new_session=True,
+        )

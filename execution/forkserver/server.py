@@ -1,0 +1,217 @@
+"""What a forkserver does: `python -m execution.forkserver.server SOCKET_FD NAME PRELOAD`, PRELOAD being a `Call`.
+
+At the first request it loads what the processes need; it forks a process for each request, waits for the processes and
+reports how they ended. It ends, with its processes, when no client is left.
+
+Only the thread that forks goes on in a forked process, and locks that other threads held stay locked. So a forkserver
+has one thread, computes nothing, and counts its threads before each fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NoReturn
+
+from execution.forkserver.parent_death import die_with_parent
+from execution.forkserver.protocol import (
+    Announced,
+    Call,
+    Ended,
+    Forked,
+    ForkRequest,
+    Report,
+    decode_call,
+    decode_request,
+    encode,
+    has_hung_up,
+    receive,
+)
+
+_STDOUT_FD: Final = 1
+_STDERR_FD: Final = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Child:
+    """A forked process. Its client reads `reports`, and hangs up to have the process ended."""
+
+    pid: int
+    pidfd: int
+    reports: socket.socket
+
+    def kill(self) -> None:
+        """Kills the process group, which outlives its leader while a compiler runs."""
+        # A process that does not lead its group yet has no children.
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.reports.close()
+
+
+class _Server:
+    """Forks processes and waits for them."""
+
+    def __init__(self, preload: Call, connection: socket.socket) -> None:
+        self._preload: Call | None = preload
+        self._connection = connection
+        self._pid = os.getpid()
+        self._children: list[_Child] = []
+        self._selector = selectors.PollSelector()
+        self._selector.register(connection, selectors.EVENT_READ, self._take_request)
+        self._has_clients = True
+
+    def serve(self) -> None:
+        """Serves until no client is left; no forked process is left then."""
+        while self._has_clients:
+            for key, _ in self._selector.select():
+                key.data()
+        for child in list(self._children):
+            self._collect(child)
+
+    def _take_request(self) -> None:
+        packet, descriptors = receive(self._connection)
+        if not packet:
+            self._has_clients = False
+            return
+        self._load()
+        reports_fd, *fds = descriptors
+        reports = socket.socket(fileno=reports_fd)
+        reports.setblocking(False)
+        try:
+            self._fork(decode_request(packet), reports, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _load(self) -> None:
+        if self._preload is not None:
+            _run(self._preload)
+            self._preload = None
+            # What has been loaded stays shared with the processes as long as their collectors leave it alone.
+            gc.collect()
+            gc.freeze()
+
+    def _fork(self, request: ForkRequest, reports: socket.socket, fds: Sequence[int]) -> None:
+        # In this order: a client that hangs up knows by the announcement whether there is something to wait for.
+        _report(reports, Announced())
+        if has_hung_up(reports):
+            reports.close()
+            return
+        try:
+            check_single_thread()
+            pid = os.fork()
+        except (OSError, RuntimeError):
+            # The host has no room for the process. The others go on.
+            os.write(fds[0], traceback.format_exc().encode())
+            _report(reports, Ended(1))
+            reports.close()
+            return
+        if pid == 0:
+            reports.close()
+            self._become_child(request, *fds)
+        child = _Child(pid, os.pidfd_open(pid), reports)
+        self._children.append(child)
+        _report(reports, Forked(pid), child.pidfd)
+        for end in (child.pidfd, reports):
+            self._selector.register(end, selectors.EVENT_READ, partial(self._collect, child))
+
+    def _become_child(self, request: ForkRequest, stderr_fd: int, *fds: int) -> NoReturn:
+        """Goes on in the forked process."""
+        exit_code = 1
+        try:
+            die_with_parent(signal.SIGKILL, self._pid)
+            os.setsid()
+            _set_name(request.name)
+            self._connection.close()
+            for child in self._children:
+                child.close()
+            os.dup2(stderr_fd, _STDERR_FD)
+            os.dup2(stderr_fd, _STDOUT_FD)
+            os.close(stderr_fd)
+            _run(request.call, *fds)
+            exit_code = 0
+        finally:
+            if exit_code != 0:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Here, because what follows further up is the forkserver's.
+            os._exit(exit_code)
+
+    def _collect(self, child: _Child) -> None:
+        """Ends a process that has ended itself, or that its client no longer wants."""
+        if child not in self._children:
+            # Both happened at once.
+            return
+        # Before the kernel gives the number of the leader, and so of the group, to another process.
+        child.kill()
+        _, status = os.waitpid(child.pid, 0)
+        _report(child.reports, Ended(os.waitstatus_to_exitcode(status)))
+        self._children.remove(child)
+        for end in (child.pidfd, child.reports):
+            self._selector.unregister(end)
+        child.close()
+
+
+def serve(preload: str, connection_fd: int) -> None:
+    """Serves until no client is left.
+
+    Args:
+        preload: A `Call` as JSON, for what to load before the first fork.
+        connection_fd: Where requests come from; becomes this function's own.
+    """
+    with socket.socket(fileno=connection_fd) as connection:
+        _Server(decode_call(preload), connection).serve()
+
+
+def check_single_thread() -> None:
+    """Checks that this process can be forked: locks that other threads held would stay locked in the new one.
+
+    Raises:
+        RuntimeError: It has several threads.
+    """
+    num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    if num_threads != 1:
+        raise RuntimeError(f"a process with {num_threads} threads cannot be forked")
+
+
+def _run(call: Call, *fds: int) -> None:
+    pkgutil.resolve_name(call.target)(*call.args, *fds)
+
+
+def _set_name(name: str) -> None:
+    Path("/proc/self/comm").write_text(name)
+
+
+def _report(reports: socket.socket, report: Report, *fds: int) -> None:
+    with contextlib.suppress(OSError):
+        # The client may have gone.
+        socket.send_fds(reports, [encode(report)], fds)
+
+
+def main(connection_fd: str, name: str, preload: str) -> None:
+    """Serves as a program of its own."""
+    die_with_parent(signal.SIGKILL)
+    _set_name(name)
+    # What libraries and compilers print would be taken for the service's own.
+    os.dup2(_STDERR_FD, _STDOUT_FD)
+    serve(preload, int(connection_fd))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""The forkservers that rank processes come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from execution.forkserver.client import Forkserver, ForkserverClient
+from execution.forkserver.protocol import Call
+from execution.threads import thread_environment
+
+#: Gives the forkserver for ranks that compute with so many threads and load executables of a format.
+OpenForkserver = Callable[[int, str], ForkserverClient]
+
+
+class RankForkservers:
+    """One forkserver for each number of threads and each format of executables.
+
+    OpenMP reads the number of threads when torch is loaded. And a forkserver that loads what a format needs, which
+    takes a second, would not notice meanwhile that a rank of another format ends.
+    """
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        """Starts nothing yet.
+
+        Args:
+            num_ranks: Ranks that may compute at the same time. Their threads spin for each other if each has a
+                processor; see `execution.threads`.
+        """
+        self._num_ranks = num_ranks
+        self._forkservers: dict[tuple[int, str], Forkserver] = {}
+
+    def open(self, num_threads: int, executable_format: str) -> Forkserver:
+        """The forkserver for ranks that compute with so many threads and load that format."""
+        kind = (num_threads, executable_format)
+        if kind not in self._forkservers:
+            self._forkservers[kind] = Forkserver(
+                "kiln-forkserver",
+                Call("execution.ranks.process:preload", (executable_format,)),
+                environment=thread_environment(num_threads, num_ranks=self._num_ranks),
+            )
+        return self._forkservers[kind]
+
+    def close(self) -> None:
+        """Ends the forkservers, and ranks that are left. Calling it again is harmless."""
+        for forkserver in self._forkservers.values():
+            forkserver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,70 @@
+"""Builds that come to nothing: before their forkserver has loaded, when it dies, when a build cannot even begin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from compiler_svc.builds.job import JobDirectory
+from compiler_svc.compiles.build_runner import ProcessBuildRunner, read_result
+from compiler_svc.errors import BuildFailed
+from compiler_svc.records import Progress
+from tests.processes import lives, name_of, note_others, own_children
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[ProcessBuildRunner]:
+    note_others()
+    runner = ProcessBuildRunner(tmp_path / "jobs")
+    yield runner
+    runner._builds.close()
+    runner._builds.close()
+    _, alive = psutil.wait_procs(own_children(), timeout=5)
+    assert alive == []
+
+
+async def find_forkserver() -> psutil.Process:
+    async with asyncio.timeout(10):
+        while not (found := [one for one in own_children() if name_of(one) == "kiln-builds" and lives(one)]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return found[0]
+
+
+def begin(runner: ProcessBuildRunner, path: Path) -> asyncio.Task[int | None]:
+    """Runs the job of a directory that is not there."""
+
+    async def refuse(progress: Progress) -> None:
+        raise AssertionError(f"a build without a job says {progress}")
+
+    return asyncio.create_task(runner._run_process(path, refuse))
+
+
+async def test_builds_that_come_to_nothing(runner: ProcessBuildRunner, tmp_path: Path) -> None:
+    path = tmp_path / "none"
+
+    # The caller gives up while the forkserver loads: there is nothing to wait for.
+    given_up = begin(runner, path)
+    await asyncio.sleep(0.05)
+    given_up.cancel()
+    async with asyncio.timeout(1):
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+
+    # The forkserver dies: what is asked of it ends by name.
+    orphan = begin(runner, path)
+    killed = await find_forkserver()
+    killed.kill()
+    assert await orphan is None
+    with pytest.raises(BuildFailed, match="without a result \\(with the process that it was forked from\\)"):
+        read_result(JobDirectory(path), None)
+
+    # Another one takes its place. The directory that is not there ends the build, and not the forkserver.
+    for _ in range(2):
+        assert await begin(runner, path) == 1
+    with pytest.raises(BuildFailed, match=r"without a result \(exit code 1\)"):
+        read_result(JobDirectory(path), 1)
+    assert await find_forkserver() != killed

@@ -1,0 +1,72 @@
+"""Three generations of processes, all forked: a front, its build and the build's lowering, which runs a compiler.
+
+Each writes its name and its process id to standard error, which all share with the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from execution.forkserver.client import Forkserver, ForkserverClient
+from execution.forkserver.parent_death import die_with_parent
+from execution.forkserver.protocol import Call
+
+NOTHING = Call("os:getpid")
+
+
+def note(name: str, pid: int) -> None:
+    sys.stderr.write(f"{name} {pid}\n")
+    sys.stderr.flush()
+
+
+async def front() -> None:
+    builds = Forkserver("builds", NOTHING)
+    lowerings = Forkserver("lowerings", NOTHING, parent=builds)
+    fds = [lowerings.connect().fileno(), builds.connect().fileno()]
+    build = builds.start(Call(f"{__spec__.name}:build"), fds, name="build")
+    await build.wait()
+    await asyncio.sleep(60)
+
+
+def build(lowerings_fd: int, builds_fd: int) -> None:
+    lowerings, builds = (ForkserverClient(socket.socket(fileno=fd)) for fd in (lowerings_fd, builds_fd))
+    note("build", os.getpid())
+    note("builds", os.getppid())
+
+    async def wait() -> None:
+        rank = builds.start(Call(f"{__spec__.name}:rank"), name="rank")
+        lowering = lowerings.start(Call(f"{__spec__.name}:lower"), name="lowering")
+        await asyncio.gather(rank.wait(), lowering.wait())
+
+    asyncio.run(wait())
+    time.sleep(60)
+
+
+def rank() -> None:
+    note("rank", os.getpid())
+    time.sleep(60)
+
+
+def lower() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    die_with_parent(signal.SIGTERM, os.getppid())
+    note("lowering", os.getpid())
+    note("lowerings", os.getppid())
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as compiler:
+        note("compiler", compiler.pid)
+
+
+def start_thread() -> None:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    note("front", os.getpid())
+    asyncio.run(front())
