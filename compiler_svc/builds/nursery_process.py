@@ -20,6 +20,7 @@ from compiler_svc.models.registry import list_families
 from compiler_svc.nurseries.fork_loop import ForkLoop
 from execution.executors.executor import preload
 from execution.ranks.parent_death import die_with_parent
+from targets.cpu import EXPORTED_PROGRAM
 
 #: What a build imports sooner or later, beside its own code.
 _LOADED: Final = ("torch.export._trace", *(family.reference.partition(":")[0] for family in list_families().values()))
@@ -36,7 +37,7 @@ def main(socket_fd: int) -> None:
 
     for module in _LOADED:
         import_module(module)
-    preload("exported_program")
+    preload(EXPORTED_PROGRAM.name)
     # What has been loaded stays shared with the builds as long as their collectors leave it alone.
     gc.collect()
     gc.freeze()

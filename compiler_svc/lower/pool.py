@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 
 import msgspec
@@ -17,29 +18,10 @@ from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, Lo
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
 from compiler_svc.lower.process import Begun, LoweringCall, encode_call
-from compiler_svc.lower.toolchain import find_compiler
 from compiler_svc.nurseries.nursery import ForkedProcess, Nursery
 from execution.failure import Failure
 
-
-class ExportedProgramBackend:
-    """Keeps the staged program as the executable; the executor runs it operator by operator."""
-
-    def lower(self, job: LoweringJob) -> LoweredExecutable:
-        """Names the staged program."""
-        return LoweredExecutable(
-            tag=job.tag,
-            path=job.program_path,
-            format="exported_program",
-            state_convention="functional",
-            constants=job.constants,
-        )
-
-
 _LOG_TAIL_LINES: Final = 40
-
-#: Needs no child process.
-IN_PROCESS_BACKEND: Final[LoweringBackend] = ExportedProgramBackend()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +89,11 @@ class LoweringPool:
         return tuple(task.result() for task in tasks)
 
     async def _lower(self, job: LoweringJob) -> LoweredExecutable:
-        if job.options.optimization_level == 0:
-            # Calls no compiler and runs no graph: there is nothing to contain in a process.
-            return IN_PROCESS_BACKEND.lower(job)
-        find_compiler()
+        lowering = job.options.lowering
+        if lowering.in_process:
+            backend: LoweringBackend = resolve_name(str(lowering.backend))
+            return backend(job)
+        lowering.toolchain.require_programs()
         return_code, memory = await self._run(job)
         outcome = read_outcome(job)
         if isinstance(outcome, Failure):

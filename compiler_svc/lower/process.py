@@ -14,13 +14,14 @@ import socket
 import tempfile
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
 from typing import Final
 
 import msgspec
 
 from bundle.errors import KilnError
-from compiler_svc.lower.job import LoweringJob, read_job, write_outcome
+from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write_outcome
 from execution.failure import Failure
 from execution.ranks.parent_death import die_with_parent
 
@@ -89,11 +90,9 @@ def run_call(request: bytes, report: socket.socket, nursery_pid: int) -> None:
     _settle(job)
     if call.memory_limit_bytes is not None:
         _limit_memory(call.memory_limit_bytes + job.reserved_bytes)
-    # Not loaded where this module is known for its calls only.
-    from compiler_svc.lower.aoti import AotiBackend  # noqa: PLC0415
-
+    backend: LoweringBackend = resolve_name(str(job.options.lowering.backend))
     try:
-        write_outcome(job, AotiBackend().lower(job))
+        write_outcome(job, backend(job))
     except KilnError as error:
         write_outcome(job, Failure.of(error))
 

@@ -21,7 +21,6 @@ from bundle.manifest import Manifest, Target, WeightShard
 from execution.errors import (
     ExecutableInvalid,
     ExecutableUnknown,
-    IsaUnsupported,
     RankDied,
     SlotUnknown,
     StepFailed,
@@ -33,6 +32,7 @@ from execution.ranks.group import LoadProgress, RankGroup
 from execution.ranks.nursery import RankNursery
 from execution.sampling import sample
 from execution.step import Step
+from targets.errors import IsaUnsupported
 from tests.contract.executor_suite import CTE, STATE_BYTES, TKG, Reference, prompt_inputs, token_inputs, with_executable
 from tests.execution.conftest import MakeToy
 from tests.execution.toy import GLOBAL_TOPK, SLOTS, ToyBundle
