@@ -1,4 +1,4 @@
-"""Records of the OCI image specification that a bundle is made of, and the media types.
+"""Records of the OCI image specification that a bundle is made of, and the media types of all but executables.
 
 Types are checked strictly and every digest is a digest; properties that are not in the specification are ignored, as
 it demands of readers.

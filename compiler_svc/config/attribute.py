@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar, get_type_hints
 
 from bundle.manifest import TargetKind
 from compiler_svc.config.domains import Anything, Domain, Table, find_domain
+from targets.cpu import CPU
 from targets.registry import TARGETS
 
 TARGET_KINDS: Final[tuple[TargetKind, ...]] = tuple(TARGETS)
@@ -153,7 +154,7 @@ class Attribute:
 
     def support_on(self, target: TargetKind) -> Support:
         """What a target makes of the attribute."""
-        return self.exceptions.get(target, self.cpu if target == "cpu" else self.neuron)
+        return self.exceptions.get(target, self.cpu if target == CPU.kind else self.neuron)
 
     @property
     def names(self) -> tuple[str, ...]:
