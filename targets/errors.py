@@ -46,7 +46,7 @@ class IsaUnsupported(TargetError):
 
 
 class ToolchainMissing(TargetError):
-    """No C++ compiler where the optimization level needs one."""
+    """No C++ compiler, which the optimization level needs."""
 
     reason = "TOOLCHAIN_MISSING"
 
