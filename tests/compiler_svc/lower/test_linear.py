@@ -190,14 +190,13 @@ def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: Nursery) -> None:
     library.close()
 
 
-def test_the_kernels_source_is_part_of_cache_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_kernels_source_is_part_of_cache_keys(tmp_path: Path) -> None:
     kernels = tmp_path / "compiler_svc" / "lower" / "kernels"
     kernels.mkdir(parents=True)
-    monkeypatch.setattr("compiler_svc.planning.code_digest._ROOT", tmp_path)
     digests = []
     for text in ("// one", "// two"):
         (kernels / "linear.cpp").write_text(text)
         digest_code.cache_clear()
-        digests.append(digest_code(LOWERING_CODE))
+        digests.append(digest_code(LOWERING_CODE, tmp_path))
     digest_code.cache_clear()
     assert digests[0] != digests[1]
