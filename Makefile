@@ -2,9 +2,9 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-DISTRIBUTIONS := protos bundle edge execution compiler_svc runtime_svc clients/python
-PACKAGES := bundle edge execution compiler_svc runtime_svc kiln_client
-SOURCES := bundle edge execution compiler_svc runtime_svc clients/python tests examples bench
+DISTRIBUTIONS := protos bundle targets edge execution compiler_svc runtime_svc clients/python
+PACKAGES := bundle targets edge execution compiler_svc runtime_svc kiln_client
+SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python tests examples bench
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.

@@ -7,7 +7,7 @@ The manifest holds reproducible fields only, so that equal inputs give equal dig
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 
@@ -22,6 +22,10 @@ ABI_VERSION: Final = 1
 DType = Literal["float32", "bfloat16", "float16", "int32"]
 #: How a weight shard lays the items of a tensor out.
 TensorLayout = Literal["row_major"]
+TargetKind = Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
+StateConvention = Literal["in_place", "functional"]
+#: Open, because formats may come from outside; `targets` knows those that can be run.
+FormatName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 
 #: Bytes of one item.
 DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
@@ -34,7 +38,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Target(_Record, frozen=True):
     """Hardware that the executables are made for."""
 
-    kind: Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
+    kind: TargetKind
     #: Instruction set, such as `x86-64-v3`.
     isa: str
 
@@ -78,9 +82,9 @@ class Executable(_Record, frozen=True):
     bucket: tuple[int, ...]
     #: Rows of one step.
     batch_size: int
-    #: How to run the blob: an AOTInductor shared library, or a serialized `torch.export` program.
-    format: Literal["aoti", "exported_program"]
-    state_convention: Literal["in_place", "functional"]
+    #: How to run the blob; see `targets.target.ExecutableFormat`.
+    format: FormatName
+    state_convention: StateConvention
     #: Digest of the blob, equal for all ranks.
     blob: Digest
     inputs: tuple[TensorSpec, ...]

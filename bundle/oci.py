@@ -1,4 +1,4 @@
-"""Records of the OCI image specification that a bundle is made of, and the media types.
+"""Records of the OCI image specification that a bundle is made of, and the media types of all but executables.
 
 Types are checked strictly and every digest is a digest; properties that are not in the specification are ignored, as
 it demands of readers.
@@ -17,8 +17,6 @@ IMAGE_MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 
 BUNDLE_TYPE: Final = "application/vnd.kiln.bundle.v1"
 MANIFEST_TYPE: Final = "application/vnd.kiln.manifest.v1+json"
-AOTI_TYPE: Final = "application/vnd.kiln.executable.v1.aoti"
-EXPORTED_PROGRAM_TYPE: Final = "application/vnd.kiln.executable.v1.exported-program"
 WEIGHTS_TYPE: Final = "application/vnd.kiln.weights.v1.safetensors"
 TOKENIZER_TYPE: Final = "application/vnd.kiln.tokenizer.v1+json"
 NEURON_CONFIG_TYPE: Final = "application/vnd.kiln.neuron-config.v1+json"

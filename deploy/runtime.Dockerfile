@@ -20,9 +20,10 @@ RUN /opt/kiln/bin/python -c 'import torch; assert torch.version.cuda is None, "a
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY protos /src/protos
 COPY bundle /src/bundle
+COPY targets /src/targets
 COPY edge /src/edge
 COPY execution /src/execution
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/protos /src/bundle /src/edge /src/execution
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/protos /src/bundle /src/targets /src/edge /src/execution
 COPY runtime_svc /src/runtime_svc
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/runtime_svc
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} /wheels/*.whl

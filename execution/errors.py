@@ -2,7 +2,6 @@
 
 KilnError
 └── ExecutionError
-    ├── IsaUnsupported        executables made for instructions that this host lacks
     ├── ExecutableInvalid     a blob that cannot be loaded as what the manifest says it is
     ├── ExecutableUnknown     a tag that the bundle does not have
     ├── WeightsInvalid        a weight file that is unreadable or does not fit the manifest
@@ -34,19 +33,6 @@ class ExecutionError(KilnError):
     """Root of the errors of running executables."""
 
     reason = "EXECUTION_FAILED"
-
-
-class IsaUnsupported(ExecutionError):
-    """Executables made for instructions that this host lacks."""
-
-    reason = "ISA_UNSUPPORTED"
-
-    def __init__(self, isa: str, supported: Sequence[str]) -> None:
-        accepted = ", ".join(supported) or "none of x86-64-v3, x86-64-v4"
-        violation = FieldViolation("target.isa", isa, accepted)
-        super().__init__(
-            f"this host cannot run the bundle: {violation}", violations=(violation,), isa=isa, supported=accepted
-        )
 
 
 class ExecutableInvalid(ExecutionError):

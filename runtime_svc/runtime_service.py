@@ -12,11 +12,10 @@ from typing import Any, Final
 from kiln.runtime.v1 import runtime_pb2 as pb
 from kiln.runtime.v1 import runtime_pb2_grpc
 
-from execution.isa import supported_isas
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
-from runtime_svc.deployments.resources import TARGET_KIND
+from runtime_svc.deployments.resources import HOST_TARGET
 from runtime_svc.deployments.weights import WeightsLoad
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import AliasFollowed
@@ -103,8 +102,8 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             version=metadata.version("kiln-runtime"),
             schema_revision=SCHEMA_REVISION,
             minimum_client_revision=MINIMUM_CLIENT_REVISION,
-            target=TARGET_KIND,
-            isas=supported_isas(),
+            target=HOST_TARGET.kind,
+            isas=HOST_TARGET.isas.list_supported(),
             total_cores=cores.num_cores,
             free_cores=len(cores.free),
             start_time=timestamp_to_pb(self._started_at_s),

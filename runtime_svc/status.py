@@ -10,11 +10,14 @@ import grpc
 from edge.status import BUNDLE_STATUSES, StatusTable
 from execution import errors as execution
 from runtime_svc import errors
+from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
     {
         **BUNDLE_STATUSES,
-        execution.IsaUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+        targets.IsaUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+        targets.FormatUnknown: grpc.StatusCode.FAILED_PRECONDITION,
+        targets.FormatInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         execution.ExecutableInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         execution.WeightsInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         execution.ExecutableUnknown: grpc.StatusCode.INTERNAL,

@@ -22,14 +22,12 @@ from compiler_svc.errors import ConfigInvalid
 from compiler_svc.planning.admission import CompileRequest
 from compiler_svc.planning.shard_admission import ShardRequest
 from compiler_svc.records import CompileResult, ExecutableResult, Stage
+from targets.cpu import CPU
+from targets.registry import TARGETS
 
 _TARGET_KINDS: Final = {
-    pb.Target.KIND_UNSPECIFIED: "cpu",
-    pb.Target.KIND_CPU: "cpu",
-    pb.Target.KIND_INF2: "inf2",
-    pb.Target.KIND_TRN1: "trn1",
-    pb.Target.KIND_TRN2: "trn2",
-    pb.Target.KIND_TRN3: "trn3",
+    pb.Target.KIND_UNSPECIFIED: CPU.kind,
+    **{pb.Target.Kind.Value(f"KIND_{kind.upper()}"): kind for kind in TARGETS},
 }
 _LEVELS: Final[dict[pb.OptimizationLevel.ValueType, Literal[0, 1, 2]]] = {
     pb.OPTIMIZATION_LEVEL_UNSPECIFIED: 1,

@@ -10,19 +10,14 @@ from google.rpc import status_pb2
 from compiler_svc import errors
 from compiler_svc.bundles import errors as bundle_errors
 from compiler_svc.golden.errors import GoldenMismatch
-from compiler_svc.lower.errors import (
-    IsaUnknown,
-    LoweringError,
-    LoweringMemoryExceeded,
-    LoweringTimedOut,
-    ToolchainMissing,
-)
+from compiler_svc.lower.errors import LoweringError, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.models.errors import ModelError
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.errors import CheckpointError, CheckpointNotFound
 from edge.status import BUNDLE_STATUSES, StatusTable, status_from_error
-from execution.errors import ExecutionError, IsaUnsupported
+from execution.errors import ExecutionError
 from execution.failure import Failure
+from targets.errors import IsaUnknown, TargetError
 
 STATUS_TABLE: Final[StatusTable] = {
     **BUNDLE_STATUSES,
@@ -60,10 +55,9 @@ STATUS_TABLE: Final[StatusTable] = {
     LoweringError: grpc.StatusCode.INTERNAL,
     LoweringMemoryExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     LoweringTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
+    TargetError: grpc.StatusCode.FAILED_PRECONDITION,
     IsaUnknown: grpc.StatusCode.INVALID_ARGUMENT,
-    ToolchainMissing: grpc.StatusCode.FAILED_PRECONDITION,
     ExecutionError: grpc.StatusCode.INTERNAL,
-    IsaUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 

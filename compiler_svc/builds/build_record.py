@@ -85,8 +85,7 @@ def describe_facts(build: Build, executables: Sequence[BuiltExecutable]) -> Buil
     digests = digest_plan(plan, target=spec.target, optimization_level=spec.optimization_level, salt=spec.salt)
     stages_s = build.report.measure_stages()
     num_layers = len(plan.model.description.layers)
-    # At level 0 lowering happens in this process.
-    who = resource.RUSAGE_CHILDREN if spec.optimization_level else resource.RUSAGE_SELF
+    who = resource.RUSAGE_SELF if spec.lowering.in_process else resource.RUSAGE_CHILDREN
     peak_memory_bytes = resource.getrusage(who).ru_maxrss * 1024
     trace_s = stages_s.get(Stage.TRACE, 0.0)
     return BuildFacts(

@@ -7,12 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_file
 from bundle.manifest import ConstantBinding, Executable
-from bundle.oci import AOTI_TYPE, EXPORTED_PROGRAM_TYPE
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.finished_lowerings import FinishedLowering
 from compiler_svc.database import cache
@@ -20,14 +18,11 @@ from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.program import stage_job
-from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import SubmodelSpec
-
-_MEDIA_TYPES: Final = {"aoti": AOTI_TYPE, "exported_program": EXPORTED_PROGRAM_TYPE}
-_SUFFIXES: Final = {"aoti": ".so", "exported_program": ".pt2"}
+from targets.registry import find_format
 
 
 @dataclass(frozen=True)
@@ -75,12 +70,12 @@ class BuiltExecutable:
     @property
     def media_type(self) -> str:
         """OCI media type of the file."""
-        return _MEDIA_TYPES[self.lowered.format]
+        return find_format(self.lowered.format).media_type
 
     @property
     def title(self) -> str:
         """Path of the file in the bundle."""
-        return f"executables/{self.traced.spec.tag}{_SUFFIXES[self.lowered.format]}"
+        return f"executables/{self.traced.spec.tag}{find_format(self.lowered.format).suffix}"
 
     @property
     def result(self) -> ExecutableResult:
@@ -142,7 +137,7 @@ def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
     traced = export_submodel(build.plan.model, build.plan.weights, submodel)
     action_digest = spec.executable_action_digest(
         graph_digest=traced.graph_digest,
-        toolchain=toolchain(spec.optimization_level),
+        toolchain=spec.toolchain.read_versions(),
         code_digest=digest_code(LOWERING_CODE),
     )
     cached = None if spec.skip_cache_lookup else _find_cached(build, action_digest)
@@ -154,7 +149,7 @@ def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
             traced.program,
             tag=submodel.tag,
             num_state=len(submodel.state),
-            options=LoweringOptions(optimization_level=spec.optimization_level, isa=spec.target.isa),
+            options=LoweringOptions(optimization_level=spec.optimization_level, target=spec.target),
             directory=build.work / submodel.tag,
             cache_dir=build.job.environment.lowering_cache,
         )

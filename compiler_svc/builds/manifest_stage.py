@@ -10,7 +10,6 @@ from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, Wei
 from bundle.oci import BlobDescriptor
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
-from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.planning.weights_fit import MODEL_ATTRIBUTES
 from compiler_svc.trace.export import WEIGHT_SET
 from compiler_svc.trace.submodels import describe_state
@@ -41,7 +40,7 @@ def describe_bundle(
         checkpoint_digest=build.job.checkpoint_digest,
         target=spec.target,
         optimization_level=spec.optimization_level,
-        toolchain=toolchain(spec.optimization_level),
+        toolchain=spec.toolchain.read_versions(),
         tp_degree=model.tp_degree,
         executables=described,
         weight_sets=(WeightSet(name=WEIGHT_SET, shards=tuple(shards)),),

@@ -25,6 +25,7 @@ from edge.logs import configure_logging
 from execution.executors.executor import preload as preload_executor
 from execution.failure import Failure
 from execution.forkserver.client import ForkserverClient
+from targets.cpu import EXPORTED_PROGRAM
 
 #: What a build imports sooner or later, beside its own code.
 _LOADED: Final = ("torch.export._trace", *(family.reference.partition(":")[0] for family in list_families().values()))
@@ -34,7 +35,7 @@ def preload() -> None:
     """Imports what builds need, and the ranks of their golden checks. Importing this module did the rest."""
     for module in _LOADED:
         import_module(module)
-    preload_executor("exported_program")
+    preload_executor(EXPORTED_PROGRAM.name)
 
 
 def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> None:

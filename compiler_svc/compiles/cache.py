@@ -18,7 +18,6 @@ from compiler_svc.bundles.store import BundleStore
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
-from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import BuildSpec
 from compiler_svc.records import ExecutableResult
@@ -99,7 +98,7 @@ class BundleCache:
         inputs = {file.name: digest_file(file) for file in others if file.is_file()}
         action_digest = spec.bundle_action_digest(
             checkpoint_digest=sha256_bytes(canonical_json({"weights": weights, "files": inputs})),
-            toolchain=toolchain(spec.optimization_level),
+            toolchain=spec.toolchain.read_versions(),
             code_digest=digest_bundle_code(),
         )
         return Identity(checkpoint_digest=weights, action_digest=action_digest)

@@ -3,7 +3,8 @@
 Knows names, defaults, ranges and rules, as tables. Must not know protobuf, torch, files or how an attribute is served.
 """
 
-from compiler_svc.config.attribute import TARGET_KINDS, TargetKind
+from bundle.manifest import TargetKind
+from compiler_svc.config.attribute import TARGET_KINDS
 from compiler_svc.config.document import parse_document
 from compiler_svc.config.findings import Hint
 from compiler_svc.config.resolve import Resolution, resolve_config

@@ -16,11 +16,12 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from types import SimpleNamespace
 from typing import Any, Final, Literal, ParamSpec, TypeVar, get_type_hints
 
+from bundle.manifest import TargetKind
 from compiler_svc.config.domains import Anything, Domain, Table, find_domain
+from targets.cpu import CPU
+from targets.registry import TARGETS
 
-#: Kinds of targets.
-TargetKind = Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
-TARGET_KINDS: Final[tuple[TargetKind, ...]] = ("cpu", "inf2", "trn1", "trn2", "trn3")
+TARGET_KINDS: Final[tuple[TargetKind, ...]] = tuple(TARGETS)
 
 #: Resolved values of one table, by attribute name; also `target`, the target's kind, and `outer`, the values of the
 #: table around it.
@@ -153,7 +154,7 @@ class Attribute:
 
     def support_on(self, target: TargetKind) -> Support:
         """What a target makes of the attribute."""
-        return self.exceptions.get(target, self.cpu if target == "cpu" else self.neuron)
+        return self.exceptions.get(target, self.cpu if target == CPU.kind else self.neuron)
 
     @property
     def names(self) -> tuple[str, ...]:

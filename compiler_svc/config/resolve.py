@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bundle.manifest import TargetKind
 from compiler_svc.config.assembly import assemble_inference_config
-from compiler_svc.config.attribute import TargetKind
 from compiler_svc.config.domains import show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.interchange import adapt_document

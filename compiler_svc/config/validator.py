@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
-from compiler_svc.config.attribute import Attribute, ConfigTable, TargetKind, Values, is_same
+from bundle.manifest import TargetKind
+from compiler_svc.config.attribute import Attribute, ConfigTable, Values, is_same
 from compiler_svc.config.domains import Json, Table, show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.rules import RULES, broken_rules, find_value, notes_on

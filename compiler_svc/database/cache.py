@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import msgspec
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
+from bundle.manifest import FormatName, StateConvention
 from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow, PlannedExecutableRow
 
 
@@ -27,8 +27,8 @@ class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
 
     blob: str
     size_bytes: int
-    format: Literal["aoti", "exported_program"]
-    state_convention: Literal["in_place", "functional"]
+    format: FormatName
+    state_convention: StateConvention
     constants: tuple[str, ...]
 
 

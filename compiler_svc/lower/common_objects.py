@@ -18,7 +18,6 @@ from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 from compiler_svc.lower.job import LoweringJob
-from compiler_svc.lower.toolchain import toolchain
 
 _INTERFACE_SOURCE: Final = Path(cpp_wrapper_cpu.__file__).with_name("aoti_runtime") / "interface.cpp"
 
@@ -64,7 +63,7 @@ def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool =
 
 def _digest(job: LoweringJob, flags: CppTorchDeviceOptions, source: str) -> str:
     parts = [
-        *(f"{name} {version}" for name, version in toolchain(job.options.optimization_level).items()),
+        *(f"{name} {version}" for name, version in job.options.lowering.toolchain.read_versions().items()),
         *flags.get_definitions(),
         *flags.get_cflags(),
         *flags.get_include_dirs(),

@@ -2,8 +2,6 @@
 
 KilnError
 └── LoweringError
-    ├── IsaUnknown            an instruction set that executables cannot be made for
-    ├── ToolchainMissing      no C++ compiler where the optimization level needs one
     ├── ProgramUnsupported    a graph that breaks the convention, or holds data that no weight set has
     ├── LoweringFailed        a lowering process that ended without an executable
     ├── LoweringMemoryExceeded    one that ended at its memory limit
@@ -12,37 +10,13 @@ KilnError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from bundle.errors import FieldViolation, KilnError
+from bundle.errors import KilnError
 
 
 class LoweringError(KilnError):
     """Root of the errors of lowering."""
 
     reason = "LOWERING_FAILED"
-
-
-class IsaUnknown(LoweringError):
-    """An instruction set that executables cannot be made for."""
-
-    reason = "ISA_UNKNOWN"
-
-    def __init__(self, isa: str, accepted: Sequence[str]) -> None:
-        violation = FieldViolation("isa", repr(isa), ", ".join(accepted))
-        super().__init__(str(violation), violations=(violation,), isa=isa)
-
-
-class ToolchainMissing(LoweringError):
-    """No C++ compiler where the optimization level needs one."""
-
-    reason = "TOOLCHAIN_MISSING"
-
-    def __init__(self, compiler: str) -> None:
-        super().__init__(
-            f"no {compiler} on PATH: install it, or compile with optimization level 0, which needs none",
-            compiler=compiler,
-        )
 
 
 class ProgramUnsupported(LoweringError):

@@ -17,9 +17,8 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface
-from compiler_svc.lower.isa import VECTOR_BITS
 from compiler_svc.lower.job import LoweringJob
-from compiler_svc.lower.toolchain import COMPILER, find_compiler
+from targets.cpu import GXX, X86_64
 
 #: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. They are in the native library of
 #: kiln-execution, which every process loads before it opens an executable.
@@ -78,7 +77,7 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
     Inductor would vectorize for all that it finds on this host, keep precompiled headers under the temporary directory,
     and compile the interface with every library; it has no options for any of these.
     """
-    vector_bits = VECTOR_BITS[job.options.isa]
+    vector_bits = X86_64[job.options.target.isa].vector_bits
     headers = job.cache_dir / "headers"
     headers.mkdir(exist_ok=True)
     with (
@@ -103,7 +102,7 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             # Inductor names precompiled headers with the openssl command.
             "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
             "cpp.cxx": (None, str(_write_compiler_script(job))),
-            "cpp.march": job.options.isa,
+            "cpp.march": job.options.target.isa,
             "cpp.simdlen": vector_bits,
             # Take the number of threads from whoever runs the executable, not from the host that makes it.
             "cpp.dynamic_threads": True,
@@ -137,8 +136,8 @@ def _write_compiler_script(job: LoweringJob) -> Path:
     It lies where all jobs find it: its path is part of what precompiled headers are found by.
     """
     site_packages = Path(torch.__file__).parents[1]
-    compiler = shlex.join([str(find_compiler()), f"-ffile-prefix-map={site_packages}=/site-packages"])
-    script = job.cache_dir / "bin" / COMPILER
+    compiler = shlex.join([str(GXX.find()), f"-ffile-prefix-map={site_packages}=/site-packages"])
+    script = job.cache_dir / "bin" / GXX.name
     script.parent.mkdir(exist_ok=True)
     text = _COMPILER_SCRIPT.format(
         compiler=f'{compiler} "-ffile-prefix-map=${_JOB_ENVIRONMENT}=/executable"',
@@ -147,7 +146,7 @@ def _write_compiler_script(job: LoweringJob) -> Path:
     )
     if not script.exists() or script.read_text() != text:
         # Beside it: the job's directory may be on another file system.
-        new = script.with_name(f"{COMPILER}.{os.getpid()}")
+        new = script.with_name(f"{GXX.name}.{os.getpid()}")
         new.write_text(text)
         new.chmod(0o755)
         new.replace(script)

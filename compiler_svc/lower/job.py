@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from bundle.manifest import FormatName, StateConvention, Target
 from execution.failure import Failure
+from targets.registry import TARGETS
+from targets.target import Lowering
 
 _JOB_FILE: Final = "job.json"
 _EXECUTABLE_FILE: Final = "executable.json"
@@ -21,8 +25,13 @@ class LoweringOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     #: 0: keep the graph. 1: compile it. 2: also let the compiler fuse multiplications into additions.
     optimization_level: Literal[0, 1, 2]
-    #: A level that `resolve_isa` returns.
-    isa: str
+    #: With an instruction set that `IsaLevels.resolve` returned.
+    target: Target
+
+    @property
+    def lowering(self) -> Lowering:
+        """What the target says of the level."""
+        return TARGETS[self.target.kind].lowerings[self.optimization_level]
 
 
 class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,22 +66,15 @@ class LoweredExecutable(msgspec.Struct, frozen=True, kw_only=True):
 
     tag: str
     path: Path
-    format: Literal["aoti", "exported_program"]
-    state_convention: Literal["in_place", "functional"]
+    format: FormatName
+    state_convention: StateConvention
     #: Names that the executable must be given tensors for; a subset of the job's.
     constants: tuple[str, ...]
 
 
-class LoweringBackend(Protocol):
-    """A way to make executables."""
-
-    def lower(self, job: LoweringJob) -> LoweredExecutable:
-        """Makes an executable of a staged program.
-
-        Raises:
-            ProgramUnsupported: The program cannot be lowered.
-            ToolchainMissing: A compiler is missing.
-        """
+#: Makes an executable of a staged program; targets name theirs. Raises ProgramUnsupported if the program cannot be
+#: lowered, and ToolchainMissing if a compiler is missing.
+LoweringBackend = Callable[[LoweringJob], LoweredExecutable]
 
 
 def write_job(job: LoweringJob) -> None:

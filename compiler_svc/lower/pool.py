@@ -8,30 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 
 from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
-from compiler_svc.lower.toolchain import find_compiler
 from execution.failure import Failure
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
-
-
-class ExportedProgramBackend:
-    """Keeps the staged program as the executable; the executor runs it operator by operator."""
-
-    def lower(self, job: LoweringJob) -> LoweredExecutable:
-        """Names the staged program."""
-        return LoweredExecutable(
-            tag=job.tag,
-            path=job.program_path,
-            format="exported_program",
-            state_convention="functional",
-            constants=job.constants,
-        )
-
 
 #: Inductor would start a pool of processes, whose answers it reads in a thread, and a process with threads cannot be
 #: forked. Read when it is loaded.
@@ -40,9 +25,6 @@ LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 #: Not imported here: it loads what the service must not.
 _LOWERING_PROCESS: Final = "compiler_svc.lower.process"
 _LOG_TAIL_LINES: Final = 40
-
-#: Needs no child process.
-IN_PROCESS_BACKEND: Final[LoweringBackend] = ExportedProgramBackend()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +97,11 @@ class LoweringPool:
         return tuple(task.result() for task in tasks)
 
     async def _lower(self, job: LoweringJob) -> LoweredExecutable:
-        if job.options.optimization_level == 0:
-            # Calls no compiler and runs no graph: there is nothing to contain in a process.
-            return IN_PROCESS_BACKEND.lower(job)
-        find_compiler()
+        lowering = job.options.lowering
+        if lowering.in_process:
+            backend: LoweringBackend = resolve_name(str(lowering.backend))
+            return backend(job)
+        lowering.toolchain.require_programs()
         exit_code, memory = await self._run(job)
         outcome = read_outcome(job)
         if isinstance(outcome, Failure):

@@ -13,11 +13,12 @@ import signal
 import tempfile
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
 from typing import Final
 
 from bundle.errors import KilnError
-from compiler_svc.lower.job import LoweringJob, read_job, write_outcome
+from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write_outcome
 from execution.failure import Failure
 from execution.forkserver.parent_death import die_with_parent
 
@@ -58,11 +59,10 @@ def run_job(path: str, memory_limit_bytes: int | None) -> None:
     _settle(job)
     if memory_limit_bytes is not None:
         _limit_memory(memory_limit_bytes + job.reserved_bytes)
-    # Not above: `preload` first says in which directory Inductor shall make its cache.
-    from compiler_svc.lower.aoti import AotiBackend  # noqa: PLC0415
-
+    # Resolved here: `preload` first says in which directory Inductor shall make its cache.
+    backend: LoweringBackend = resolve_name(str(job.options.lowering.backend))
     try:
-        write_outcome(job, AotiBackend().lower(job))
+        write_outcome(job, backend(job))
     except KilnError as error:
         write_outcome(job, Failure.of(error))
 

@@ -7,24 +7,19 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from bundle.errors import FieldViolation
-from bundle.manifest import Target
+from bundle.manifest import Target, TargetKind
 from bundle.reference import is_name
 from compiler_svc.config import NeuronConfig, Resolution, resolve_config
-from compiler_svc.config.attribute import TargetKind
 from compiler_svc.config.rules import model_rules
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
-from compiler_svc.lower.isa import resolve_isa
-from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import CompileSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
-from execution.errors import IsaUnsupported
-from execution.isa import supported_isas
+from targets.registry import TARGETS
 
-DEFAULT_ISA: Final = "x86-64-v3"
 #: In one list; each is an executable, or several beside another list.
 MOST_BUCKETS: Final = 128
 
@@ -78,7 +73,6 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     if not is_name(request.name):
         raise NameInvalid(request.name)
     target = choose_target(request)
-    toolchain(request.optimization_level)
     checkpoint, resolution = resolve_request(request, model_roots)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config)
@@ -126,19 +120,23 @@ def choose_target(request: BuildRequest) -> Target:
     """The target, with the default instruction set filled in and `native` replaced by the host's own level.
 
     Raises:
-        FeatureNotServed: A target other than cpu.
+        FeatureNotServed: Nothing is compiled for the target yet.
         IsaUnknown: An instruction set that is none.
         IsaUnsupported: One that this host lacks, so that it could not verify the executables.
+        ToolchainMissing: A program that the optimization level needs is not installed.
     """
-    if request.target_kind != "cpu":
+    target = TARGETS[request.target_kind]
+    if not target.is_served:
+        served = ", ".join(kind for kind, one in TARGETS.items() if one.is_served)
         raise FeatureNotServed(
-            [FieldViolation("target.kind", request.target_kind, "cpu, all that this version serves")]
+            [FieldViolation("target.kind", request.target_kind, f"{served}, all that this version serves")]
         )
-    isa = resolve_isa(request.isa or DEFAULT_ISA)
-    supported = supported_isas()
-    if request.optimization_level > 0 and isa not in supported:
-        raise IsaUnsupported(isa, supported)
-    return Target(kind="cpu", isa=isa)
+    isa = target.isas.resolve(request.isa)
+    lowering = target.lowerings[request.optimization_level]
+    if lowering.format.is_native:
+        target.isas.require(isa)
+    lowering.toolchain.require_programs()
+    return Target(kind=target.kind, isa=isa)
 
 
 def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:

@@ -28,9 +28,10 @@ BUNDLE_CODE: Final = (
     "execution/collectives",
     "execution/dtypes.py",
     "execution/sampling.py",
+    "targets/cpu.py",
 )
 #: All that an executable's bytes depend on, its graph given.
-LOWERING_CODE: Final = ("compiler_svc/lower",)
+LOWERING_CODE: Final = ("compiler_svc/lower", "targets/cpu.py")
 
 _KINDS: Final = ("*.py", "*.cpp")
 _ROOT: Final = Path(__file__).parents[2]

@@ -13,10 +13,10 @@ import msgspec
 
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.manifest import Target
-from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.trace.submodels import SubmodelSpec
+from targets.registry import TARGETS
 
 
 def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[0, 1, 2], salt: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[
         "target": msgspec.to_builtins(target),
         "optimization_level": optimization_level,
         "salt": salt,
-        "toolchain": toolchain(optimization_level),
+        "toolchain": TARGETS[target.kind].lowerings[optimization_level].toolchain.read_versions(),
         "code_digest": digest_bundle_code(),
     }
     # Hashed once: of a large model it is long, and only the submodel differs between executables.

@@ -10,6 +10,10 @@ import msgspec
 from bundle.digest import canonical_json, sha256_bytes
 from bundle.manifest import ABI_VERSION, Target
 from compiler_svc.config import InferenceConfig
+from targets.cpu import TORCH
+from targets.registry import TARGETS
+from targets.target import Lowering
+from targets.toolchain import Toolchain
 
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -45,6 +49,16 @@ class CompileSpec(_Spec, frozen=True, kw_only=True):
     optimization_level: Literal[0, 1, 2]
     salt: str
     debug: bool = False
+
+    @property
+    def lowering(self) -> Lowering:
+        """How the executables are made."""
+        return TARGETS[self.target.kind].lowerings[self.optimization_level]
+
+    @property
+    def toolchain(self) -> Toolchain:
+        """What the bundle's bytes depend on."""
+        return self.lowering.toolchain
 
     def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
         """Identifies the bundle that this compile makes: equal digests mean equal bundles, whatever their names.
@@ -94,9 +108,9 @@ class ShardSpec(_Spec, frozen=True, kw_only=True):
     executables: str
 
     @property
-    def optimization_level(self) -> Literal[0]:
-        """Weights need no more tools than level 0 does."""
-        return 0
+    def toolchain(self) -> Toolchain:
+        """What the bundle's bytes depend on."""
+        return TORCH
 
     def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
         """Identifies the bundle that this makes; see `CompileSpec.bundle_action_digest`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 from compiler_svc.config import InferenceConfig, NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
@@ -22,11 +22,7 @@ from compiler_svc.planning.weights import (
 )
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
-
-#: Bytes of one executable: a part that all have, and a part for each layer. On cpu those of models of 1 to
-#: 4 layers; on Neuron targets a guess that nothing has verified.
-_CODE_BYTES: Final = {"exported_program": (22_000, 40_000), "aoti": (450_000, 21_000), "neff": (8 << 20, 1 << 20)}
-
+from targets.target import ExecutableFormat
 
 # Counts with `cast_type` "as-declared" alone.
 _DTYPE_OF_PICKLES: Final = "bfloat16"
@@ -91,14 +87,11 @@ def read_model(checkpoint: Checkpoint) -> PlannedModel:
 class MemoryModel:
     """What configurations of one model would take. Weights are planned once for each way to shard them."""
 
-    def __init__(
-        self, model: PlannedModel, draft: PlannedModel | None, *, target_kind: str, optimization_level: Literal[0, 1, 2]
-    ) -> None:
-        """Takes the model, and the draft model that is compiled together with it."""
+    def __init__(self, model: PlannedModel, draft: PlannedModel | None, executable_format: ExecutableFormat) -> None:
+        """Takes the model, the draft model that is compiled together with it, and what they are compiled to."""
         self._model = model
         self._draft = draft
-        self._is_cpu = target_kind == "cpu"
-        self._is_functional = self._is_cpu and optimization_level == 0
+        self._format = executable_format
         self._weight_plans: dict[tuple[object, ...], WeightPlan] = {}
         self._weights: dict[tuple[object, ...], dict[str, int]] = {}
 
@@ -119,21 +112,14 @@ class MemoryModel:
             kv_bytes += measure_kv(self._draft.description, draft)
             activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
             num_layers += len(self._draft.description.layers)
-        fixed_bytes, layer_bytes = _CODE_BYTES[self._executable_format]
         num_executables = sum(len(submodel.buckets) for submodel in submodels)
         return RankMemory(
             weight_groups=self._measure_weights(config),
             kv_bytes=kv_bytes,
-            activation_bytes=activation_bytes + (kv_bytes if self._is_functional else 0),
-            code_bytes=num_executables * (fixed_bytes + layer_bytes * num_layers),
+            activation_bytes=activation_bytes + (kv_bytes if self._format.state_convention == "functional" else 0),
+            code_bytes=num_executables * (self._format.fixed_code_bytes + self._format.layer_code_bytes * num_layers),
             lora_bytes=measure_adapters(model, neuron),
         )
-
-    @property
-    def _executable_format(self) -> str:
-        if not self._is_cpu:
-            return "neff"
-        return "exported_program" if self._is_functional else "aoti"
 
     def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
         neuron = config.neuron_config

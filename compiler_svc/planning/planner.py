@@ -12,11 +12,10 @@ from sqlalchemy.orm import Session
 
 from bundle.layout import Layout
 from bundle.manifest import Target
-from compiler_svc.config import InferenceConfig, Resolution, resolve_config
+from compiler_svc.config import InferenceConfig, NeuronConfig, Resolution, resolve_config
 from compiler_svc.config.submodels import SubmodelShape, describe_submodels
 from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
-from compiler_svc.lower.toolchain import toolchain
 from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
@@ -31,10 +30,10 @@ from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import Plan, PlannedExecutable
-from compiler_svc.planning.targets import TARGETS, RankLimit
 from compiler_svc.planning.variation import Variations
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
+from targets.registry import TARGETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,29 @@ class PlanRequest(BuildRequest):
     """
 
     core_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankLimit:
+    """What one rank may take.
+
+    Attributes:
+        core_memory_bytes: Memory of a core, if the caller gives it.
+        physical_core_bytes: The target's memory of a physical core; None if all ranks share the host's.
+        host_bytes: Memory of the host.
+    """
+
+    core_memory_bytes: int | None
+    physical_core_bytes: int | None
+    host_bytes: int
+
+    def measure(self, config: NeuronConfig) -> int:
+        """Bytes that a rank of a configuration may take."""
+        if self.core_memory_bytes is not None:
+            return self.core_memory_bytes
+        if self.physical_core_bytes is None:
+            return self.host_bytes // config.tp_degree
+        return self.physical_core_bytes * config.logical_nc_config
 
 
 class Planner:
@@ -76,14 +98,13 @@ class Planner:
         target = _check_target(request)
         checkpoint, resolution = resolve_request(request, self._model_roots)
         model, config = read_model(checkpoint), resolution.config
+        planned_target = TARGETS[request.target_kind]
         memory_model = MemoryModel(
             model,
             self._open_draft(config),
-            target_kind=request.target_kind,
-            optimization_level=request.optimization_level,
+            planned_target.lowerings[request.optimization_level].format,
         )
-        planned_target = TARGETS[request.target_kind]
-        limit = RankLimit(planned_target, request.core_memory_bytes, host_bytes=measure_memory())
+        limit = RankLimit(request.core_memory_bytes, planned_target.core_bytes, host_bytes=measure_memory())
         memory = memory_model.measure(config)
         executables = self._list_executables(request, target, model, config)
         variations = Variations(
@@ -157,11 +178,7 @@ class Planner:
 
 def _check_target(request: PlanRequest) -> Target | None:
     """The target that executables would be made for; None for one that is planned only."""
-    if request.target_kind != "cpu":
-        return None
-    target = choose_target(request)
-    toolchain(request.optimization_level)
-    return target
+    return choose_target(request) if TARGETS[request.target_kind].is_served else None
 
 
 def _resolve(request: PlanRequest, document: Mapping[str, Any], checkpoint: Checkpoint) -> InferenceConfig:

@@ -17,8 +17,7 @@ from compiler_svc.planning.job_spec import ShardSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, read_config
 from compiler_svc.weights.checkpoint import Checkpoint
-from execution.errors import IsaUnsupported
-from execution.isa import supported_isas
+from execution.isa import require_isa
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 
@@ -48,7 +47,7 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
 
     Raises:
         NameInvalid, ExecutablesMissing: Mistakes of the request.
-        IsaUnsupported: Executables that this host could not verify the weights with.
+        IsaUnsupported, FormatUnknown, FormatInvalid: Executables that this host could not verify the weights with.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
         GraphAbiMismatch: A model whose weights do not fit.
@@ -58,9 +57,7 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
     manifest = executables.manifest
     if not manifest.has_executables:
         raise ExecutablesMissing(request.executables_ref)
-    supported = supported_isas()
-    if manifest.optimization_level > 0 and manifest.target.isa not in supported:
-        raise IsaUnsupported(manifest.target.isa, supported)
+    require_isa(manifest)
     path = find_checkpoint(request.model, model_roots)
     checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
     config = read_config(manifest)

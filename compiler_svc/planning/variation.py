@@ -11,8 +11,8 @@ from compiler_svc.config.options import expand_options
 from compiler_svc.errors import CompilerError
 from compiler_svc.planning.largest import Judgement, find_largest
 from compiler_svc.planning.report import LargestSizes
-from compiler_svc.planning.targets import PlannedTarget
 from compiler_svc.sharding.errors import ShardingNotServed
+from targets.target import Target
 
 #: Whether the ranks of a configuration fit.
 Fits = Callable[[InferenceConfig], bool]
@@ -54,7 +54,7 @@ class Variations:
             ),
         )
 
-    def count_cores(self, target: PlannedTarget) -> int:
+    def count_cores(self, target: Target) -> int:
         """The smallest degree of the target's whose ranks fit; 0 where none does."""
         judge = self._judge("tp_degree")
         return next((degree for degree in target.tp_degrees if judge(degree) is Judgement.FITS), 0)

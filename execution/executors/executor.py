@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from pkgutil import resolve_name
+from typing import Protocol
 
 from torch import Tensor
 
 from bundle.manifest import Manifest
 from execution.errors import ExecutableInvalid
-
-if TYPE_CHECKING:
-    from execution.executors.aoti import AotiExecutor
-    from execution.executors.eager import EagerExecutor
+from targets.registry import find_format
 
 
 class Executor(Protocol):
@@ -75,12 +73,25 @@ class Executor(Protocol):
         """Lets go of weights, state and executables."""
 
 
+class LoadExecutor(Protocol):
+    """What an executable format names as its executor."""
+
+    def __call__(
+        self, manifest: Manifest, rank: int, blob_path: Callable[[str], Path], on_loaded: Callable[[str], None]
+    ) -> Executor:
+        """See `load_executor`, which has checked that all executables have the format."""
+
+
 def preload(executable_format: str) -> None:
     """Imports what would be imported when the first executable of a format is loaded: for exported programs more than a
-    second of work, for libraries next to none."""
-    _executor_of(executable_format)
-    if executable_format == "exported_program":
-        import_module("torch.export.pt2_archive")
+    second of work, for libraries next to none.
+
+    Raises:
+        FormatUnknown, FormatInvalid: Nothing installed here runs the format.
+    """
+    _find_loader(executable_format)
+    for module in find_format(executable_format).preloaded:
+        import_module(module)
 
 
 def load_executor(
@@ -98,19 +109,18 @@ def load_executor(
     Raises:
         ExecutableInvalid: A blob is missing or is not what the manifest says.
         WeightsInvalid: A weight file is missing or does not fit the manifest.
+        FormatUnknown, FormatInvalid: Nothing installed here runs the format.
     """
     first, *others = manifest.executables
     for other in others:
         if other.format != first.format:
             raise ExecutableInvalid(other.tag, f"it is {other.format} in a bundle of {first.format}")
-    return _executor_of(first.format)(manifest, rank, blob_path, on_loaded)
+    return _find_loader(first.format)(manifest, rank, blob_path, on_loaded)
 
 
-def _executor_of(executable_format: str) -> type[AotiExecutor | EagerExecutor]:
-    """Its class. Only this one's module is imported: to read exported programs, torch wants its compiler's front."""
-    module, name = {
-        "aoti": ("execution.executors.aoti", "AotiExecutor"),
-        "exported_program": ("execution.executors.eager", "EagerExecutor"),
-    }[executable_format]
-    executor: type[AotiExecutor | EagerExecutor] = getattr(import_module(module), name)
-    return executor
+def _find_loader(executable_format: str) -> LoadExecutor:
+    """What loads a format. Only its module is imported: to read exported programs, torch wants its compiler's front."""
+    executor = find_format(executable_format).executor
+    assert executor is not None, "a format that nothing runs is not found"
+    loader: LoadExecutor = resolve_name(executor)
+    return loader

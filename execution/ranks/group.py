@@ -33,21 +33,11 @@ from execution.ranks.control import (
     ZeroState,
 )
 from execution.ranks.forkservers import OpenForkserver, RankForkservers
-from execution.ranks.handle import AnswerT, RankHandle
+from execution.ranks.handle import AnswerT, LoadProgress, RankHandle
 from execution.ranks.step_memory import NUM_SETS, StepMemory
 from execution.step import Step, StepResult
 
 ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """How far a rank has loaded: `done` of `total` parts; `part` is the one just loaded."""
-
-    rank: int
-    done: int
-    total: int
-    part: str
 
 
 class RankGroup:

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Final, Self, TypeVar
 
@@ -30,6 +31,16 @@ from execution.ranks.control import (
     decode_reply,
     encode,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a rank has loaded: `done` of `total` parts; `part` is the one just loaded."""
+
+    rank: int
+    done: int
+    total: int
+    part: str
 
 
 class LogPipe:

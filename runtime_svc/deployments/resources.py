@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from bundle.manifest import Manifest
-from execution.errors import IsaUnsupported
-from execution.isa import require_isa, supported_isas
+from execution.isa import require_isa
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, weights_need
 from runtime_svc.errors import CoresUnavailable, ExecutablesMissing
+from targets.cpu import CPU
+from targets.errors import IsaUnsupported
 
-TARGET_KIND: Final = "cpu"
+#: What this host has.
+HOST_TARGET: Final = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def check_bundle(bundle: ResolvedBundle) -> None:
     Raises:
         ExecutablesMissing: It holds weights only.
         IsaUnsupported: It was made for other hardware.
+        FormatUnknown, FormatInvalid: Nothing installed here runs its executables.
     """
     if not bundle.manifest.has_executables:
         raise ExecutablesMissing(bundle.ref)
@@ -87,7 +90,8 @@ def check_bundle(bundle: ResolvedBundle) -> None:
 
 
 def _check_target(manifest: Manifest) -> None:
-    if manifest.target.kind != TARGET_KIND:
-        supported = [f"{TARGET_KIND}/{isa}" for isa in supported_isas()]
-        raise IsaUnsupported(f"{manifest.target.kind}/{manifest.target.isa}", supported)
+    kind, isas = HOST_TARGET.kind, HOST_TARGET.isas
+    if manifest.target.kind != kind:
+        supported, known = ([f"{kind}/{isa}" for isa in names] for names in (isas.list_supported(), isas.names))
+        raise IsaUnsupported(f"{manifest.target.kind}/{manifest.target.isa}", supported, known)
     require_isa(manifest)

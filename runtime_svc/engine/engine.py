@@ -22,8 +22,7 @@ import structlog
 
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
-from execution.errors import ExecutionError, RankDied, StepFailed
-from execution.step import StepResult
+from execution.errors import ExecutionError, RankDied
 from runtime_svc.engine.capture import CapturedRow, CaptureLog
 from runtime_svc.engine.inputs import StepBuilder
 from runtime_svc.engine.kv.slots import SlotManager
@@ -314,16 +313,10 @@ class Engine:
             await self._async_scheduling.begin_behind(running)
         result = await running.result
         self.num_steps += 1
-        self._end_invalid(running.plan, result)
+        self.requests.end_invalid(running.plan, result.invalid_rows)
         outcome = StepOutcome.from_result(result)
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
         self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
-
-    def _end_invalid(self, plan: StepPlan, result: StepResult) -> None:
-        """Ends the requests whose rows the executable calls invalid: their tokens would be garbage."""
-        for row in (one for one in plan.rows if one.row in result.invalid_rows):
-            error = StepFailed(plan.executable.tag, f"the numbers of row {row.row} are invalid")
-            self.requests.end(row.request, Finish(FinishReason.ERROR, error=error))
 
     async def _begin_next(self) -> RunningStep | None:
         """Runs the operations that are due, then calls the next step; None if no request can run."""

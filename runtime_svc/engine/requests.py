@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
+from execution.errors import StepFailed
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
-from runtime_svc.engine.scheduler.plan import RowTokens
+from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeadlineExceeded, QueueFull, RequestAborted, RequestIdInUse
@@ -101,6 +102,13 @@ class RequestTable:
         self._scheduler.remove(request)
         self._conclude(request, finish)
         return True
+
+    def end_invalid(self, plan: StepPlan, invalid_rows: Collection[int]) -> None:
+        """Ends the requests of rows that the executable calls invalid: their tokens would be garbage."""
+        for row in plan.rows:
+            if row.row in invalid_rows:
+                error = StepFailed(plan.executable.tag, f"the numbers of row {row.row} are invalid")
+                self.end(row.request, Finish(FinishReason.ERROR, error=error))
 
     def end_all(self, finish_of: Callable[[Request], Finish]) -> int:
         """Ends every request; returns how many this call ended."""

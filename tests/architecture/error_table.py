@@ -10,6 +10,7 @@ import bundle
 import compiler_svc
 import execution
 import runtime_svc
+import targets
 from bundle.errors import KilnError
 from compiler_svc.api.status import STATUS_TABLE as COMPILER_TABLE
 from edge.status import StatusTable
@@ -30,7 +31,7 @@ do not change.
 
 def error_classes() -> list[type[KilnError]]:
     """Every named error of the services and of what they stand on."""
-    for package in (bundle, execution, compiler_svc, runtime_svc):
+    for package in (bundle, targets, execution, compiler_svc, runtime_svc):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             if module.name.rpartition(".")[2] == "errors":
                 importlib.import_module(module.name)
@@ -38,7 +39,7 @@ def error_classes() -> list[type[KilnError]]:
     queue = KilnError.__subclasses__()
     while queue:
         error = queue.pop(0)
-        if error.__module__.partition(".")[0] in {"bundle", "execution", "compiler_svc", "runtime_svc"}:
+        if error.__module__.partition(".")[0] in {"bundle", "targets", "execution", "compiler_svc", "runtime_svc"}:
             found[error] = None
         queue += error.__subclasses__()
     return list(found)
@@ -63,8 +64,8 @@ def render_table(title: str, table: StatusTable, packages: set[str]) -> str:
 
 def render_page() -> str:
     """The whole page."""
-    compiler = render_table("compiler_svc", COMPILER_TABLE, {"bundle", "compiler_svc", "execution"})
-    runtime = render_table("runtime_svc", RUNTIME_TABLE, {"bundle", "execution", "runtime_svc"})
+    compiler = render_table("compiler_svc", COMPILER_TABLE, {"bundle", "compiler_svc", "execution", "targets"})
+    runtime = render_table("runtime_svc", RUNTIME_TABLE, {"bundle", "execution", "runtime_svc", "targets"})
     return f"{HEAD}\n{compiler}\n{runtime}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-IN_PLACE = ["bundle", "edge", "execution", "compiler_svc", "runtime_svc"]
+IN_PLACE = ["bundle", "targets", "edge", "execution", "compiler_svc", "runtime_svc"]
 PYTHON = ["protos", *IN_PLACE, "clients/python"]
 LICENSE_FILES = ["LICENSE", "NOTICE"]
 

@@ -37,11 +37,12 @@ def modules_loaded_by(package: str) -> set[str]:
     ("package", "forbidden"),
     [
         ("bundle", {"torch", "numpy", "grpc", "google", "safetensors", "transformers"}),
+        ("targets", {"torch", "numpy", "grpc", "google", "safetensors", "transformers", "execution"}),
         ("edge", {"torch", "numpy", "transformers", "execution"}),
         ("runtime_svc", {"torch", "numpy", "transformers", "safetensors", "compiler_svc"}),
         (
             "kiln_client",
-            {"torch", "numpy", "transformers", "bundle", "edge", "execution", "compiler_svc", "runtime_svc"},
+            {"torch", "numpy", "transformers", "bundle", "targets", "edge", "execution", "compiler_svc", "runtime_svc"},
         ),
     ],
 )

@@ -20,14 +20,15 @@ from bundle.manifest import (
     WeightShard,
     WeightTensor,
 )
-from bundle.oci import AOTI_TYPE, IMAGE_MANIFEST_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE, BlobDescriptor
+from bundle.oci import IMAGE_MANIFEST_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE, BlobDescriptor
 from bundle.writer import BundleWriter
+from targets.cpu import AOTI
 from tests.manifests import make_executable, make_manifest, make_state
 
 #: Every file of the sample bundle: title, media type, bytes.
 FILES = (
-    ("executables/context_encoding_8.so", AOTI_TYPE, b"\x7fELF context encoding" * 40),
-    ("executables/token_generation_16.so", AOTI_TYPE, b"\x7fELF token generation" * 40),
+    ("executables/context_encoding_8.so", AOTI.media_type, b"\x7fELF context encoding" * 40),
+    ("executables/token_generation_16.so", AOTI.media_type, b"\x7fELF token generation" * 40),
     ("weights/tp0_sharded_checkpoint.safetensors", WEIGHTS_TYPE, bytes(range(256)) * 64),
     ("weights/tp1_sharded_checkpoint.safetensors", WEIGHTS_TYPE, bytes(reversed(range(256))) * 64),
     ("tokenizer.json", TOKENIZER_TYPE, b'{"model":{"type":"BPE"}}'),

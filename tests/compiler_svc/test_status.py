@@ -18,7 +18,7 @@ import importlib, json, pkgutil
 from bundle.errors import KilnError
 from compiler_svc.api.status import STATUS_TABLE
 from edge.status import unmapped_errors
-for root in ("bundle", "execution", "compiler_svc"):
+for root in ("bundle", "targets", "execution", "compiler_svc"):
     package = importlib.import_module(root)
     for module in pkgutil.walk_packages(package.__path__, root + "."):
         # Private ones are libraries beside the code, or run by themselves.

@@ -24,6 +24,7 @@ from execution.errors import (
     WeightsNotStaged,
 )
 from execution.executors.executor import Executor, load_executor
+from targets.cpu import AOTI, EXPORTED_PROGRAM
 from tests.execution.toy import (
     LAYERS,
     LENGTH,
@@ -281,7 +282,8 @@ class ExecutorSuite:
         executor.close()
 
     def test_bundles_of_two_formats(self, toy_bundle: ToyBundle) -> None:
-        other = {"aoti": "exported_program", "exported_program": "aoti"}[toy_bundle.manifest.executables[0].format]
+        own = toy_bundle.manifest.executables[0].format
+        other = next(one.name for one in (AOTI, EXPORTED_PROGRAM) if one.name != own)
         with pytest.raises(ExecutableInvalid, match=f"executable {TKG} cannot be loaded: it is .* in a bundle of"):
             load_executor(with_executable(toy_bundle.manifest, format=other), 0, toy_bundle.blob_path)
 

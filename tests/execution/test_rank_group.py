@@ -21,7 +21,6 @@ from bundle.manifest import Manifest, Target, WeightShard
 from execution.errors import (
     ExecutableInvalid,
     ExecutableUnknown,
-    IsaUnsupported,
     RankDied,
     SlotUnknown,
     StepFailed,
@@ -30,9 +29,11 @@ from execution.errors import (
     WeightsNotStaged,
 )
 from execution.ranks.forkservers import RankForkservers
-from execution.ranks.group import LoadProgress, RankGroup
+from execution.ranks.group import RankGroup
+from execution.ranks.handle import LoadProgress
 from execution.sampling import sample
 from execution.step import Step
+from targets.errors import IsaUnsupported
 from tests.contract.executor_suite import CTE, STATE_BYTES, TKG, Reference, prompt_inputs, token_inputs, with_executable
 from tests.execution.conftest import MakeToy
 from tests.execution.toy import GLOBAL_TOPK, SLOTS, ToyBundle

@@ -27,6 +27,7 @@ from bundle.manifest import (
     Sampling,
     StateLayout,
     StateTensor,
+    Target,
     WeightSet,
     WeightShard,
     WeightTensor,
@@ -193,7 +194,7 @@ def stage_toy(
             export(submodel, picks, tp_degree),
             tag=submodel.tag,
             num_state=NUM_STATE,
-            options=LoweringOptions(optimization_level=level, isa="x86-64-v3"),
+            options=LoweringOptions(optimization_level=level, target=Target(kind="cpu", isa="x86-64-v3")),
             directory=directory / submodel.tag,
             cache_dir=cache_dir,
         )

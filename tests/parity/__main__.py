@@ -14,7 +14,7 @@ from tests.parity.record import ParityRecord, write_results
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/models.md"
 #: What results depend on: a change of any of it begins a new run.
-SOURCES = ("bundle", "compiler_svc", "execution", "runtime_svc", "tests/parity")
+SOURCES = ("bundle", "compiler_svc", "execution", "runtime_svc", "targets", "tests/parity")
 SUFFIXES = {".py", ".cpp", ".h"}
 NO_TESTS_LEFT = 5
 

@@ -15,9 +15,10 @@ from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 from bundle.digest import sha256_bytes
 from bundle.layout import Layout
 from bundle.manifest import Manifest, Tokenizer, TokenizerFile
-from bundle.oci import EXPORTED_PROGRAM_TYPE, TOKENIZER_TYPE, WEIGHTS_TYPE
+from bundle.oci import TOKENIZER_TYPE, WEIGHTS_TYPE
 from bundle.reader import open_bundle
 from bundle.writer import BundleWriter
+from targets.cpu import EXPORTED_PROGRAM
 from tests.runtime_svc.fakes import BIAS, make_manifest
 from tests.runtime_svc.tokenizer_files import byte_level
 
@@ -54,7 +55,7 @@ def publish(
     """Publishes a bundle whose weights are a bias; returns its digest."""
     writer = BundleWriter(layout)
     if has_executables:
-        writer.add_blob(executable, EXPORTED_PROGRAM_TYPE, "executables/fake")
+        writer.add_blob(executable, EXPORTED_PROGRAM.media_type, "executables/fake")
     weights = str(bias).encode()
     if has_weights:
         writer.add_blob(weights, WEIGHTS_TYPE, "weights/tp0_sharded_checkpoint.safetensors")

@@ -12,8 +12,8 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from bundle.manifest import Serving
 from bundle.reader import open_bundle
 from execution.errors import RankDied, RankFailed
-from execution.isa import supported_isas
 from runtime_svc.errors import BundleSourceUnavailable
+from targets.cpu import CPU
 from tests.runtime_svc.conftest import Runtime, details_of, fields_of, raises, serve_runtime, stages_of, tokens_of
 from tests.runtime_svc.fakes import STATE_BYTES, expected_tokens
 
@@ -148,7 +148,7 @@ async def test_bundle_for_other_hardware_is_refused(served: Runtime, options: di
         await served.load("story")
     metadata = details_of(caught[0])[0].metadata
     assert options["isa"] in metadata["isa"]
-    assert all(isa in metadata["supported"] for isa in supported_isas())
+    assert all(isa in metadata["supported"] for isa in CPU.isas.list_supported())
 
 
 async def test_bundle_of_another_abi_is_refused(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

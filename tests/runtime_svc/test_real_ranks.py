@@ -18,13 +18,14 @@ from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 from safetensors import safe_open
 
-from bundle.oci import EXPORTED_PROGRAM_TYPE, WEIGHTS_TYPE
+from bundle.oci import WEIGHTS_TYPE
 from bundle.writer import BundleWriter
 from compiler_svc.lower.pool import LoweringPool
 from execution.executors.executor import load_executor
 from execution.forkserver.client import ForkserverClient
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
+from targets.cpu import EXPORTED_PROGRAM
 from tests.execution.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
 from tests.processes import is_rank, note_others, own_children
 from tests.runtime_svc.conftest import Runtime, raises, serve_runtime, token_request, tokens_of
@@ -61,7 +62,7 @@ async def real(tmp_path_factory: pytest.TempPathFactory, toy: ToyBundle) -> Asyn
 def publish_toy(served: Runtime, toy: ToyBundle, seed: int) -> str:
     writer = BundleWriter(served.store)
     for executable in toy.manifest.executables:
-        writer.add_blob(toy.blobs[executable.blob], EXPORTED_PROGRAM_TYPE, f"executables/{executable.tag}")
+        writer.add_blob(toy.blobs[executable.blob], EXPORTED_PROGRAM.media_type, f"executables/{executable.tag}")
     weights = writer.add_blob(toy.weights[seed], WEIGHTS_TYPE, "weights/tp0_sharded_checkpoint.safetensors")
     (weight_set,) = toy.manifest.weight_sets
     shard = msgspec.structs.replace(weight_set.shards[0], blob=weights.digest, size_bytes=weights.size_bytes)

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.message import Message
 from kiln.runtime.v1 import runtime_pb2 as pb
 
-from execution.isa import supported_isas
+from targets.cpu import CPU
 from tests.runtime_svc.conftest import Runtime, details_of, fields_of, hold, raises, token_request, tokens_of
 from tests.runtime_svc.fakes import STATE_BYTES, expected_tokens
 
@@ -87,7 +87,7 @@ async def test_deployments_are_listed_by_id(served: Runtime) -> None:
 async def test_server_tells_what_it_is(served: Runtime) -> None:
     info = await served.control.GetServerInfo(pb.GetServerInfoRequest())
     assert (info.schema_revision, info.minimum_client_revision, info.target) == (1, 1, "cpu")
-    assert tuple(info.isas) == supported_isas()
+    assert tuple(info.isas) == CPU.isas.list_supported()
     assert info.version
     assert info.start_time.seconds > 1_700_000_000
 

@@ -28,7 +28,7 @@ from compiler_svc.config.rules.quantization import QUANTIZATION_NOTES, QUANTIZAT
 from compiler_svc.config.rules.rule import Note, Rule, broken_rules, find_value, notes_on
 from compiler_svc.config.rules.sampling import ON_DEVICE_SAMPLING_NOTES, ON_DEVICE_SAMPLING_RULES, SAMPLING_NOTES
 from compiler_svc.config.rules.speculation import SPECULATION_NOTES, SPECULATION_RULES
-from compiler_svc.config.rules.targets import TARGET_RULES, TP_DEGREES
+from compiler_svc.config.rules.targets import TARGET_RULES
 
 #: Rules on the values of a NeuronConfig, its nested tables included.
 NEURON_CONFIG_RULES: Final = (
@@ -74,7 +74,6 @@ __all__ = [
     "ON_DEVICE_SAMPLING_NOTES",
     "ON_DEVICE_SAMPLING_RULES",
     "RULES",
-    "TP_DEGREES",
     "Note",
     "Rule",
     "broken_rules",

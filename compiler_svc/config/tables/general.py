@@ -14,6 +14,7 @@ from compiler_svc.config.tables.documents import (
     GENERAL,
     UNDOCUMENTED,
 )
+from targets.registry import TARGETS
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: Final = Choice(get_args(DType), prefix="torch.")
@@ -72,7 +73,7 @@ class GeneralAttributes:
         GENERAL,
         Integer(1, 2),
         default=Derivation(
-            lambda values: 2 if values["target"] in ("trn2", "trn3") else 1, "2 on trn2 and trn3, otherwise 1"
+            lambda values: TARGETS[values["target"]].logical_core_size, "2 on trn2 and trn3, otherwise 1"
         ),
         cpu=NEURON_ONLY,
         exceptions={"inf2": _ONE_CORE, "trn1": _ONE_CORE},

@@ -157,7 +157,8 @@ class TestUndocumented:
         for attribute in NEURON_CONFIG.rows:
             values[attribute.name] = attribute.default_from(values)
         defaults = {attribute.name: values[attribute.name] for attribute in NEURON_CONFIG.unrecorded}
-        assert resolve(**defaults).config == resolve().config
+        document = {"neuron_config": defaults}
+        assert resolve_config(document, checkpoint_dtype=None, target="cpu").config == resolve().config
 
     @pytest.mark.parametrize(
         ("name", "value"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bundle.manifest import Target
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from compiler_svc.lower.program import stage_job
 from tests.execution.toy import NUM_STATE, describe, export
@@ -28,7 +29,7 @@ def stage_toy(tmp_path: Path) -> StageToy:
             program,
             tag=tag,
             num_state=NUM_STATE,
-            options=LoweringOptions(optimization_level=level, isa="x86-64-v3"),  # type: ignore[arg-type]
+            options=LoweringOptions(optimization_level=level, target=Target(kind="cpu", isa="x86-64-v3")),  # type: ignore[arg-type]
             directory=tmp_path / tag,
             cache_dir=cache_dir,
         )

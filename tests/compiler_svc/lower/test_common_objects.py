@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from torch._inductor.exc import CppCompileError
 
+from bundle.manifest import Target
 from compiler_svc.lower.common_objects import compile_once
 from compiler_svc.lower.inductor import steered
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
-from compiler_svc.lower.toolchain import find_compiler
+from targets.cpu import GXX
 
 pytestmark = pytest.mark.toolchain
 
@@ -37,7 +38,7 @@ def make_job(tmp_path: Path) -> MakeJob:
             num_state=0,
             constants=(),
             reserved_bytes=0,
-            options=LoweringOptions(optimization_level=1, isa=isa),
+            options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa=isa)),
         )
         job.directory.mkdir()
         job.cache_dir.mkdir(exist_ok=True)
@@ -58,7 +59,7 @@ def test_jobs_share_an_object(make_job: MakeJob, tmp_path: Path) -> None:
     assert compile_for(second) == path
     assert path.stat().st_mtime_ns == made_ns
     library = tmp_path / "answer.so"
-    subprocess.run([find_compiler(), "-shared", path, "-o", library], check=True)
+    subprocess.run([GXX.find(), "-shared", path, "-o", library], check=True)
     assert ctypes.CDLL(str(library)).answer() == 42
 
 

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional
 
+from bundle.manifest import Target
 from compiler_svc.lower import linear
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.linear import MAX_ROWS, use_linear_kernel
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
-from compiler_svc.lower.toolchain import find_compiler
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from execution.isa import supported_isas
+from targets.cpu import GXX, X86_64
 from tests.lowering_cache import LOWERING_CACHE
 
 SOURCE = Path(linear.__file__).with_name("kernels") / "linear.cpp"
@@ -46,13 +46,13 @@ Multiply = Callable[..., Tensor]
 @pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4"])
 def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Multiply:
     """The kernel, compiled for one instruction set."""
-    if request.param not in supported_isas():
+    if request.param not in X86_64.list_supported():
         pytest.skip(f"this host has no {request.param}")
     directory = tmp_path_factory.mktemp(request.param)
     source, library = directory / "entry.cpp", directory / "entry.so"
     source.write_text(ENTRY.format(source=SOURCE))
     flags = ["-std=c++20", "-O3", f"-march={request.param}", "-fopenmp", "-shared", "-fPIC", "-ffp-contract=off"]
-    subprocess.run([find_compiler(), *flags, source, "-o", library], check=True)
+    subprocess.run([GXX.find(), *flags, source, "-o", library], check=True)
     functions = ctypes.CDLL(str(library))
 
     def run(x: Tensor, weights: Sequence[Tensor], threads: int = 2) -> Tensor:
@@ -174,7 +174,7 @@ def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient)
         torch.export.export(model, (x, last)),
         tag="layers",
         num_state=1,
-        options=LoweringOptions(optimization_level=1, isa="x86-64-v3"),
+        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
         directory=tmp_path / "layers",
         cache_dir=LOWERING_CACHE,
     )
@@ -190,14 +190,13 @@ def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient)
     library.close()
 
 
-def test_the_kernels_source_is_part_of_cache_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_kernels_source_is_part_of_cache_keys(tmp_path: Path) -> None:
     kernels = tmp_path / "compiler_svc" / "lower" / "kernels"
     kernels.mkdir(parents=True)
-    monkeypatch.setattr("compiler_svc.planning.code_digest._ROOT", tmp_path)
     digests = []
     for text in ("// one", "// two"):
         (kernels / "linear.cpp").write_text(text)
         digest_code.cache_clear()
-        digests.append(digest_code(LOWERING_CODE))
+        digests.append(digest_code(LOWERING_CODE, tmp_path))
     digest_code.cache_clear()
     assert digests[0] != digests[1]

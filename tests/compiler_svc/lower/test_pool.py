@@ -14,12 +14,12 @@ from compiler_svc.lower.errors import (
     LoweringMemoryExceeded,
     LoweringTimedOut,
     ProgramUnsupported,
-    ToolchainMissing,
 )
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress, make_forkserver
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
+from targets.errors import ToolchainMissing
 from tests.compiler_svc.lower.conftest import StageToy
 from tests.processes import lives, name_of, note_others, own_children
 
@@ -135,9 +135,9 @@ async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pyte
     (tmp_path / "sitecustomize.py").write_text(
         "import compiler_svc.lower.aoti as aoti\n"
         "from compiler_svc.lower.errors import ProgramUnsupported\n"
-        "def refuse(backend, job):\n"
+        "def refuse(job):\n"
         "    raise ProgramUnsupported('constant x', 'is odd')\n"
-        "aoti.AotiBackend.lower = refuse\n"
+        "aoti.lower_program = refuse\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     forkserver = make_forkserver()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bundle.manifest import Target
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
@@ -38,7 +39,7 @@ def test_they_stay_constants_of_the_library(tmp_path: Path, lowerings: Forkserve
         torch.export.export(Offset(), (places, state)),
         tag="offset",
         num_state=1,
-        options=LoweringOptions(optimization_level=1, isa="x86-64-v3"),
+        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
         directory=tmp_path / "offset",
         cache_dir=LOWERING_CACHE,
     )

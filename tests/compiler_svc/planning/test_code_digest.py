@@ -27,15 +27,27 @@ WITHOUT_EFFECT = {
     "execution/executors": "runs executables, for the golden check",
     "execution/failure.py": "errors leave no bundle",
     "execution/forkserver": "starts processes",
-    "execution/isa.py": "the instruction set is part of every key",
+    "execution/isa.py": "refuses bundles, and makes none",
     "execution/ranks": "runs executables, for the golden check",
     "execution/step.py": "runs executables, for the golden check",
     "execution/threads.py": "how many threads run",
+    "targets/errors.py": "errors leave no bundle",
+    "targets/isa.py": "the instruction set is part of every key",
+    "targets/neuron.py": "nothing is made for it yet",
+    "targets/registry.py": "finds what cpu.py states",
+    "targets/target.py": "says what cpu.py can state",
+    "targets/toolchain.py": "versions are part of every key",
 }
 
 
 @pytest.mark.parametrize(
-    "path", ["compiler_svc/models/rope.py", "compiler_svc/lower/kernels/linear.cpp", "bundle/abi/inputs.py"]
+    "path",
+    [
+        "compiler_svc/models/layers/rope.py",
+        "compiler_svc/lower/kernels/linear.cpp",
+        "bundle/abi/inputs.py",
+        "targets/cpu.py",
+    ],
 )
 def test_an_edit_of_what_shapes_bytes_voids_bundles(tmp_path: Path, path: str) -> None:
     before, after = _edit(tmp_path, path)
@@ -50,6 +62,7 @@ def test_an_edit_of_what_shapes_bytes_voids_bundles(tmp_path: Path, path: str) -
         "compiler_svc/config/tables/differences.py",
         "compiler_svc/planning/cost.py",
         "execution/ranks/group.py",
+        "targets/neuron.py",
     ],
 )
 def test_an_edit_elsewhere_voids_none(tmp_path: Path, path: str) -> None:
@@ -74,7 +87,7 @@ def test_all_that_a_build_imports_is_accounted_for() -> None:
 
 def _edit(directory: Path, path: str) -> tuple[str, str]:
     """Digests of a copy of the sources before and after a comment is added to one of them."""
-    for package in ("bundle", "compiler_svc", "execution"):
+    for package in ("bundle", "compiler_svc", "execution", "targets"):
         shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     before = digest_code(BUNDLE_CODE, directory)
     with (directory / path).open("a") as file:

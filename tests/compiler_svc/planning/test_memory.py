@@ -12,6 +12,7 @@ from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, RankMemory
 from compiler_svc.planning.weights import WEIGHT_GROUPS
 from compiler_svc.weights.checkpoint import Checkpoint
+from targets.registry import TARGETS
 from tests.compiler_svc.planning.planning import resolve
 
 # 8b: 32 layers, hidden 4096, intermediate 14336, 32 and 8 heads of 128, vocabulary 128256; bfloat16.
@@ -34,7 +35,7 @@ def memory(models: Path) -> Measure:
     def measure(*, target: str = "trn1", optimization_level: int = 1, **options: Any) -> RankMemory:
         key = (target, optimization_level)
         if key not in models_by_level:
-            models_by_level[key] = MemoryModel(model, None, target_kind=target, optimization_level=optimization_level)
+            models_by_level[key] = MemoryModel(model, None, TARGETS[target].lowerings[optimization_level].format)
         return models_by_level[key].measure(resolve(target, **({"seq_len": 256} | options)))
 
     return measure

@@ -18,9 +18,9 @@ from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.planner import Planner
-from compiler_svc.planning.targets import TARGETS
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
+from targets.registry import TARGETS
 from tests.compiler_svc.planning.planning import GIB, plan, request
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bundle.digest import sha256_file
+from bundle.manifest import Target
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
@@ -85,7 +86,7 @@ def compiled_bundle(
         export_submodel(spec, tiny.plan(tp_degree=DEGREE), submodel).program,
         tag=decode.tag,
         num_state=len(decode.state),
-        options=LoweringOptions(optimization_level=1, isa="x86-64-v3"),
+        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
         directory=tmp_path / "lowered",
         cache_dir=LOWERING_CACHE,
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bundle.manifest import TargetKind
 from compiler_svc.config import resolve_config
-from compiler_svc.config.attribute import TargetKind
 from compiler_svc.config.rules import RULES, Rule
 from compiler_svc.errors import ConfigInvalid
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from compiler_svc.config import resolve_config
-from compiler_svc.config.rules import TP_DEGREES
+from targets.registry import TARGETS
 
 #: As many paths as the example file's tree has, of at most four choices.
 MEDUSA_TREE = [
@@ -99,10 +99,10 @@ def test_a_draft_may_be_a_copy_of_its_target() -> None:
 
 
 def test_degrees_are_those_of_the_newest_document() -> None:
-    assert TP_DEGREES["trn2"] == (1, 2, 4, 8, 16, 32, 64)
-    assert TP_DEGREES["inf2"] == (1, 2, 4, 8, 24)
-    assert TP_DEGREES["trn1"] == (1, 2, 8, 16, 32)
-    assert TP_DEGREES["trn3"] == TP_DEGREES["trn2"]
+    assert TARGETS["trn2"].tp_degrees == (1, 2, 4, 8, 16, 32, 64)
+    assert TARGETS["inf2"].tp_degrees == (1, 2, 4, 8, 24)
+    assert TARGETS["trn1"].tp_degrees == (1, 2, 8, 16, 32)
+    assert TARGETS["trn3"].tp_degrees == TARGETS["trn2"].tp_degrees
 
 
 @pytest.mark.parametrize("tp_degree", [1, 3, 5, 6, 24, 63, 64])

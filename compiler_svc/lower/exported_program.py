@@ -1,0 +1,17 @@
+"""Optimization level 0: the staged program is the executable, which an executor runs operator by operator."""
+
+from __future__ import annotations
+
+from compiler_svc.lower.job import LoweredExecutable, LoweringJob
+from targets.cpu import EXPORTED_PROGRAM
+
+
+def keep_program(job: LoweringJob) -> LoweredExecutable:
+    """Names the staged program."""
+    return LoweredExecutable(
+        tag=job.tag,
+        path=job.program_path,
+        format=EXPORTED_PROGRAM.name,
+        state_convention=EXPORTED_PROGRAM.state_convention,
+        constants=job.constants,
+    )

@@ -1,0 +1,153 @@
+"""What executors have in common whose executables compute on tensors in host memory.
+
+Weights are mapped from their files, the state is allocated here, and both belong to all executables of the rank. An
+executor of another device keeps its tensors there, and implements `Executor` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from bundle.manifest import Executable, Manifest
+from execution.errors import ExecutableInvalid, WeightsAwaited, WeightsNotStaged
+from execution.executors.arguments import StepArguments, order_constants
+from execution.executors.state import RankState
+from execution.executors.weights import RankWeights
+
+
+class HostProgram(Protocol):
+    """One loaded executable, with up to two sets of constants: the one in use and the one staged.
+
+    Its constants are the weights' own memory. It must not keep a set any longer than it is staged or in use.
+    """
+
+    def stage_constants(self, constants: Mapping[str, Tensor]) -> None:
+        """Takes tensors, by the constants' names, in place of those that were staged.
+
+        Raises:
+            ExecutableInvalid: One is missing or does not fit.
+        """
+
+    def discard_staged(self) -> None:
+        """Lets go of staged constants, if there are any."""
+
+    def swap_constants(self) -> None:
+        """Puts the staged constants in use and lets go of the old ones."""
+
+    def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Calls the program once with inputs and state in calling order.
+
+        Returns:
+            New tensors: the outputs and, if the program is functional, the new state.
+
+        Raises:
+            StepFailed: The program raised.
+        """
+
+    def close(self) -> None:
+        """Lets go of everything."""
+
+
+#: Loads the executable of a file, or raises ExecutableInvalid.
+LoadProgram = Callable[[Executable, Path], HostProgram]
+
+
+class HostExecutor:
+    """See `execution.executors.executor.Executor`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rank: int,
+        blob_path: Callable[[str], Path],
+        on_loaded: Callable[[str], None],
+        load_program: LoadProgram,
+    ) -> None:
+        """Loads; see `execution.executors.executor.load_executor`."""
+        self._executables = {executable.tag: executable for executable in manifest.executables}
+        self._arguments = StepArguments(manifest)
+        self._weights = RankWeights(manifest, rank, blob_path)
+        self._state = RankState(manifest.state)
+        on_loaded("weights")
+        self._programs: dict[str, HostProgram] = {}
+        for tag, executable in self._executables.items():
+            self._programs[tag] = load_program(executable, blob_path(executable.blob))
+            on_loaded(tag)
+        if self._weights.is_complete:
+            self._stage(self._weights.active)
+            self._swap()
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights in use."""
+        return self._weights.size_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self._state.size_bytes
+
+    def run(self, tag: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Runs one executable once."""
+        executable = self._arguments.executable(tag)
+        arguments = self._arguments.order(executable, inputs)
+        if not self._weights.is_complete:
+            # The programs have no constants yet, and compiled ones would read them all the same.
+            raise WeightsAwaited
+        arguments += [self._state.tensors[name] for name in executable.state]
+        results = self._programs[tag].run(arguments)
+        num_outputs = len(executable.outputs)
+        if executable.state_convention == "functional":
+            self._state.tensors.update(zip(executable.state, results[num_outputs:], strict=True))
+        return {spec.name: output for spec, output in zip(executable.outputs, results[:num_outputs], strict=True)}
+
+    def stage_weights(self, path: Path) -> None:
+        """Maps other weights beside the ones in use."""
+        staged = self._weights.stage(path)
+        try:
+            self._stage(staged)
+        except ExecutableInvalid:
+            # A program that was not given its constants must not be swapped to.
+            self.discard_staged()
+            raise
+
+    def swap_weights(self) -> None:
+        """Puts the staged weights in use."""
+        if self._weights.staged is None:
+            raise WeightsNotStaged
+        self._swap()
+        self._weights.swap()
+
+    def discard_staged(self) -> None:
+        """Lets go of staged weights."""
+        for program in self._programs.values():
+            program.discard_staged()
+        self._weights.discard_staged()
+
+    def zero_state(self, slots: Sequence[int] | None) -> int:
+        """Zeroes slots; returns the bytes written."""
+        return self._state.zero(slots)
+
+    def read_state(self, name: str) -> Tensor:
+        """A copy of one state tensor."""
+        return self._state.tensors[name].clone()
+
+    def close(self) -> None:
+        """Lets go of weights, state and executables."""
+        for program in self._programs.values():
+            program.close()
+        self._programs.clear()
+        self._weights.close()
+        self._state.tensors.clear()
+
+    def _stage(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for tag, program in self._programs.items():
+            program.stage_constants(order_constants(self._executables[tag], weights))
+
+    def _swap(self) -> None:
+        for program in self._programs.values():
+            program.swap_constants()

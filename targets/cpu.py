@@ -1,0 +1,101 @@
+"""The processor of an ordinary host: graphs as they are at level 0, AOTInductor's libraries above."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from targets.isa import IsaLevel, IsaLevels
+from targets.target import ExecutableFormat, Lowering, Target
+from targets.toolchain import Program, Toolchain
+
+#: The C++ compiler, which AOTInductor calls.
+GXX: Final = Program("g++", ("-dumpfullversion",))
+
+#: Levels of the x86-64 psABI. The default is for bundles that travel.
+X86_64: Final = IsaLevels(
+    (
+        IsaLevel(
+            name="x86-64-v3",
+            added_flags=frozenset(
+                [
+                    "cx16",
+                    "lahf_lm",
+                    "popcnt",
+                    "sse4_1",
+                    "sse4_2",
+                    "ssse3",
+                    "avx",
+                    "avx2",
+                    "bmi1",
+                    "bmi2",
+                    "f16c",
+                    "fma",
+                    "abm",
+                    "movbe",
+                    "xsave",
+                ]
+            ),
+            vector_bits=256,
+        ),
+        IsaLevel(
+            name="x86-64-v4",
+            added_flags=frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
+            vector_bits=512,
+        ),
+    ),
+    default="x86-64-v3",
+)
+
+# Memory of executables is that of models of 1 to 4 layers.
+
+#: A serialized `torch.export` program, run operator by operator.
+EXPORTED_PROGRAM: Final = ExecutableFormat(
+    name="exported_program",
+    media_type="application/vnd.kiln.executable.v1.exported-program",
+    suffix=".pt2",
+    state_convention="functional",
+    is_native=False,
+    executor="execution.executors.eager:load_eager_executor",
+    preloaded=("torch.export.pt2_archive",),
+    fixed_code_bytes=22_000,
+    layer_code_bytes=40_000,
+)
+
+#: A shared library made by AOTInductor.
+AOTI: Final = ExecutableFormat(
+    name="aoti",
+    media_type="application/vnd.kiln.executable.v1.aoti",
+    suffix=".so",
+    state_convention="in_place",
+    is_native=True,
+    executor="execution.executors.aoti:load_aoti_executor",
+    fixed_code_bytes=450_000,
+    layer_code_bytes=21_000,
+)
+
+#: What weights are written with, whatever the target.
+TORCH: Final = Toolchain(distributions=("torch",))
+
+_COMPILED: Final = Lowering(
+    format=AOTI,
+    backend="compiler_svc.lower.aoti:lower_program",
+    toolchain=Toolchain(distributions=TORCH.distributions, programs=(GXX,)),
+)
+
+CPU: Final = Target(
+    kind="cpu",
+    tp_degrees=(1, 2, 4, 8, 16, 32, 64),
+    takes_other_degrees=True,
+    core_bytes=None,
+    isas=X86_64,
+    lowerings=(
+        Lowering(
+            format=EXPORTED_PROGRAM,
+            backend="compiler_svc.lower.exported_program:keep_program",
+            in_process=True,
+            toolchain=TORCH,
+        ),
+        _COMPILED,
+        _COMPILED,
+    ),
+)

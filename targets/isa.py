@@ -1,0 +1,93 @@
+"""Instruction sets: what a target's executables can be made for, and what this host has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from targets.errors import IsaUnknown, IsaUnsupported
+
+#: What a client asks for that wants the host's own highest level.
+NATIVE: Final = "native"
+CPUINFO: Final = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsaLevel:
+    """One instruction set.
+
+    Attributes:
+        name: As manifests and clients say it.
+        added_flags: CPU flags, as in /proc/cpuinfo, that the level adds to the one before it.
+        vector_bits: Width of the vector registers.
+    """
+
+    name: str
+    added_flags: frozenset[str]
+    vector_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsaLevels:
+    """The instruction sets of a target, each a superset of the one before it; none if the target has no choice.
+
+    Attributes:
+        default: What a client gets that asks for none.
+    """
+
+    levels: tuple[IsaLevel, ...] = ()
+    default: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all levels, lowest first."""
+        return tuple(level.name for level in self.levels)
+
+    def __getitem__(self, name: str) -> IsaLevel:
+        """The level of a name that `resolve` returned."""
+        return next(level for level in self.levels if level.name == name)
+
+    def list_supported(self, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
+        """Levels that every instruction of this host's processors covers, lowest first; empty on other
+        architectures."""
+        flags: set[str] = set()
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "flags":
+                flags = set(value.split())
+                break
+        supported = []
+        for level in self.levels:
+            if not flags.issuperset(level.added_flags):
+                break
+            supported.append(level.name)
+        return tuple(supported)
+
+    def resolve(self, name: str, cpuinfo: Path = CPUINFO) -> str:
+        """Fills in the default, turns `native` into the highest level that this host has, and checks other names.
+
+        Levels, never the host's own model, so that a runtime can tell from the name whether it can run a bundle.
+
+        Raises:
+            IsaUnknown: The name is neither a level nor `native`.
+            IsaUnsupported: The name is `native`, and the host has none of the levels.
+        """
+        if name == NATIVE:
+            supported = self.list_supported(cpuinfo)
+            if not supported:
+                raise IsaUnsupported(name, supported, self.names)
+            return supported[-1]
+        if name and name not in self.names:
+            raise IsaUnknown(name, (*self.names, NATIVE))
+        return name or self.default
+
+    def require(self, name: str, cpuinfo: Path = CPUINFO) -> None:
+        """Checks that this host has a level.
+
+        Raises:
+            IsaUnsupported: The host lacks it.
+        """
+        supported = self.list_supported(cpuinfo)
+        if name not in supported:
+            raise IsaUnsupported(name, supported, self.names)

@@ -1,0 +1,47 @@
+"""AWS Inferentia and Trainium, as far as the documents describe them: compiles are planned, and nothing is made yet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from targets.target import ExecutableFormat, Lowering, Target
+
+_GIB: Final = 1 << 30
+
+#: Its sizes are a guess that nothing has verified.
+NEFF: Final = ExecutableFormat(
+    name="neff",
+    media_type="application/vnd.kiln.executable.v1.neff",
+    suffix=".neff",
+    state_convention="in_place",
+    is_native=True,
+    fixed_code_bytes=8 << 20,
+    layer_code_bytes=1 << 20,
+)
+_PLANNED: Final = (Lowering(format=NEFF),) * 3
+
+# Degrees are those of NxD Inference's documents, which say that the Neuron runtime has them. The guide of Transformers
+# NeuronX, older, has no 16 for trn1. The memory of a core is the documents', too: 16 GB on inf2 and trn1, 24 GB on trn2
+# with LNC 2, that is two physical cores.
+
+INF2: Final = Target(kind="inf2", tp_degrees=(1, 2, 4, 8, 24), core_bytes=16 * _GIB, lowerings=_PLANNED)
+
+TRN1: Final = Target(kind="trn1", tp_degrees=(1, 2, 8, 16, 32), core_bytes=16 * _GIB, lowerings=_PLANNED)
+
+TRN2: Final = Target(
+    kind="trn2",
+    tp_degrees=(1, 2, 4, 8, 16, 32, 64),
+    core_bytes=12 * _GIB,
+    logical_core_size=2,
+    lowerings=_PLANNED,
+)
+
+TRN3: Final = Target(
+    kind="trn3",
+    tp_degrees=TRN2.tp_degrees,
+    tp_degrees_note="those of trn2 because no document lists them",
+    core_bytes=18 * _GIB,
+    logical_core_size=2,
+    lowerings=_PLANNED,
+    note="target.kind: trn3's 36 GiB of a core with LNC 2 and its tp degrees are unverified",
+)

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from targets.cpu import X86_64
+from targets.errors import IsaUnknown, IsaUnsupported
+from targets.neuron import TRN2
+
+V3 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
+V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+def cpuinfo(directory: Path, flags: str) -> Path:
+    path = directory / "cpuinfo"
+    path.write_text(f"processor\t: 0\nvmx flags\t: vnmi\nflags\t\t: fpu {flags} sse\n\nprocessor\t: 1\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (V4, ("x86-64-v3", "x86-64-v4")),
+        (V3, ("x86-64-v3",)),
+        (V4.replace("avx512dq ", ""), ("x86-64-v3",)),
+        (V4.replace("bmi2 ", ""), ()),
+        ("", ()),
+    ],
+)
+def test_levels_need_all_their_flags(tmp_path: Path, flags: str, expected: tuple[str, ...]) -> None:
+    assert X86_64.list_supported(cpuinfo(tmp_path, flags)) == expected
+
+
+def test_other_architectures_have_none_of_the_levels(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nFeatures\t: fp asimd sve\n")
+    assert X86_64.list_supported(path) == ()
+
+
+@pytest.mark.parametrize(("name", "bits"), [("x86-64-v3", 256), ("x86-64-v4", 512)])
+def test_levels_stand_for_themselves(name: str, bits: int) -> None:
+    assert X86_64.resolve(name) == name
+    assert X86_64[name].vector_bits == bits
+
+
+def test_without_a_wish_bundles_travel() -> None:
+    assert X86_64.resolve("") == "x86-64-v3"
+
+
+@pytest.mark.parametrize(("flags", "highest"), [(V3, "x86-64-v3"), (V4, "x86-64-v4")])
+def test_native_is_the_highest_level_of_the_host(tmp_path: Path, flags: str, highest: str) -> None:
+    assert X86_64.resolve("native", cpuinfo(tmp_path, flags)) == highest
+
+
+def test_native_on_a_host_below_all_levels(tmp_path: Path) -> None:
+    with pytest.raises(IsaUnsupported, match="got native; accepted: none of x86-64-v3, x86-64-v4"):
+        X86_64.resolve("native", cpuinfo(tmp_path, "sse"))
+
+
+@pytest.mark.parametrize("isa", ["avx2", "x86-64-v2"])
+def test_unknown_names(isa: str) -> None:
+    with pytest.raises(IsaUnknown, match=f"got '{isa}'; accepted: x86-64-v3, x86-64-v4, native"):
+        X86_64.resolve(isa)
+
+
+def test_a_target_without_a_choice_takes_no_name() -> None:
+    assert TRN2.isas.resolve("") == ""
+    with pytest.raises(IsaUnknown, match="got 'trn2'"):
+        TRN2.isas.resolve("trn2")
