@@ -59,11 +59,12 @@ def code_of(error: type[KilnError], table: StatusTable) -> str:
 def render_table(title: str, table: StatusTable, packages: set[str]) -> str:
     """One service's errors as a Markdown table, by reason."""
     rows = {}
-    for error in error_classes():
+    # Of several errors with one reason the outermost module explains it, in whatever order they were imported.
+    for error in sorted(error_classes(), key=lambda one: (one.__module__.count("."), one.__module__, one.__name__)):
         code = code_of(error, table)
         if code and error.__module__.partition(".")[0] in packages and not any(map(is_own, error.__subclasses__())):
             meaning = (error.__doc__ or "").strip().splitlines()[0]
-            rows[error.reason] = f"| `{error.reason}` | {code} | {meaning} |"
+            rows.setdefault(error.reason, f"| `{error.reason}` | {code} | {meaning} |")
     lines = "\n".join(rows[reason] for reason in sorted(rows))
     return f"## {title}\n\n| reason | code | meaning |\n|---|---|---|\n{lines}\n"
 
