@@ -15,7 +15,8 @@ from runtime_svc.errors import MemoryUnavailable
 from tests.runtime_svc.conftest import Runtime, details_of, raises, serve_runtime
 from tests.runtime_svc.fakes import DIGEST, make_manifest
 
-KV_BYTES = 5 * 64 * 4
+#: Keys and values of five slots, 64 positions, float32.
+KV_BYTES = 2 * 5 * 64 * 4
 
 
 def test_needs_are_read_off_the_manifest() -> None:
