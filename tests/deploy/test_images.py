@@ -36,7 +36,7 @@ CONFIG = {
     }
 }
 PROMPT = "Once upon a time"
-OURS = {"kiln-stubs", "kiln-bundle", "kiln-edge", "kiln-execution"}
+OURS = {"kiln-stubs", "kiln-bundle", "kiln-targets", "kiln-edge", "kiln-execution"}
 
 
 @pytest.fixture(scope="module")
