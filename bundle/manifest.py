@@ -220,7 +220,7 @@ class Manifest(_Record, frozen=True):
     """A bundle, described."""
 
     abi_version: int
-    #: Hugging Face architecture, such as `LlamaForCausalLM`; for people, never interpreted by the runtime.
+    #: Hugging Face architecture; for people, never interpreted by the runtime.
     architecture: str
     #: Resolved InferenceConfig: `neuron_config` with every default filled in, beside the model's attributes.
     config: dict[str, Any]

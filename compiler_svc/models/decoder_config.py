@@ -129,7 +129,7 @@ LAYER_WINDOW_ATTRIBUTES: Final = ("layer_types", "max_window_layers", "sliding_w
 
 
 def read_layer_windows(model: AttributeReader, num_layers: int) -> Windows:
-    """Reads the window of each layer of families that slide in some layers only, as Qwen's do.
+    """Reads the window of each layer of families whose layers slide in part.
 
     `layer_types` names the kind of each layer. Without it the layers from `max_window_layers` on slide.
     """

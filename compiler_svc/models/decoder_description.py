@@ -24,8 +24,8 @@ from compiler_svc.models.divisions import Axis, ByHeads, Evenly
 
 _EMBEDDING: Final = "model.embed_tokens"
 
-#: Older checkpoints store what the configuration says already.
-_STORED_FREQUENCIES: Final = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+#: Older checkpoints store what the configuration says already, in the model or in each layer.
+_STORED_FREQUENCIES: Final = "rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,7 @@ class _Decoder:
 
     def describe(self) -> ModelDescription:
         config = self._config
+        attention_paths = (f"model.layers.{layer}.self_attn" for layer in range(config.num_hidden_layers))
         tied = TensorSlice(_EMBEDDING, 0, config.vocab_size)
         return ModelDescription(
             architecture=config.architecture,
@@ -90,7 +91,7 @@ class _Decoder:
             ),
             is_tied=config.tie_word_embeddings,
             rope=RopeSpec("rope", config.rope, self._traits.rotary_dim or config.head_dim),
-            redundant=(_STORED_FREQUENCIES,),
+            redundant=frozenset(f"{path}.{_STORED_FREQUENCIES}" for path in ("model", *attention_paths)),
         )
 
     def _describe_layer(self, layer: int) -> LayerSpec:

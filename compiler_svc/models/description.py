@@ -7,7 +7,7 @@ Modules in `layers` are built from these records, so that a module's parameters 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from typing import Any, Final
@@ -317,7 +317,7 @@ class ModelDescription:
         head: From the hidden size to the vocabulary.
         is_tied: Whether the head's matrix is the embedding's table. One rank then stores it once; several ranks store
             both, because the embedding is divided along the hidden axis and the head along the vocabulary.
-        redundant: Patterns of the names of tensors that a checkpoint may hold and the model does not take.
+        redundant: Names of tensors that a checkpoint may hold and the model does not take.
     """
 
     architecture: str
@@ -329,7 +329,7 @@ class ModelDescription:
     head: LinearSpec
     is_tied: bool
     rope: RopeSpec
-    redundant: tuple[str, ...] = field(default=())
+    redundant: frozenset[str] = frozenset()
 
     @property
     def vocab_size(self) -> int:

@@ -63,7 +63,7 @@ class LongRope:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Rope:
-    """Llama 3.1: divides low frequencies by `factor`, keeps high ones, blends between."""
+    """The kind `llama3`: divides low frequencies by `factor`, keeps high ones, blends between."""
 
     theta: float
     factor: float

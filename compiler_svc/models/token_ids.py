@@ -32,7 +32,7 @@ def read_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, An
 def _read_ids(reader: AttributeReader, name: str, vocab_size: int) -> tuple[int, ...]:
     value = reader.values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    # Llama checkpoints say -1 where there is no padding token.
+    # Some checkpoints say -1 if there is no padding token.
     ids = [token for token in ids if token != -1]
     if all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < vocab_size for token in ids):
         return tuple(ids)

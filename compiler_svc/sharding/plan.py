@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, cast
@@ -128,9 +127,8 @@ def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> Non
             raise CheckpointInvalid(
                 checkpoint.path, name, f"dtype {header.dtype}", f"one of {', '.join(CASTABLE_DTYPES)}"
             )
-    redundant = [re.compile(pattern) for pattern in description.redundant]
-    if description.is_tied:
-        redundant += (re.compile(re.escape(one.name)) for one in description.head.parameters())
+    head = (one.name for one in description.head.parameters())
+    redundant = description.redundant.union(head if description.is_tied else ())
     for name in checkpoint.tensors:
-        if name not in expected and not any(pattern.fullmatch(name) for pattern in redundant):
+        if name not in expected and name not in redundant:
             raise CheckpointInvalid(checkpoint.path, name, "unexpected", "only tensors that config.json accounts for")
