@@ -63,11 +63,11 @@ def make_bundle(
     shards = tuple(add_shard(rank) for rank in range(spec.tp_degree))
     manifest = make_manifest(
         executables=executables,
-        architecture=spec.config.architecture,
+        architecture=spec.description.architecture,
         tp_degree=spec.tp_degree,
         weight_sets=(WeightSet(name=WEIGHT_SET, shards=shards),),
         state=describe_state(spec),
         sampling=spec.sampling,
-        tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, spec.config.vocab_size),
+        tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, spec.description.vocab_size),
     )
     return UnpublishedBundle(manifest, blobs)

@@ -118,7 +118,8 @@ async def serve(bundle: UnpublishedBundle) -> list[list[int]]:
                 "sampling_params": [value for row in PARAMS for value in row],
                 "rand": rand,
             }
-            tokens.append((await group.run(Step(decode.tag, inputs))).tokens)
+            result = await group.run(Step(decode.tag, inputs))
+            tokens.append([token for (token,) in result.tokens])
         return tokens
     finally:
         await group.close()
