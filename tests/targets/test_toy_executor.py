@@ -62,7 +62,7 @@ async def test_rank_processes_find_it(toy_bundle: ToyBundle) -> None:
         await group.zero_state(None)
         for tag, inputs in ((CTE, prompt_inputs([5, 6, 7], 0)), (TKG, token_inputs([8, 9], [3, 0], [0, 1]))):
             result = await group.run(step(tag, inputs))
-            assert result.tokens == reference.run(inputs).argmax(-1).tolist()
+            assert result.tokens == reference.run(inputs).argmax(-1, keepdim=True).tolist()
     finally:
         await group.close()
 
