@@ -21,8 +21,9 @@ from edge.status import unmapped_errors
 for root in ("bundle", "targets", "execution", "compiler_svc"):
     package = importlib.import_module(root)
     for module in pkgutil.walk_packages(package.__path__, root + "."):
-        # Private ones are libraries beside the code, or run by themselves.
-        if not module.name.rpartition(".")[2].startswith("_"):
+        # Private ones are libraries beside the code, or run by themselves, as setup.py does.
+        name = module.name.rpartition(".")[2]
+        if name != "setup" and not name.startswith("_"):
             importlib.import_module(module.name)
 unmapped = unmapped_errors(STATUS_TABLE, KilnError.__subclasses__())
 print(json.dumps(sorted(kind.__name__ for kind in unmapped if not kind.__module__.startswith("edge."))))
