@@ -114,7 +114,8 @@ async def test_a_warm_start_takes_milliseconds(forkserver: Forkserver) -> None:
         begun = time.perf_counter()
         await run(forkserver, NOTHING)
         durations_s.append(time.perf_counter() - begun)
-    assert sorted(durations_s)[7] < 0.06
+    # The least, because other processes may keep the processors busy.
+    assert min(durations_s) < 0.06
 
 
 async def test_a_process_gets_descriptors(forkserver: Forkserver) -> None:
