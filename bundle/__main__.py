@@ -114,21 +114,21 @@ def _copy_lines(document: dict[str, Any]) -> list[str]:
 
 
 class _ProgressBar:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error if that is a terminal; shows nothing otherwise."""
 
     def __init__(self, what: str, *, is_shown: bool) -> None:
         self._what = what
         self._is_shown = is_shown and sys.stderr.isatty()
 
     def show(self, done_bytes: int, total_bytes: int) -> None:
-        """Shows how far it is."""
+        """Draws the bar for the bytes done."""
         if self._is_shown:
             share = done_bytes / total_bytes if total_bytes else 1.0
             filled = "#" * round(share * _BAR_WIDTH)
             _write(sys.stderr, f"\r{self._what} [{filled:<{_BAR_WIDTH}}] {done_bytes:,} of {total_bytes:,} bytes")
 
     def end(self) -> None:
-        """Leaves the line."""
+        """Ends the bar's line."""
         if self._is_shown:
             _write(sys.stderr, "\n")
 

@@ -1,5 +1,4 @@
-"""Writing one blob: bytes are hashed on their way to the disk and become visible under their digest, whole or not at
-all."""
+"""Writes one blob: hashes the bytes on their way to the disk, then makes the whole blob visible under its digest."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ class StoredBlob(NamedTuple):
     size_bytes: int
 
 
-#: Entered with a digest while its blob gets its name, or is found to have it.
+#: Makes the context in which the blob of a digest gets its name, or is found to have it.
 Placing = Callable[[str], AbstractContextManager[None]]
 
 
 class BlobWriter:
-    """A blob that is being written: a context manager that discards what was not committed.
+    """A blob that is being written: a context manager that discards the blob unless it was committed.
 
-    The file is locked as long as it is open, which tells a sweep that its writer is alive.
+    The file stays locked while it is open, which tells a sweep that its writer is alive.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class BlobWriter:
             staging: Directory of unfinished blobs, on the file system of `blobs`.
             blobs: Directory of blobs, named by their hexadecimal digits.
             placing: Excludes collections while the blob gets its name.
-            expected_digest: What the bytes must hash to, None where any are welcome.
-            replace: Take the place of a blob of that name, whose bytes are known to be others.
+            expected_digest: Digest that the bytes must have; None accepts any bytes.
+            replace: Replace a blob of that name, whose bytes are known to be wrong.
         """
         fd, path = tempfile.mkstemp(dir=staging)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -65,17 +64,17 @@ class BlobWriter:
         self._size_bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Appends bytes; returns how many."""
+        """Appends bytes; returns their number."""
         self._sha256.update(data)
         count = self._file.write(data)
         self._size_bytes += count
         return count
 
     def commit(self) -> StoredBlob:
-        """Makes the blob durable and visible. Nothing can be written after it.
+        """Makes the blob durable and visible. The caller can write no more bytes afterwards.
 
         Raises:
-            BlobCorrupt: The bytes do not have the expected digest; they are discarded.
+            BlobCorrupt: The bytes do not have the expected digest. They are discarded.
         """
         digest = PREFIX + self._sha256.hexdigest()
         if self._expected_digest not in {None, digest}:
@@ -99,7 +98,7 @@ class BlobWriter:
 def publish_file(fd: int, staged: Path, blobs: Path, digest: str, *, placing: Placing, replace: bool = False) -> None:
     """Gives a complete file its name among the blobs, durably.
 
-    A blob of that name and size is kept instead, unless it is to be replaced.
+    If a blob of that name and size exists, it is kept instead, unless `replace` is set.
     """
     target = blobs / digest.removeprefix(PREFIX)
     size_bytes = os.fstat(fd).st_size
@@ -110,11 +109,11 @@ def publish_file(fd: int, staged: Path, blobs: Path, digest: str, *, placing: Pl
         if not replace and _is_blob(target, size_bytes):
             staged.unlink()
         else:
-            # The blob that made this one superfluous can have gone meanwhile.
+            # Another process can have removed the blob that made this one superfluous.
             if not is_durable:
                 _make_durable(fd)
             staged.replace(target)
-    # Also where the blob was there: its writer may not have come this far.
+    # Done for an existing blob too: its writer may not have reached this point.
     fsync_directory(blobs)
 
 
@@ -127,13 +126,13 @@ def _is_blob(path: Path, size_bytes: int) -> bool:
 
 
 def _make_durable(fd: int) -> None:
-    # Blobs are immutable, and readable for other users: a runtime may run under another one.
+    # Blobs are immutable, and readable for other users, because a runtime may run as another user.
     os.fchmod(fd, 0o444)
     os.fsync(fd)
 
 
 def fsync_directory(path: Path) -> None:
-    """Makes renames in a directory survive a power cut."""
+    """Makes renames in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

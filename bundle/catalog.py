@@ -1,4 +1,4 @@
-"""What bundles a layout holds, and finding one by digest or tag."""
+"""Lists the bundles of a layout and finds one by digest or tag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bundle.referrers import read_manifest
 
 @dataclass(frozen=True, slots=True)
 class ListedBundle:
-    """A bundle of a layout's index.
+    """A bundle in a layout's index.
 
     Attributes:
         tags: Tags of its index entries (`org.opencontainers.image.ref.name`), sorted.
@@ -24,7 +24,7 @@ class ListedBundle:
 
 
 def list_bundles(layout: Layout) -> tuple[ListedBundle, ...]:
-    """The bundles that the index lists, in its order. They are not opened.
+    """Lists the bundles of the index, in its order, without opening them.
 
     Raises:
         LayoutInvalid: The index, or a manifest that it lists, is broken.
@@ -33,13 +33,13 @@ def list_bundles(layout: Layout) -> tuple[ListedBundle, ...]:
 
 
 def find_bundle(layout: Layout, ref: str) -> str:
-    """Digest of a bundle.
+    """Returns the digest of a bundle.
 
     Args:
-        ref: A digest; a tag; or nothing, where the layout holds one bundle.
+        ref: A digest or a tag; or empty if the layout holds exactly one bundle.
 
     Raises:
-        BundleNotFound: The index lists none of that digest or tag, or several that nothing could mean.
+        BundleNotFound: No bundle of the index matches `ref`, or several do.
         LayoutInvalid: The index, or a manifest that it lists, is broken.
     """
     listed = list_bundles(layout)
@@ -60,7 +60,7 @@ def _list_bundles(layout: Layout, index: Index) -> tuple[ListedBundle, ...]:
     for entry in index.manifests:
         if entry.media_type != IMAGE_MANIFEST_TYPE:
             continue
-        # Some tools leave the type out of the index.
+        # Some tools write no type into the index.
         if entry.artifact_type != BUNDLE_TYPE:
             image = read_manifest(layout, entry)
             if not isinstance(image, ImageManifest) or image.artifact_type != BUNDLE_TYPE:

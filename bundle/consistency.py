@@ -1,4 +1,4 @@
-"""What the manifest's schema cannot say: that its parts fit each other."""
+"""Checks that the parts of a manifest fit each other, which its schema cannot express."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bundle.manifest import Executable, Manifest, WeightSet
 
 
 def check_consistency(manifest: Manifest, *, digest: str = "") -> None:
-    """Checks that every name of the manifest leads somewhere and that every rank has its part.
+    """Checks that every name in the manifest refers to something and that every rank has its part.
 
     Raises:
         ManifestInvalid: The first part that does not fit, by its path.

@@ -1,7 +1,7 @@
-"""Digests and the JSON that is hashed.
+"""Digests, and the canonical JSON for hashing.
 
-A digest is a plain string, `sha256:` and 64 lower-case hexadecimal digits. Digests from outside go through
-`parse_digest` before they become part of a path.
+A digest is a plain string, `sha256:` and 64 lower-case hexadecimal digits. Code that gets a digest from outside passes
+it to `parse_digest` before it makes a path of it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from bundle.errors import DigestInvalid
 PREFIX: Final = "sha256:"
 PATTERN: Final = r"\Asha256:[0-9a-f]{64}\Z"
 
-#: A digest in a strict record.
+#: Type of a digest in a strict record.
 Digest = Annotated[str, msgspec.Meta(pattern=PATTERN)]
 
 #: Called with the number of bytes done since the previous call.
 Progress = Callable[[int], None]
 
-# Large enough that hashing dominates, small enough that progress moves; hashlib releases the GIL from 2 KiB on.
+# Large enough that hashing dominates, small enough that progress advances; hashlib releases the GIL from 2 KiB on.
 CHUNK_SIZE_BYTES: Final = 1 << 20
 
 
 def is_digest(text: str) -> bool:
-    """Whether `text` is a digest."""
+    """Whether `text` is a well-formed digest."""
     return re.search(PATTERN, text) is not None
 
 
 def parse_digest(text: str) -> str:
-    """Returns `text` where it is a digest.
+    """Returns `text` if it is a digest.
 
     Raises:
-        DigestInvalid: It is none.
+        DigestInvalid: `text` is not a digest.
     """
     if not is_digest(text):
         raise DigestInvalid(text)
@@ -48,21 +48,21 @@ def parse_digest(text: str) -> str:
 
 
 def digest_hex(digest: str) -> str:
-    """The 64 hexadecimal digits of a digest.
+    """Returns the 64 hexadecimal digits of a digest.
 
     Raises:
-        DigestInvalid: `digest` is none.
+        DigestInvalid: `digest` is not a digest.
     """
     return parse_digest(digest).removeprefix(PREFIX)
 
 
 def sha256_bytes(data: bytes | memoryview) -> str:
-    """Digest of bytes in memory."""
+    """Computes the digest of bytes in memory."""
     return PREFIX + hashlib.sha256(data).hexdigest()
 
 
 def sha256_stream(stream: FileIO, progress: Progress | None = None) -> str:
-    """Digest of the rest of an open file. Other threads run meanwhile."""
+    """Computes the digest of the rest of an open file. Releases the GIL while it hashes."""
     sha256 = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_SIZE_BYTES))
     while count := stream.readinto(buffer):
@@ -73,13 +73,13 @@ def sha256_stream(stream: FileIO, progress: Progress | None = None) -> str:
 
 
 def sha256_file(path: Path, progress: Progress | None = None) -> str:
-    """Digest of a file. Other threads run meanwhile."""
+    """Computes the digest of a file. Releases the GIL while it hashes."""
     with path.open("rb", buffering=0) as stream:
         return sha256_stream(stream, progress)
 
 
 def canonical_json(value: Any) -> bytes:
-    """Canonical JSON (RFC 8785): equal values give equal bytes.
+    """Writes canonical JSON (RFC 8785): equal values give equal bytes.
 
     Raises:
         ValueError: NaN, an infinity, an integer beyond ±(2**53 - 1), or a type that JSON does not have.

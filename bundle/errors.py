@@ -25,7 +25,7 @@ class FieldViolation:
     Attributes:
         field: Path of the field, such as `neuron_config.seq_len`.
         value: The value given, as text.
-        accepted: What would be accepted.
+        accepted: The values that would be accepted.
     """
 
     field: str
@@ -42,8 +42,8 @@ class KilnError(Exception):
     Attributes:
         reason: UPPER_SNAKE identifier, part of the API.
         metadata: Every variable of the message, as text.
-        violations: Mistakes in the caller's input, empty where the input is not at fault.
-        retry_after_s: When to try again, None where trying again is of no use.
+        violations: Mistakes in the caller's input; empty if the input is not at fault.
+        retry_after_s: Seconds after which to try again; None if trying again is useless.
     """
 
     reason: ClassVar[str] = "INTERNAL"

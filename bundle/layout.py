@@ -5,9 +5,9 @@
     blobs/sha256/HEX        one read-only file per blob
     .kiln/lock              held while the index changes
     .kiln/staging/          blobs that are being written
-    .kiln/pins/             what writers at work rely on; see `bundle.layout`
+    .kiln/pins/             digests on which active writers rely
 
-Several processes may use one layout. Readers take no lock: what the index names was there before the index named it.
+Several processes may use one layout. Readers take no lock, because a writer stores blobs before the index names them.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ class PinFile:
     """The pins of one writer."""
 
     def __init__(self, directory: Path) -> None:
-        """Makes an empty file; the caller excludes `read_pins` meanwhile."""
-        # Unbuffered and close-on-exec: what a killed process pinned was written, and its children hold nothing.
+        """Makes an empty file. The caller prevents concurrent calls of `read_pins`."""
+        # Unbuffered, so that the pins of a killed process are in the file; close-on-exec, so that its children hold no
+        # lock.
         self._fd, name = tempfile.mkstemp(dir=directory)
         self._path = Path(name)
-        # Readable for other users: a collector may run under another one.
+        # Readable for other users, because a collector may run as another user.
         os.fchmod(self._fd, 0o644)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def add(self, digest: str) -> None:
-        """Pins a digest; the caller excludes `read_pins` meanwhile."""
+        """Pins a digest. The caller prevents concurrent calls of `read_pins`."""
         os.write(self._fd, f"{digest}\n".encode())
 
     def close(self) -> None:
-        """Ends all pins."""
+        """Removes all pins of this writer."""
         self._path.unlink(missing_ok=True)
         os.close(self._fd)
 
 
 def read_pins(directory: Path) -> frozenset[str]:
-    """Digests that living writers have pinned; the caller excludes writers meanwhile."""
+    """Returns the digests that living writers have pinned. The caller prevents concurrent pins."""
     pinned: set[str] = set()
     for path in directory.iterdir():
         with suppress(FileNotFoundError), path.open("rb") as file:
@@ -73,10 +74,10 @@ class Layout:
     """An existing OCI image layout directory."""
 
     def __init__(self, root: Path) -> None:
-        """Opens a layout; nothing is written.
+        """Opens a layout without writing to it.
 
         Raises:
-            LayoutInvalid: `root` is none, or of another version.
+            LayoutInvalid: `root` is not an OCI image layout, or of another version.
         """
         self.root = root
         self._blobs = root / "blobs" / "sha256"
@@ -88,7 +89,7 @@ class Layout:
 
     @classmethod
     def create(cls, root: Path) -> Layout:
-        """Opens a layout, making it where it is missing, and removes what killed writers left.
+        """Opens a layout, creates it if it is missing, and removes the files of killed writers.
 
         Raises:
             LayoutInvalid: `root` holds something else.
@@ -106,19 +107,19 @@ class Layout:
         return layout
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is held.
+        """Whether the store holds the blob.
 
         Raises:
-            DigestInvalid: `digest` is none.
+            DigestInvalid: `digest` is not a digest.
         """
         return self._stat(digest) is not None
 
     def stored(self, digest: str) -> StoredBlob:
-        """Digest and size of a blob that is held.
+        """Returns digest and size of a blob of the store.
 
         Raises:
-            BlobNotFound: It is not.
-            DigestInvalid: `digest` is none.
+            BlobNotFound: The store does not hold the blob.
+            DigestInvalid: `digest` is not a digest.
         """
         status = self._stat(digest)
         if status is None:
@@ -126,11 +127,11 @@ class Layout:
         return StoredBlob(digest, status.st_size)
 
     def blob_path(self, digest: str) -> Path:
-        """Path of a blob that is held: a regular file below the root.
+        """Returns the path of a blob of the store: a regular file below the root.
 
         Raises:
-            BlobNotFound: It is not held.
-            DigestInvalid: `digest` is none.
+            BlobNotFound: The store does not hold the blob.
+            DigestInvalid: `digest` is not a digest.
         """
         return self._blobs / digest_hex(self.stored(digest).digest)
 
@@ -138,8 +139,8 @@ class Layout:
         """Opens a blob for reading. The bytes are not verified.
 
         Raises:
-            BlobNotFound: It is not held.
-            DigestInvalid: `digest` is none.
+            BlobNotFound: The store does not hold the blob.
+            DigestInvalid: `digest` is not a digest.
         """
         path = self.blob_path(digest)
         try:
@@ -148,16 +149,16 @@ class Layout:
             raise BlobNotFound(digest) from error
 
     def list_blobs(self) -> Iterator[str]:
-        """Digests of all blobs, in no order."""
+        """Yields the digests of all blobs, in no particular order."""
         for entry in os.scandir(self._blobs):
             if is_digest(PREFIX + entry.name) and entry.is_file(follow_symlinks=False):
                 yield PREFIX + entry.name
 
     def new_blob(self, *, expected_digest: str | None = None, replace: bool = False) -> BlobWriter:
-        """Starts a blob of unknown or expected digest; see `BlobWriter`.
+        """Starts to write a blob of unknown or expected digest; see `BlobWriter`.
 
         Raises:
-            DigestInvalid: `expected_digest` is none.
+            DigestInvalid: `expected_digest` is not a digest.
         """
         if expected_digest is not None:
             digest_hex(expected_digest)
@@ -167,7 +168,7 @@ class Layout:
             )
 
     def put_blob(self, data: bytes) -> StoredBlob:
-        """Stores bytes."""
+        """Stores bytes as a blob."""
         with self.new_blob() as blob:
             blob.write(data)
             return blob.commit()
@@ -177,8 +178,8 @@ class Layout:
 
         Args:
             path: A regular file.
-            move: The file is ours to take: it is renamed into the store where the file system allows it, and is gone
-                afterwards in any case.
+            move: Whether to move the file instead of copying it: by a rename if the file system allows it, otherwise by
+                a copy and a deletion.
         """
         if move and (taken := self._take_file(path)) is not None:
             return taken
@@ -194,8 +195,8 @@ class Layout:
         """Removes a blob; returns the bytes freed. Files that are mapped or open stay usable.
 
         Raises:
-            BlobNotFound: It is not held.
-            DigestInvalid: `digest` is none.
+            BlobNotFound: The store does not hold the blob.
+            DigestInvalid: `digest` is not a digest.
         """
         stored = self.stored(digest)
         try:
@@ -206,11 +207,11 @@ class Layout:
 
     @contextmanager
     def pinning(self) -> Iterator[Layout]:
-        """A handle on the same store for writing a bundle: what it writes, or pins, stays until the context ends.
+        """A handle on the same store for writing a bundle: blobs that it writes or pins stay until the context ends.
 
-        Without it, a blob can be collected before a manifest refers to it.
+        Without it, a collection can remove a blob before a manifest refers to it.
         """
-        # Made by `create`, and missing in layouts of other tools and of earlier versions.
+        # `create` makes the directory, but layouts of other tools and earlier versions lack it.
         self._pin_directory.mkdir(parents=True, exist_ok=True)
         handle = Layout(self.root)
         with self.lock():
@@ -221,37 +222,37 @@ class Layout:
             pins.close()
 
     def pin(self, digest: str) -> bool:
-        """Whether the blob is held; from a `pinning` handle, it then stays until the context ends.
+        """Whether the store holds the blob. If so, on a `pinning` handle, the blob stays until the context ends.
 
         Raises:
-            DigestInvalid: `digest` is none.
+            DigestInvalid: `digest` is not a digest.
         """
         with self._pinned(digest):
             return self.has(digest)
 
     def read_pins(self) -> frozenset[str]:
-        """Digests that writers at work rely on; the caller holds the lock as long as that shall be true."""
+        """Returns the digests on which active writers rely. They stay valid while the caller holds the lock."""
         return read_pins(self._pin_directory) if self._pin_directory.exists() else frozenset()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Excludes every other thread and process that changes the index, and every pin. Not reentrant."""
+        """Locks out every other thread and process that changes the index or pins a blob. Not reentrant."""
         with _locked(self.root / ".kiln" / "lock"):
             yield
 
     def read_index(self) -> Index:
-        """The index as it is now.
+        """Reads the index.
 
         Raises:
-            LayoutInvalid: It is missing or broken.
+            LayoutInvalid: The index is missing or broken.
         """
         return self._read_record(self._index, Index)
 
     def read_through_index(self, read: Callable[[Index], T]) -> T:
-        """Reads what the index leads to; again, where the index changes meanwhile and the old one leads nowhere.
+        """Calls `read` with the index. Calls it again if it fails because the index has changed meanwhile.
 
         Raises:
-            LayoutInvalid: The index, or something that it leads to, is missing or broken.
+            LayoutInvalid: The index, or a blob that it refers to, is missing or broken.
         """
         while True:
             index = self.read_index()
@@ -262,12 +263,12 @@ class Layout:
                     raise
 
     def replace_index(self, index: Index) -> None:
-        """Replaces the index, durably; the caller holds the lock since before it read the old one."""
+        """Replaces the index durably. The caller has held the lock since before it read the old index."""
         _replace_file(self._index, index.to_json())
 
     @contextmanager
     def _pinned(self, digest: str) -> Iterator[None]:
-        """Pins a digest, and lets nobody collect while the context looks whether its blob is there."""
+        """Pins a digest, and prevents collections while the context checks whether its blob exists."""
         if self._pins is None:
             yield
             return
@@ -277,7 +278,7 @@ class Layout:
 
     @contextmanager
     def _lock_staging(self) -> Iterator[None]:
-        """Between a file's appearance and its own lock, nobody may sweep it up."""
+        """Prevents sweeps between the creation of a file and its own lock."""
         self._staging.mkdir(parents=True, exist_ok=True)
         with _locked(self._staging, flags=os.O_RDONLY | os.O_DIRECTORY):
             yield
@@ -290,7 +291,7 @@ class Layout:
         return status if stat.S_ISREG(status.st_mode) else None
 
     def _take_file(self, path: Path) -> StoredBlob | None:
-        """Stores a file by renaming it; None where that would leave the file system."""
+        """Stores a file by a rename; returns None if the file is on another file system."""
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as source:
             staged = self._staging / f"taken-{os.urandom(8).hex()}"
             with self._lock_staging():
@@ -316,7 +317,7 @@ class Layout:
     @staticmethod
     def _read_record(path: Path, record: type[RecordT]) -> RecordT:
         try:
-            # No links: a directory that somebody else filled must not lead out of itself.
+            # No links: a directory that another user filled must not lead out of itself.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 return parse_record(file.read(), record)
         except (OSError, ValueError) as error:
@@ -325,7 +326,7 @@ class Layout:
 
 @contextmanager
 def _locked(path: Path, kind: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[None]:
-    # Opened anew each time, because flock belongs to the open file: threads exclude each other too.
+    # Opened anew each time, because flock belongs to the open file: so threads lock each other out too.
     fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(fd, kind)

@@ -1,7 +1,7 @@
-"""The bundle manifest: everything that a runtime needs to know, as data.
+"""The bundle manifest: everything that a runtime needs to know about a bundle, as data.
 
-The manifest holds reproducible fields only, so that equal inputs give equal digests. It is stored as canonical JSON
-(RFC 8785) in the config blob of the OCI image manifest. Unknown fields, ABI versions, flags and submodels are refused.
+The manifest holds reproducible fields only, so that equal inputs give equal digests. The config blob of the OCI image
+manifest holds it as canonical JSON (RFC 8785). Unknown fields, ABI versions, flags and submodels are errors.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from bundle.errors import AbiUnsupported, ManifestInvalid
 ABI_VERSION: Final = 1
 
 DType = Literal["float32", "bfloat16", "float16", "int32"]
-#: How a weight shard lays the items of a tensor out.
+#: How a weight shard arranges the items of a tensor.
 TensorLayout = Literal["row_major"]
 TargetKind = Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
 StateConvention = Literal["in_place", "functional"]
-#: Open, because formats may come from outside; `targets` knows those that can be run.
+#: Not an enumeration, because other distributions may add formats; `targets` knows those that can run here.
 FormatName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 
-#: Bytes of one item.
+#: Bytes of one item of each dtype.
 DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Immutable, strict record."""
+    """An immutable record that refuses unknown fields."""
 
 
 class Target(_Record, frozen=True):
-    """Hardware that the executables are made for."""
+    """The hardware for which the executables are made."""
 
     kind: TargetKind
     #: Instruction set, such as `x86-64-v3`.
@@ -52,12 +52,12 @@ class TensorSpec(_Record, frozen=True):
 
     @classmethod
     def of(cls, tensor: AbiTensor, symbols: Symbols) -> Self:
-        """An input or output of the ABI, in the executable that `symbols` describes."""
+        """Describes an input or output of the ABI in the executable with these values of symbols."""
         return cls(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape(symbols))
 
 
 class ConstantBinding(_Record, frozen=True):
-    """Says which weight an executable's constant takes."""
+    """The weight tensor for a constant of an executable."""
 
     #: Name of the constant in the executable: the parameter's name in the exported graph.
     name: str
@@ -70,9 +70,9 @@ class ConstantBinding(_Record, frozen=True):
 class Executable(_Record, frozen=True):
     """One compiled program for one (submodel, bucket).
 
-    An executable is called with its inputs and then its state, in the order given here. Under state convention
-    `in_place` it writes the state where it lies and returns the outputs; under `functional` it leaves its arguments
-    alone and returns the outputs and then the new state.
+    An executor calls it with its inputs and then its state, in the order given here. Under the state convention
+    `in_place` it writes the state in place and returns the outputs; under `functional` it does not change its arguments
+    and returns the outputs and then the new state.
     """
 
     #: `submodel_bucket`, unique in the bundle, such as `token_generation_256`.
@@ -82,7 +82,7 @@ class Executable(_Record, frozen=True):
     bucket: tuple[int, ...]
     #: Rows of one step.
     batch_size: int
-    #: How to run the blob; see `targets.target.ExecutableFormat`.
+    #: Name of the blob's format; see `targets.target.ExecutableFormat`.
     format: FormatName
     state_convention: StateConvention
     #: Digest of the blob, equal for all ranks.
@@ -94,7 +94,7 @@ class Executable(_Record, frozen=True):
     constants: tuple[ConstantBinding, ...]
     #: Digest of the exported graph.
     graph_digest: Digest
-    #: Options that the runtime has to know, from `bundle.abi.outputs.list_flags`, sorted.
+    #: Options that the runtime must know, from `bundle.abi.outputs.list_flags`, sorted.
     flags: tuple[str, ...]
 
     @property
@@ -113,7 +113,7 @@ class WeightTensor(_Record, frozen=True, omit_defaults=True):
 
 
 class WeightShard(_Record, frozen=True):
-    """The weights of one rank: a safetensors blob; or, without one, what a blob that comes later must hold."""
+    """The weights of one rank: a safetensors blob. Without a blob, the tensors that a later blob must hold."""
 
     rank: int
     blob: Digest | None
@@ -123,7 +123,7 @@ class WeightShard(_Record, frozen=True):
 
 
 class WeightSet(_Record, frozen=True):
-    """Weights that belong together, one shard a rank. `model` is the only set of a plain model."""
+    """Weights that belong together, one shard for each rank. A plain model has only the set `model`."""
 
     name: str
     shards: tuple[WeightShard, ...]
@@ -140,12 +140,12 @@ class StateTensor(_Record, frozen=True):
 
 
 class StateLayout(_Record, frozen=True):
-    """The KV cache of every rank. Rows 0 to `num_slots - 1` are slots; row `num_slots` is the scratch row that idle
+    """The KV cache of every rank. Rows 0 to `num_slots - 1` are slots; row `num_slots` is the scratch slot, which idle
     batch rows write."""
 
     tensors: tuple[StateTensor, ...]
     num_slots: int
-    #: For each rank, the checkpoint's KV heads that it holds, in order; -1 is a head of zeros that only pads.
+    #: For each rank, the checkpoint's KV heads that it holds, in order; -1 is a padding head of zeros.
     kv_heads_by_rank: tuple[tuple[int, ...], ...]
 
 
@@ -158,9 +158,9 @@ class Sampling(_Record, frozen=True):
     #: Whether requests choose top_k, top_p and temperature; otherwise the defaults here are baked in.
     dynamic: bool
     deterministic: bool
-    #: Candidates considered; 0 is the whole vocabulary.
+    #: Number of the likeliest tokens that are candidates; 0 is the whole vocabulary.
     global_topk: int
-    #: Defaults of a request that sets nothing. Temperature 0 is greedy.
+    #: Defaults for requests. Temperature 0 is greedy.
     temperature: float
     top_k: int
     top_p: float
@@ -171,27 +171,26 @@ class Limits(_Record, frozen=True):
 
     max_context_length: int
     max_length: int
-    #: None: as many as `max_length` leaves.
+    #: None: as many as `max_length` allows.
     max_new_tokens: int | None
     ctx_batch_size: int
     tkg_batch_size: int
 
 
 class Serving(_Record, frozen=True, omit_defaults=True):
-    """What the configuration asks of the runtime and the executables do not show.
+    """Options of the configuration that concern the runtime and not the executables.
 
-    A field at its default is not written, so that a bundle that asks for nothing has the manifest, and the digest, that
-    it had before the field was there.
+    A field at its default is not written, so that a new field changes no manifest, and no digest, that does not set it.
     """
 
-    #: Cut prompts that are too long, keeping their end; otherwise they are refused.
+    #: Cut prompts that are too long and keep their end; otherwise the runtime refuses them.
     input_truncation: bool = False
-    #: Do not run every executable once after a load.
+    #: Do not run every executable once after loading.
     skip_warmup: bool = False
 
 
 class Tokens(_Record, frozen=True):
-    """Token ids with a meaning."""
+    """Token ids with a special meaning."""
 
     vocab_size: int
     bos: int | None
@@ -208,26 +207,26 @@ class TokenizerFile(_Record, frozen=True):
 
 
 class Tokenizer(_Record, frozen=True):
-    """Text in and out. `digest` is the digest of `tokenizer.json`; bundles that share it agree on token ids."""
+    """The tokenizer. `digest` is that of `tokenizer.json`; bundles with equal digests agree on token ids."""
 
     digest: Digest
     files: tuple[TokenizerFile, ...]
-    #: Jinja source, None if the checkpoint has none.
+    #: Jinja source; None if the checkpoint has no chat template.
     chat_template: str | None
 
 
 class Manifest(_Record, frozen=True):
-    """A bundle, described."""
+    """The description of a bundle."""
 
     abi_version: int
-    #: Hugging Face architecture; for people, never interpreted by the runtime.
+    #: Hugging Face architecture. For people; the runtime does not interpret it.
     architecture: str
-    #: Resolved InferenceConfig: `neuron_config` with every default filled in, beside the model's attributes.
+    #: Resolved InferenceConfig: `neuron_config` with every default filled in, and the model's attributes.
     config: dict[str, Any]
     #: Digest of the source checkpoint.
     checkpoint_digest: Digest
     target: Target
-    #: 0, 1 or 2.
+    #: Optimization level: 0, 1 or 2.
     optimization_level: int
     #: Versions of everything that shapes the executables, by name.
     toolchain: dict[str, str]
@@ -245,16 +244,16 @@ class Manifest(_Record, frozen=True):
 
     @property
     def has_executables(self) -> bool:
-        """Whether the bundle can be loaded; without executables, it holds weights for those of another."""
+        """Whether a runtime can load the bundle. Without executables, it holds weights for those of another bundle."""
         return bool(self.executables)
 
     @property
     def has_weights(self) -> bool:
-        """Whether every shard has its blob; without, the weights come from another bundle."""
+        """Whether every shard has its blob. Otherwise the weights come from another bundle."""
         return all(shard.blob is not None for shard in self.shards())
 
     def shards(self) -> Iterator[WeightShard]:
-        """The shards of every weight set and rank."""
+        """Yields the shards of every weight set and rank."""
         return (shard for weight_set in self.weight_sets for shard in weight_set.shards)
 
     def executables_of(self, submodel: SubmodelName) -> tuple[Executable, ...]:
@@ -262,9 +261,9 @@ class Manifest(_Record, frozen=True):
         return tuple(sorted((e for e in self.executables if e.submodel == submodel), key=lambda e: e.bucket))
 
     def symbols_of(self, executable: Executable) -> dict[Symbol, int]:
-        """What the symbols of the ABI's inputs stand for in an executable."""
+        """Values of the symbols of the ABI's inputs in an executable."""
         bounds_positions = SUBMODELS[executable.submodel].bucket == "positions"
-        # A token is written at its position and read back from the bucket; padding of a prompt may be at any position.
+        # A step writes a token at its position and reads it from the bucket; padding of a prompt may have any position.
         num_positions = executable.bucket[-1] if bounds_positions else self.limits.max_length
         return {
             "R": executable.batch_size,
@@ -277,13 +276,13 @@ class Manifest(_Record, frozen=True):
         }
 
     def blobs(self) -> frozenset[str]:
-        """Digests of all blobs that the manifest names."""
+        """Returns the digests of all blobs that the manifest names."""
         shards = (shard.blob for shard in self.shards() if shard.blob is not None)
         files = (file.blob for file in self.tokenizer.files) if self.tokenizer else ()
         return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
 
     def to_json(self) -> bytes:
-        """Canonical JSON: equal manifests give equal bytes."""
+        """Writes canonical JSON: equal manifests give equal bytes."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         if not document["serving"]:
             del document["serving"]
@@ -291,11 +290,11 @@ class Manifest(_Record, frozen=True):
 
 
 def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
-    """Reads a manifest strictly.
+    """Reads a manifest and checks its schema strictly.
 
     Raises:
         AbiUnsupported: ABI version, flags or submodels that this code does not serve.
-        ManifestInvalid: Anything else that does not follow the schema.
+        ManifestInvalid: The manifest does not follow the schema in another way.
     """
     try:
         version = msgspec.json.decode(data, type=_AbiVersion).abi_version
@@ -310,7 +309,7 @@ def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
     try:
         manifest.to_json()
     except ValueError as error:
-        # Large integers, say: what cannot be written again cannot be handed on.
+        # Large integers, for example: a manifest that cannot be written again cannot be copied.
         raise ManifestInvalid(str(error), digest) from error
     _check_is_served(manifest)
     return manifest
@@ -329,6 +328,6 @@ def _check_is_served(manifest: Manifest) -> None:
 
 
 class _AbiVersion(msgspec.Struct):
-    """The one field that every manifest of every ABI version has."""
+    """The only field that manifests of every ABI version have."""
 
     abi_version: int

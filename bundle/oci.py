@@ -1,7 +1,6 @@
-"""Records of the OCI image specification that a bundle is made of, and the media types of all but executables.
+"""The records of the OCI image specification that form a bundle, and the media types of all files but executables.
 
-Types are checked strictly and every digest is a digest; properties that are not in the specification are ignored, as
-it demands of readers.
+Readers check types and digests strictly and ignore properties that the specification does not have, as it demands.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ WEIGHTS_TYPE: Final = "application/vnd.kiln.weights.v1.safetensors"
 TOKENIZER_TYPE: Final = "application/vnd.kiln.tokenizer.v1+json"
 NEURON_CONFIG_TYPE: Final = "application/vnd.kiln.neuron-config.v1+json"
 
-#: The config of an artifact that has none.
+#: The config blob of an artifact without a config.
 EMPTY_TYPE: Final = "application/vnd.oci.empty.v1+json"
 EMPTY_JSON: Final = b"{}"
 
 TITLE: Final = "org.opencontainers.image.title"
 REF_NAME: Final = "org.opencontainers.image.ref.name"
 
-#: Numbers that survive JSON readers without 64-bit integers.
+#: Sizes that JSON readers without 64-bit integers read exactly.
 SizeBytes = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 
 
 class _OciRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Immutable record with the specification's spelling on disk."""
+    """An immutable record whose fields have the specification's names on disk."""
 
     def to_json(self) -> bytes:
-        """Canonical JSON, properties without a value left out."""
+        """Writes canonical JSON, without the properties that have no value."""
         return canonical_json(msgspec.to_builtins(self))
 
 
 class BlobDescriptor(_OciRecord, frozen=True):
-    """Where a blob is referred to: its type, digest and size."""
+    """A reference to a blob: its type, digest and size."""
 
     media_type: str
     digest: Digest
@@ -54,12 +53,12 @@ class BlobDescriptor(_OciRecord, frozen=True):
 
     @property
     def title(self) -> str:
-        """File name inside the bundle, empty where it has none."""
+        """File name inside the bundle; empty if it has none."""
         return (self.annotations or {}).get(TITLE, "")
 
     @property
     def ref_name(self) -> str:
-        """Tag in an index, empty where it has none."""
+        """Tag in an index; empty if it has none."""
         return (self.annotations or {}).get(REF_NAME, "")
 
 
@@ -87,21 +86,21 @@ class Index(_OciRecord, frozen=True):
     annotations: dict[str, str] | None = None
 
     def with_manifest(self, descriptor: BlobDescriptor) -> Index:
-        """The index with one entry more; it replaces the entry of the same tag, or without tag of the same digest."""
+        """Returns the index with an entry, which replaces that of its tag or, if it has none, that of its digest."""
         key = (descriptor.ref_name, descriptor.digest if not descriptor.ref_name else "")
         kept = [m for m in self.manifests if (m.ref_name, m.digest if not m.ref_name else "") != key]
         return msgspec.structs.replace(self, manifests=(*kept, descriptor))
 
     def without_manifest(self, digest: str) -> Index:
-        """The index without the entries, tagged or not, of one manifest."""
+        """Returns the index without the entries, tagged or not, of one manifest."""
         return msgspec.structs.replace(self, manifests=tuple(m for m in self.manifests if m.digest != digest))
 
     def without_tag(self, ref_name: str) -> Index:
-        """The index without the entry of one tag."""
+        """Returns the index without the entry of one tag."""
         return msgspec.structs.replace(self, manifests=tuple(m for m in self.manifests if m.ref_name != ref_name))
 
     def find(self, digest: str) -> BlobDescriptor | None:
-        """An entry of the manifest, None where the index does not list it."""
+        """Returns an entry of the manifest; None if the index does not list it."""
         return next((m for m in self.manifests if m.digest == digest), None)
 
 
@@ -115,10 +114,10 @@ RecordT = TypeVar("RecordT", bound=_OciRecord)
 
 
 def parse_record(data: bytes, record: type[RecordT]) -> RecordT:
-    """Reads a record.
+    """Reads a record of any kind from JSON.
 
     Raises:
-        ValueError: The bytes are no JSON, or do not follow the specification; the message names the property.
+        ValueError: The bytes are not JSON or do not follow the specification; the message names the property.
     """
     try:
         return msgspec.json.decode(data, type=record)

@@ -1,4 +1,4 @@
-"""Reading a bundle from a store."""
+"""Reads bundles from a store."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bundle.oci import (
 )
 from bundle.verification import BlobVerifier
 
-# Manifests are read into memory whole; a registry refuses image manifests of more than 4 MiB.
+# Readers hold whole manifests in memory; registries refuse image manifests of more than 4 MiB.
 MAX_IMAGE_MANIFEST_BYTES: Final = 4 << 20
 MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """One bundle of a store. Its manifests are verified; its other blobs are present, with the right size.
+    """One bundle of a store. Its manifests are verified; its other blobs exist and have the right size.
 
     Attributes:
         layout: Store that holds it.
@@ -55,11 +55,11 @@ class Bundle:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blobs; one that several layers share counts once."""
+        """Bytes of all blobs. A blob that several layers share counts once."""
         return sum({blob.digest: blob.size_bytes for blob in self.blobs}.values())
 
     def blob_path(self, digest: str) -> Path:
-        """Path of a blob, verified or not.
+        """Returns the path of a blob, which need not be verified.
 
         Raises:
             BlobNotFound: The store does not hold it (any more).
@@ -67,10 +67,10 @@ class Bundle:
         return self.layout.blob_path(digest)
 
     def verify(self, verifier: BlobVerifier, progress: Progress | None = None) -> None:
-        """Verifies every blob. `progress` receives `size_bytes` in total.
+        """Verifies every blob and reports bytes to `progress`, `size_bytes` in total.
 
         Raises:
-            BlobCorrupt: Bytes that do not have their digest; names blob and title.
+            BlobCorrupt: A blob does not have its digest; the error names blob and title.
             BlobNotFound: A blob has gone since the bundle was opened.
         """
         for blob in {blob.digest: blob for blob in self.blobs}.values():
@@ -81,7 +81,7 @@ def open_bundle(layout: Layout, digest: str) -> Bundle:
     """Opens a published bundle.
 
     Raises:
-        BundleNotFound: The index does not list it.
+        BundleNotFound: The index does not list the bundle.
         BlobNotFound, BlobCorrupt: One of its blobs is missing, has another size, or is a manifest with other bytes.
         ManifestInvalid, AbiUnsupported: A manifest does not follow its schema.
         DigestInvalid, LayoutInvalid: See `parse_digest`, `Layout.read_index`.
@@ -93,7 +93,7 @@ def open_bundle(layout: Layout, digest: str) -> Bundle:
 
 
 def read_bundle(layout: Layout, digest: str) -> Bundle:
-    """Reads a bundle that need not be listed in the index yet. Errors are those of `open_bundle`."""
+    """Reads a bundle, which the index need not list yet. Errors are those of `open_bundle`."""
     data = read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES)
     image = _parse_image(data, digest)
     manifest = parse_manifest(read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES), digest=digest)
@@ -143,7 +143,7 @@ def _parse_image(data: bytes, digest: str) -> ImageManifest:
 
 
 def is_title(text: str) -> bool:
-    """Whether a layer's title is a relative path that stays below the directory it is written to."""
+    """Whether a layer's title is a relative path that stays below the directory in which it is written."""
     return (
         text == posixpath.normpath(text)
         and not text.startswith(("/", "../"))
@@ -157,8 +157,8 @@ def read_small_blob(layout: Layout, digest: str, limit_bytes: int) -> bytes:
     """Reads a blob into memory and verifies it.
 
     Raises:
-        BlobNotFound, BlobCorrupt: It is not held, or has other bytes.
-        ManifestInvalid: It is larger than the limit.
+        BlobNotFound, BlobCorrupt: The store does not hold the blob, or holds other bytes.
+        ManifestInvalid: The blob is larger than the limit.
     """
     with layout.open_blob(digest) as blob:
         data = blob.read(limit_bytes + 1)

@@ -1,4 +1,4 @@
-"""Bundle references: what people and services call a bundle by."""
+"""Bundle references: the names by which people and services refer to a bundle."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ACCEPTED_ALIAS: Final = "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parsed reference: a digest; or a name, with a version or an alias or neither, which means the newest version.
+    """A parsed reference: a digest; or a name with a version, an alias, or neither for the newest version.
 
     Attributes:
-        name: Bundle name, None for a digest.
+        name: Bundle name; None for a digest.
         version: N of `NAME:vN`, from 1.
-        alias: What stands behind '@'.
+        alias: ALIAS of `NAME@ALIAS`.
         digest: Bundle digest.
     """
 
@@ -46,7 +46,7 @@ def parse_reference(text: str) -> Reference:
     """Reads `NAME`, `NAME:vN`, `NAME@ALIAS` or `sha256:HEX`.
 
     Raises:
-        RefInvalid: It is none of them.
+        RefInvalid: The text has none of these forms.
     """
     if text.startswith(PREFIX):
         if not is_digest(text):
@@ -67,10 +67,10 @@ def parse_reference(text: str) -> Reference:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` is a bundle name. 'sha256' is none, so that no version looks like a digest."""
+    """Whether `text` is a bundle name. 'sha256' is not, so that no version looks like a digest."""
     return _NAME.fullmatch(text) is not None and text != PREFIX.removesuffix(":")
 
 
 def is_alias(text: str) -> bool:
-    """Whether `text` is an alias; what looks like a version is none."""
+    """Whether `text` is an alias. Text that looks like a version is not."""
     return _NAME.fullmatch(text) is not None and _VERSION_LIKE.fullmatch(text) is None

@@ -1,8 +1,8 @@
-"""Referrers: artifacts about a bundle that are no part of it, such as timings, results and signatures.
+"""Referrers: artifacts about a bundle that are not part of it, such as timings, results and signatures.
 
-A referrer is an image manifest whose `subject` is the bundle (OCI image specification 1.1). It is listed without a tag
-in the layout's index, where OCI 1.1 tools look; and in an image index under the tag `sha256-HEX`, the fallback of
-registries without the referrers API, so that tools that know only tags can carry a bundle's referrers there.
+A referrer is an image manifest whose `subject` is the bundle (OCI image specification 1.1). Two places list it: the
+layout's index, without a tag, for OCI 1.1 tools; and an image index under the tag `sha256-HEX`, the fallback for
+registries without the referrers API, so that tools that know only tags can copy a bundle's referrers.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from bundle.reader import MAX_IMAGE_MANIFEST_BYTES, is_title, read_small_blob
 
 MAX_REFERRER_BYTES: Final = 64 << 20
 
-#: Referrers by the digest of what they refer to.
+#: Referrers by the digest of their subject.
 ReferrerTree = Mapping[str, tuple[BlobDescriptor, ...]]
 
 
 def add_referrer(
     layout: Layout, subject_digest: str, artifact_type: str, media_type: str, data: bytes, *, title: str
 ) -> str:
-    """Attaches a small file to a bundle. Attaching equal bytes again changes nothing.
+    """Attaches a small file to a bundle. Attaching equal bytes again has no effect.
 
     Args:
         subject_digest: The bundle, or another manifest that the index lists.
-        artifact_type: What it is, such as `application/vnd.kiln.timings.v1`.
-        media_type: Of `data`, such as `application/json`.
+        artifact_type: Kind of the referrer, such as `application/vnd.kiln.timings.v1`.
+        media_type: Media type of `data`, such as `application/json`.
         title: File name.
 
     Returns:
@@ -51,9 +51,9 @@ def add_referrer(
 
     Raises:
         BundleNotFound: The index does not list the subject (any more).
-        ManifestInvalid: The title is no relative path.
+        ManifestInvalid: The title is not a relative path.
         LayoutInvalid: The store's index, or a manifest that it lists, is broken.
-        DigestInvalid: `subject_digest` is none.
+        DigestInvalid: `subject_digest` is not a digest.
     """
     if not is_title(title):
         raise ManifestInvalid(f"title {title!r}; accepted: a relative path without '.' and '..'", subject_digest)
@@ -91,11 +91,11 @@ def add_referrer(
 
 
 def list_referrers(layout: Layout, digest: str, artifact_type: str | None = None) -> tuple[BlobDescriptor, ...]:
-    """Image manifests, by digest, whose subject is `digest`; of one artifact type, or of all.
+    """Lists the image manifests whose subject is `digest`, of one artifact type or of all, ordered by digest.
 
     Raises:
         LayoutInvalid: The store's index, or a manifest that it lists, is broken.
-        DigestInvalid: `digest` is none.
+        DigestInvalid: `digest` is not a digest.
     """
     parse_digest(digest)
     found = layout.read_through_index(lambda index: find_referrers(layout, index, digest))
@@ -103,14 +103,14 @@ def list_referrers(layout: Layout, digest: str, artifact_type: str | None = None
 
 
 def list_referrer_files(layout: Layout, digest: str) -> tuple[BlobDescriptor, ...]:
-    """The files of a manifest's referrers, as the tag `sha256-HEX` lists them; what cannot be read is left out.
+    """Lists the files of a manifest's referrers under the tag `sha256-HEX`; leaves out unreadable referrers.
 
-    Asks for nothing but the index and these referrers, where `list_referrers` reads those of all bundles; a layout that
-    another tool wrote may have the tag or not.
+    Reads only the index and these referrers, whereas `list_referrers` reads those of all bundles. A layout that another
+    tool wrote may lack the tag.
 
     Raises:
         LayoutInvalid: The store's index is broken.
-        DigestInvalid: `digest` is none.
+        DigestInvalid: `digest` is not a digest.
     """
     tag = fallback_tag(digest)
     listing = next((one for one in layout.read_index().manifests if one.ref_name == tag), None)
@@ -125,12 +125,12 @@ def list_referrer_files(layout: Layout, digest: str) -> tuple[BlobDescriptor, ..
 
 
 def read_referrer(layout: Layout, digest: str) -> bytes:
-    """The file that a referrer consists of.
+    """Reads the file of a referrer.
 
     Raises:
-        BlobNotFound, BlobCorrupt: A part of it is not held, or has other bytes.
-        ManifestInvalid: `digest` names no manifest with one file, or the file is larger than 64 MiB.
-        DigestInvalid: `digest` is none.
+        BlobNotFound, BlobCorrupt: The store lacks a part of it, or holds other bytes.
+        ManifestInvalid: `digest` is not that of a manifest with one file, or the file is larger than 64 MiB.
+        DigestInvalid: `digest` is not a digest.
     """
     try:
         image = parse_record(read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES), ImageManifest)
@@ -142,10 +142,10 @@ def read_referrer(layout: Layout, digest: str) -> bytes:
 
 
 def find_referrers(layout: Layout, index: Index, digest: str) -> tuple[BlobDescriptor, ...]:
-    """As `list_referrers`, in an index that was read before."""
+    """Does the same as `list_referrers`, in an index that the caller has read."""
     found: dict[str, BlobDescriptor] = {}
     for entry in _walk_manifests(layout, index):
-        # Bundles refer to nothing, and there are many of them.
+        # Skipped, because bundles have no subject and are many.
         if entry.media_type != IMAGE_MANIFEST_TYPE or entry.artifact_type == BUNDLE_TYPE or entry.digest in found:
             continue
         image = read_manifest(layout, entry)
@@ -161,7 +161,7 @@ def find_referrers(layout: Layout, index: Index, digest: str) -> tuple[BlobDescr
 
 
 def find_referrer_tree(layout: Layout, index: Index, digest: str) -> ReferrerTree:
-    """Referrers of a manifest, and their own referrers."""
+    """Finds the referrers of a manifest, and the referrers of these."""
     tree: dict[str, tuple[BlobDescriptor, ...]] = {}
     waiting = [digest]
     while waiting:
@@ -174,13 +174,13 @@ def find_referrer_tree(layout: Layout, index: Index, digest: str) -> ReferrerTre
 
 
 def with_referrers(layout: Layout, index: Index, subject_digest: str, added: tuple[BlobDescriptor, ...]) -> Index:
-    """The index with more referrers of a manifest. The caller holds the layout's lock and replaces the index."""
+    """Returns the index with referrers added to a manifest. The caller holds the lock and replaces the index."""
     for one in added:
         if index.find(one.digest) is None:
             index = index.with_manifest(one)
     tag = fallback_tag(subject_digest)
     listing = Index(schema_version=2, media_type=INDEX_TYPE, manifests=find_referrers(layout, index, subject_digest))
-    # The former listing is left to the next collection: somebody may be reading it.
+    # The next collection removes the former listing: a reader may be using it.
     stored = Layout(layout.root).put_blob(listing.to_json())
     return index.with_manifest(
         BlobDescriptor(
@@ -193,7 +193,7 @@ def with_referrers(layout: Layout, index: Index, subject_digest: str, added: tup
 
 
 def without_referrers(layout: Layout, index: Index, digest: str) -> Index:
-    """The index without a manifest, its referrers, theirs, and the listings of all of them."""
+    """Returns the index without a manifest, its referrers, the referrers of these, and the listings of all of them."""
     tree = find_referrer_tree(layout, index, digest)
     gone = {digest, *(one.digest for referrers in tree.values() for one in referrers)}
     for one in gone:
@@ -202,15 +202,15 @@ def without_referrers(layout: Layout, index: Index, digest: str) -> Index:
 
 
 def fallback_tag(digest: str) -> str:
-    """Tag that a manifest's referrers are listed under where there is no referrers API."""
+    """Returns the tag that lists a manifest's referrers if there is no referrers API."""
     return f"sha256-{parse_digest(digest).removeprefix(PREFIX)}"
 
 
 def read_manifest(layout: Layout, entry: BlobDescriptor) -> ImageManifest | Index:
-    """The manifest that an index entry leads to.
+    """Reads the manifest of an index entry.
 
     Raises:
-        LayoutInvalid: It is missing, corrupt, or no manifest.
+        LayoutInvalid: The manifest is missing or corrupt, or the blob is not a manifest.
     """
     try:
         data = read_small_blob(layout, entry.digest, MAX_IMAGE_MANIFEST_BYTES)

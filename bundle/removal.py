@@ -1,4 +1,4 @@
-"""Removing bundles, and collecting the blobs that nobody needs. Both may run beside writers in other processes."""
+"""Removes bundles, and collects the blobs that are no longer needed. Both may run while other processes write."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bundle.referrers import read_manifest, without_referrers
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What is needed for reasons that the layout does not know.
+    """Bundles and blobs that are needed for reasons that the layout does not know.
 
     Attributes:
-        bundles: Digests of bundles that something names.
+        bundles: Digests of bundles that a version, a lease or the like names.
         blobs: Digests of further blobs.
     """
 
@@ -26,13 +26,13 @@ class Needs:
     blobs: frozenset[str] = frozenset()
 
 
-#: Tells what is needed. Called with the layout locked and its pins read: what a writer records somewhere before it lets
-#: its pins go is seen in one place or the other.
+#: Returns what is needed. Called after the layout was locked and its pins were read. So if a writer records its needs
+#: elsewhere before it removes its pins, the collection sees them in one of the two places.
 FindNeeds = Callable[[], Needs]
 
 
 class FreedSpace(NamedTuple):
-    """What a removal gave back."""
+    """The blobs and bytes that a removal has freed."""
 
     blob_count: int
     size_bytes: int
@@ -40,7 +40,7 @@ class FreedSpace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection took and left."""
+    """The outcome of a collection."""
 
     bundle_count: int
     freed: FreedSpace
@@ -48,17 +48,17 @@ class Collected:
 
 
 def remove_bundle(layout: Layout, digest: str, find_needs: FindNeeds = Needs) -> FreedSpace:
-    """Takes a bundle and its referrers from the index, then deletes their blobs that nothing else needs.
+    """Removes a bundle and its referrers from the index, then deletes their blobs that nothing else needs.
 
-    A bundle that a living writer has pinned, or that is needed otherwise, stays. Where the bundle's own image manifest
-    is corrupt, only that is deleted, and its other blobs stay for the next collection.
+    If a living writer has pinned the bundle, or it is needed otherwise, its blobs stay. If the bundle's own image
+    manifest is corrupt, only that is deleted, and its other blobs stay for the next collection.
 
     Raises:
-        BundleNotFound: The index does not list it.
+        BundleNotFound: The index does not list the bundle.
         LayoutInvalid: The index, or another manifest that it lists, cannot be read; nothing is removed.
-        DigestInvalid: `digest` is none.
+        DigestInvalid: `digest` is not a digest.
     """
-    # Under the lock, so that no bundle that shares blobs is published between looking and deleting.
+    # Under the lock, so that no bundle that shares blobs is published between the search and the deletion.
     with layout.lock():
         index = layout.read_index()
         if index.find(parse_digest(digest)) is None:
@@ -74,13 +74,13 @@ def remove_bundle(layout: Layout, digest: str, find_needs: FindNeeds = Needs) ->
 
 
 def collect_garbage(layout: Layout, find_needs: FindNeeds, *, dry_run: bool = False) -> Collected:
-    """Removes bundles that nothing names, with their referrers, then deletes every blob that nothing needs.
+    """Removes bundles without a name, with their referrers, then deletes every blob that nothing needs.
 
-    An index entry with a tag is named by it, and what is no bundle is not ours to judge: both stay.
+    A tag names its index entry, so entries with a tag stay. Entries that are not bundles stay too.
 
     Args:
-        find_needs: Tells which bundles and blobs are needed, beside those that living writers have pinned.
-        dry_run: Only tell.
+        find_needs: Returns the bundles and blobs that are needed besides those that living writers have pinned.
+        dry_run: Report what a collection would remove, without removing it.
 
     Raises:
         LayoutInvalid: The index, or a manifest that it lists, cannot be read; nothing is removed.

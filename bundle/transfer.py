@@ -1,4 +1,4 @@
-"""Copying a bundle between two layouts: only what is missing moves, and every byte is verified."""
+"""Copies a bundle between two layouts: copies only missing blobs, and verifies every byte."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from bundle.referrers import ReferrerTree, find_referrer_tree, read_manifest
 from bundle.verification import BlobVerifier
 from bundle.writer import register_bundle
 
-#: Called with bytes copied and bytes to copy in all.
+#: Called with the bytes copied so far and the bytes to copy in total.
 TransferProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a copy did.
+    """The outcome of a copy.
 
     Attributes:
         digest: Digest of the bundle.
         copied_blob_count: Blobs that were missing or corrupt in the target.
-        copied_size_bytes: Their bytes.
+        copied_size_bytes: Bytes of these blobs.
         present_blob_count: Blobs that the target held already.
     """
 
@@ -46,26 +46,26 @@ def copy_bundle(
     with_referrers: bool = True,
     progress: TransferProgress | None = None,
 ) -> Transfer:
-    """Copies a bundle. It becomes visible in the target at the end, whole; what a killed copy brought over stays.
+    """Copies a bundle, which becomes visible in the target at the end. The blobs of a killed copy stay in the target.
 
-    A blob that the target holds with other bytes than its digest's is replaced.
+    Replaces blobs of the target whose bytes do not have their digest.
 
     Args:
-        verifier: Verifies the blobs that the target holds already, and learns of those that are copied.
-        ref_name: Tag of the target's index entry; it moves here from another bundle that has it.
-        with_referrers: Copy what refers to the bundle, too.
+        verifier: Verifies the blobs that the target holds already, and remembers those that are copied.
+        ref_name: Tag of the target's index entry. If another bundle has this tag, it loses it.
+        with_referrers: Whether to copy the bundle's referrers too.
 
     Raises:
         BundleNotFound: The source's index does not list the bundle.
         BlobNotFound, BlobCorrupt: The source lacks a blob, or holds it with other bytes; nothing becomes visible.
         ManifestInvalid, AbiUnsupported: A manifest does not follow its schema.
         LayoutInvalid: An index, or a manifest that it lists, is broken.
-        DigestInvalid: `digest` is none.
+        DigestInvalid: `digest` is not a digest.
     """
     bundle = open_bundle(source, digest)
     referrers, of_referrers = source.read_through_index(partial(_find_referrers, source, digest, with_referrers))
     with target.pinning() as writer:
-        # What refers to others comes after them.
+        # Referrers come after their subjects.
         blobs = {blob.digest: blob for blob in (*of_referrers, *reversed(bundle.blobs))}
         missing = [blob for blob in blobs.values() if not _is_whole(writer, blob, verifier)]
         total_bytes = sum(blob.size_bytes for blob in missing)
@@ -88,7 +88,7 @@ def copy_bundle(
 def _find_referrers(
     source: Layout, digest: str, are_wanted: bool, index: Index
 ) -> tuple[ReferrerTree, list[BlobDescriptor]]:
-    """What refers to a bundle, and the blobs of that, manifests last."""
+    """Finds a bundle's referrers and their blobs, manifests last."""
     tree = find_referrer_tree(source, index, digest) if are_wanted else {}
     blobs: list[BlobDescriptor] = []
     for referrer in (one for listed in tree.values() for one in listed):
@@ -110,7 +110,7 @@ def _is_whole(target: Layout, blob: BlobDescriptor, verifier: BlobVerifier) -> b
 
 
 def _copy_blob(source: Layout, target: Layout, blob: BlobDescriptor, advance: Callable[[int], None]) -> None:
-    # In the place of a corrupt blob, should there be one: other bundles of the target get well with it.
+    # This replaces a corrupt blob of the target, if there is one, and so repairs other bundles that share it.
     with (
         source.open_blob(blob.digest) as file,
         target.new_blob(expected_digest=blob.digest, replace=True) as writer,

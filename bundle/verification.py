@@ -1,4 +1,4 @@
-"""Verifying blobs before they are mapped or run, without hashing twice what has not changed since."""
+"""Verifies blobs before they are mapped or run, without hashing an unchanged file twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bundle.errors import BlobCorrupt, BlobNotFound
 
 _log = logging.getLogger(__name__)
 
-# ctime moves with the kernel's tick, 10 ms at worst: a second write within the tick of the first would not show.
+# ctime advances with the kernel's tick, 10 ms at worst: a second write in the same tick would not change it.
 SETTLE_TIME_NS: Final = 50_000_000
 
 _SCHEMA: Final = """
@@ -33,34 +33,34 @@ CREATE TABLE IF NOT EXISTS verified (
 
 
 class BlobVerifier:
-    """Compares blobs with their digests, and remembers which file, unchanged since, had which digest.
+    """Compares blobs with their digests, and caches the digests of files that have not changed since.
 
-    Threads and processes may share the cache. A cache that cannot be read or written costs time, never safety.
+    Threads and processes may share the cache. If the cache cannot be read or written, blobs are hashed again.
     """
 
     def __init__(self, cache_path: Path | None, *, always: bool = False) -> None:
-        """Opens or makes the cache.
+        """Opens or creates the cache.
 
         Args:
-            cache_path: SQLite file, None for no cache.
-            always: Hash every time, whatever the cache knows.
+            cache_path: SQLite file; None for no cache.
+            always: Whether to hash every time, even if the cache has the digest.
         """
         self._cache_path = cache_path
         self._always = always
 
     def verify(self, path: Path, digest: str, title: str = "", progress: Progress | None = None) -> None:
-        """Makes sure that a file has the bytes of a digest.
+        """Verifies that the bytes of a file have a digest.
 
         Args:
             path: The file.
-            digest: Digest that it must have.
-            title: Name for people, for the error.
-            progress: Receives the file's size in total, at once where it need not be hashed.
+            digest: Digest that the file must have.
+            title: Name of the blob in errors.
+            progress: Receives the file's size in total, in one call if the file need not be hashed.
 
         Raises:
-            BlobCorrupt: It has other bytes.
+            BlobCorrupt: The file has other bytes.
             BlobNotFound: There is no such regular file.
-            DigestInvalid: `digest` is none.
+            DigestInvalid: `digest` is not a digest.
         """
         parse_digest(digest)
         with _open_regular(path, digest) as file:
@@ -75,7 +75,7 @@ class BlobVerifier:
             self._record(status, digest)
 
     def remember(self, path: Path, digest: str) -> None:
-        """Records a blob whose bytes were hashed while they were written, and that nobody has touched since.
+        """Records a blob whose bytes were hashed while they were written, and which has not changed since.
 
         Raises:
             BlobNotFound: There is no such regular file.
@@ -84,11 +84,11 @@ class BlobVerifier:
             self._record(self._settle(file), digest)
 
     def _settle(self, file: FileIO) -> os.stat_result | None:
-        """Waits until every later write will show in the file's ctime; None where that cannot be said."""
+        """Waits until every later write must change the file's ctime; returns None if that cannot be known."""
         if self._cache_path is None:
             return None
         age_ns = time.time_ns() - os.fstat(file.fileno()).st_ctime_ns
-        # At most once: the file's server may have another clock.
+        # Waits at most once, because the file's server may have another clock.
         time.sleep(min(max(0, SETTLE_TIME_NS - age_ns), SETTLE_TIME_NS) / 1e9)
         status = os.fstat(file.fileno())
         return status if time.time_ns() - status.st_ctime_ns >= SETTLE_TIME_NS else None
@@ -117,7 +117,7 @@ class BlobVerifier:
 
 def _open_regular(path: Path, digest: str) -> FileIO:
     try:
-        # Looked at before it is opened, because opening a pipe would wait for a writer.
+        # Checked before it is opened, because opening a pipe would wait for a writer.
         if not stat.S_ISREG(path.lstat().st_mode):
             raise BlobNotFound(digest)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Publishing bundles: blobs first, the image manifest, the index last."""
+"""Publishes bundles: writes the blobs first, then the image manifest, the index last."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from bundle.referrers import ReferrerTree, with_referrers
 
 
 class BundleWriter:
-    """One bundle in the making. Add its blobs, then publish it once.
+    """Writes one bundle. Callers add its blobs, then publish it once.
 
-    Nothing is visible before `publish`. Blobs of a bundle that is never published stay in the store, where the next
-    writer finds them, until they are collected.
+    Nothing is visible before `publish`. Blobs of a bundle that is never published stay in the store until a collection
+    removes them; until then other writers can use them.
     """
 
     def __init__(self, layout: Layout) -> None:
-        """Starts a bundle in a store; where somebody may collect meanwhile, through a `pinning` handle of it."""
+        """Starts a bundle in a store. If collections may run meanwhile, the caller passes a `pinning` handle."""
         self._layout = layout
         self._layers: dict[str, BlobDescriptor] = {}
 
     def add_blob(self, source: Path | bytes | StoredBlob, media_type: str, title: str) -> BlobDescriptor:
-        """Adds a file of the bundle. Adding equal bytes under the same title again changes nothing.
+        """Adds a file to the bundle. Adding equal bytes under the same title again has no effect.
 
         Args:
-            source: A file, which is copied; bytes; or a blob that the store holds already.
+            source: A file, which is copied; bytes; or a blob of the store.
             media_type: See `bundle.oci`.
             title: Relative path of the file in the bundle, unique in it.
 
         Raises:
-            ManifestInvalid: The title is no relative path, or names other bytes already.
+            ManifestInvalid: The title is not a relative path, or another file of the bundle has it.
             BlobNotFound: The store does not hold the given blob.
         """
         if not is_title(title):
@@ -62,18 +62,18 @@ class BundleWriter:
         return descriptor
 
     def publish(self, manifest: Manifest, *, ref_name: str | None = None) -> str:
-        """Makes the bundle visible, whole.
+        """Makes the whole bundle visible at once.
 
         Args:
             manifest: Describes the blobs that were added.
-            ref_name: Tag of the index entry, for registry tools; it moves here from another bundle that has it.
+            ref_name: Tag of the index entry, for registry tools. If another bundle has this tag, it loses it.
 
         Returns:
-            The bundle's digest. It depends on manifest and blobs only, not on the order of adding.
+            The bundle's digest. It depends on manifest and blobs only, not on the order in which they were added.
 
         Raises:
-            BlobNotFound: The manifest names a blob that was not added, or one has been deleted meanwhile.
-            ManifestInvalid: The manifest's parts do not fit each other, or it holds what JSON cannot.
+            BlobNotFound: The manifest names a blob that was not added, or a blob has been deleted meanwhile.
+            ManifestInvalid: The manifest's parts do not fit each other, or it holds values that JSON cannot.
             LayoutInvalid: The store's index is broken.
         """
         check_consistency(manifest)
@@ -108,19 +108,19 @@ class BundleWriter:
 def register_bundle(
     layout: Layout, digest: str, *, ref_name: str | None = None, referrers: ReferrerTree | None = None
 ) -> None:
-    """Lists a bundle in the index once all its blobs, its image manifest included, are in the store.
+    """Lists a bundle in the index. All its blobs, including its image manifest, must be in the store.
 
     This is the last step of publishing, and of copying a bundle from another store.
 
     Args:
-        ref_name: Tag of the index entry; it moves here from another bundle that has it.
-        referrers: Referrers whose blobs are in the store, to be listed with it.
+        ref_name: Tag of the index entry. If another bundle has this tag, it loses it.
+        referrers: Referrers to list with the bundle. Their blobs must be in the store.
 
     Raises:
         BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `bundle.reader.open_bundle`.
         LayoutInvalid: The store's index is broken.
     """
-    # Under the lock, so that no deletion comes between looking and listing.
+    # Under the lock, so that no deletion comes between the check and the listing.
     with layout.lock():
         descriptor = read_bundle(layout, digest).descriptor
         if ref_name is not None:

@@ -17,5 +17,5 @@ TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
-    """`float32` for torch.float32."""
+    """The manifest's name of a torch dtype, such as `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")

@@ -10,8 +10,8 @@ KilnError
     ├── SlotUnknown           a slot that the KV cache does not have
     ├── StepInvalid           inputs that do not fit the executable
     ├── StepFailed            an executable that raised while it ran
-    │   └── StepAborted       one that did not go on because another rank or the step before it had failed
-    ├── CollectivesMissing    several ranks where the native library of their collectives has not been built
+    │   └── StepAborted       an executable that stopped because another rank or the step before it had failed
+    ├── CollectivesMissing    several ranks, but the native library of their collectives has not been built
     ├── TooManyRanks          more ranks than the native library of their collectives serves
     ├── RankFailed            a rank process met an error that is not one of these: our bug
     └── RankDied              a rank process ended by itself
@@ -25,8 +25,8 @@ from typing import Final
 
 from bundle.errors import FieldViolation, KilnError
 
-# Errors travel in packets and in HTTP/2 headers, of which neither is long.
-_MOST_VIOLATIONS: Final = 16
+# Errors travel in packets and in HTTP/2 headers, and both are short.
+_MAX_VIOLATIONS: Final = 16
 
 
 class ExecutionError(KilnError):
@@ -62,7 +62,7 @@ class WeightsInvalid(ExecutionError):
     reason = "WEIGHTS_INVALID"
 
     def __init__(self, path: str, detail: str, violations: Sequence[FieldViolation] = ()) -> None:
-        listed = tuple(violations[:_MOST_VIOLATIONS])
+        listed = tuple(violations[:_MAX_VIOLATIONS])
         super().__init__(f"weight file {path} does not fit: {detail}", violations=listed, path=path, detail=detail)
 
 
@@ -113,14 +113,13 @@ class StepFailed(ExecutionError):
 
 
 class StepAborted(StepFailed):
-    """An executable that did not go on because another rank or the step before it had failed. State may be half
-    written."""
+    """An executable that stopped because another rank or the step before it had failed. State may be half written."""
 
     reason = "STEP_ABORTED"
 
 
 class CollectivesMissing(ExecutionError):
-    """Several ranks where the native library of their collectives has not been built."""
+    """Several ranks, but the native library of their collectives has not been built."""
 
     reason = "COLLECTIVES_MISSING"
 
@@ -137,9 +136,9 @@ class TooManyRanks(ExecutionError):
 
     reason = "TOO_MANY_RANKS"
 
-    def __init__(self, tp_degree: int, most_ranks: int) -> None:
-        violation = FieldViolation("tp_degree", str(tp_degree), f"1 to {most_ranks}")
-        super().__init__(str(violation), violations=(violation,), tp_degree=tp_degree, most_ranks=most_ranks)
+    def __init__(self, tp_degree: int, max_ranks: int) -> None:
+        violation = FieldViolation("tp_degree", str(tp_degree), f"1 to {max_ranks}")
+        super().__init__(str(violation), violations=(violation,), tp_degree=tp_degree, most_ranks=max_ranks)
 
 
 class RankFailed(ExecutionError):
@@ -156,8 +155,8 @@ class RankDied(ExecutionError):
 
     Attributes:
         rank: The rank that ended first.
-        exit_code: Its exit code, None where a signal ended it.
-        signal: Name of the signal that ended it, such as `SIGKILL`; None where it exited.
+        exit_code: Its exit code; None if a signal ended it.
+        signal: Name of the signal that ended it, such as `SIGKILL`; None if it exited.
     """
 
     reason = "RANK_DIED"

@@ -1,4 +1,4 @@
-"""Named errors on their way from one process to another."""
+"""Named errors in a form that one process can send to another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bundle.errors import FieldViolation, KilnError
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A `KilnError` as plain data."""
 
-    #: Module and class.
+    #: Module and class of the error.
     error: str
     message: str
     metadata: dict[str, str]
@@ -21,7 +21,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @classmethod
     def of(cls, error: KilnError) -> Self:
-        """Takes an error apart."""
+        """Makes plain data of an error."""
         return cls(
             error=_name(type(error)),
             message=str(error),
@@ -31,7 +31,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         )
 
     def to_error(self) -> KilnError:
-        """Puts the error together again, without the attributes that its class adds to KilnError's.
+        """Makes the error again, without the attributes that its class adds to those of KilnError.
 
         A class that this process has not imported becomes a plain KilnError.
         """

@@ -1,4 +1,4 @@
-"""Whether this host can run a bundle's executables."""
+"""Checks whether this host can run a bundle's executables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from targets.registry import TARGETS, find_format
 
 
 def require_isa(manifest: Manifest, cpuinfo: Path = CPUINFO) -> None:
-    """Refuses a bundle whose native code this host cannot run; an exported program runs anywhere.
+    """Refuses a bundle whose native code this host cannot run. Exported programs run on any host.
 
     Raises:
         IsaUnsupported: The host lacks the bundle's instruction set.

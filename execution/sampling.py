@@ -1,11 +1,11 @@
-"""Picking tokens from logits, with the semantics of Hugging Face's `generate`.
+"""Picks tokens from logits, with the semantics of Hugging Face's `generate`.
 
-Plain tensor arithmetic without data-dependent shapes, so that it can be exported into an executable as well as run
-after one. Rows do not see each other: a row's token depends on its own logits, parameters and random number.
+It is tensor arithmetic without data-dependent shapes, so that it can be exported into an executable as well as run on
+the host after one. Rows are independent: a row's token depends on its own logits, parameters and random number only.
 
-`sample` takes whole rows of logits. Its steps stand alone too, for vocabularies that are divided among ranks: each
-rank takes the top of its part, the tops are joined, and the joined top is drawn from. Equal logits give equal tokens
-either way.
+`sample` takes whole rows of logits. If the vocabulary is divided among ranks, callers use the functions inside it: each
+rank takes the top of its part, the ranks join the tops, and the token is drawn from the joined top. Equal logits give
+equal tokens both ways.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Weights are summed as multiples of this: sums of integers do not depend on how the vocabulary is divided.
+#: Weights are summed as integer multiples of this, so that the sum does not depend on how the vocabulary is divided.
 _WEIGHT_UNIT = 2.0**-40
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, the lowest id where several are: logits [N, V] to int32 [N]."""
+    """The likeliest token of each row; of equally likely ones, that with the lowest id: logits [N, V] to int32 [N]."""
     return logits.argmax(dim=-1).to(torch.int32)
 
 
 def sample(logits: Tensor, sampling_params: Tensor, rand: Tensor, global_topk: int) -> Tensor:
-    """Draws one token a row: temperature, then top_k, then top_p, then the inverse of the cumulative distribution.
+    """Draws one token per row: temperature, then top_k, then top_p, then the inverse of the cumulative distribution.
 
     Args:
         logits: [N, V].
@@ -40,7 +40,7 @@ def sample(logits: Tensor, sampling_params: Tensor, rand: Tensor, global_topk: i
 
 
 def candidates(logits: Tensor, sampling_params: Tensor, global_topk: int) -> tuple[Tensor, Tensor]:
-    """The tokens that can be drawn and their weights, likeliest first; arguments as in `sample`.
+    """Finds the tokens that can be drawn and their weights, likeliest first; arguments as in `sample`.
 
     Returns:
         Token ids int32 [N, K] and unnormalized weights f32 [N, K], 0 where a token cannot be drawn.
@@ -52,22 +52,22 @@ def candidates(logits: Tensor, sampling_params: Tensor, global_topk: int) -> tup
 
 
 def count_candidates(global_topk: int, vocab_size: int) -> int:
-    """How many tokens are candidates: `global_topk`, or all where it is 0 or more than there are."""
+    """The number of candidates: `global_topk`, or the whole vocabulary if it is 0 or exceeds `vocab_size`."""
     return min(global_topk, vocab_size) if global_topk > 0 else vocab_size
 
 
 def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row, likeliest first, the lowest id first where several are equally likely.
+    """The likeliest tokens of each row, likeliest first; of equally likely ones, the lowest id first.
 
     Args:
         logits: f32 [N, M].
-        ids: int32 [N, M], all different and not negative: the tokens' ids. None: their places.
+        ids: Ids of the tokens, int32 [N, M], all different and not negative. None: their indices.
 
     Returns:
         Logits f32 [N, count] and ids int32 [N, count].
     """
     places = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
-    # topk alone leaves the order of equals open. As integers, logits and ids together are never equal.
+    # topk leaves the order of equal values open. Packed into one integer, a logit and an id are never equal to others.
     bits = torch.where(logits == 0, 0.0, logits).view(torch.int32)
     ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     keys = ascending.to(torch.int64) * 2**32 - (places if ids is None else ids)
@@ -76,29 +76,29 @@ def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Ten
 
 
 def sum_weights(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:
-    """Sum of the weights of a vocabulary, or of a part of it: parts add up to the whole without rounding.
+    """Sums the weights of a vocabulary, or of a part of it. The sums of parts add up to the whole without rounding.
 
     Args:
-        logits: f32 [N, M], the part.
-        largest: f32 [N, 1], the largest of the whole.
+        logits: f32 [N, M], of the part.
+        largest: f32 [N, 1], the largest logit of the whole vocabulary.
         sampling_params: As in `sample`.
 
     Returns:
-        int64 [N, 1], to be given to `weigh`.
+        int64 [N, 1], the argument `total` of `weigh`.
     """
     weights = _scores(logits, largest, sampling_params).exp()
     return (weights / _WEIGHT_UNIT).to(torch.int64).sum(dim=-1, keepdim=True)
 
 
 def weigh(top_logits: Tensor, total: Tensor | None, sampling_params: Tensor) -> Tensor:
-    """Weights of candidates: what top_k and top_p leave of them.
+    """Computes the weights of candidates; those that top_k or top_p exclude get 0.
 
-    top_p keeps the likeliest tokens until their probabilities reach it, the one that crosses it included. Probability
-    is measured among the row's top_k tokens or, where top_k is 0, among the whole vocabulary.
+    top_p keeps the likeliest tokens until their probabilities reach it, including the one that crosses it. The base of
+    probabilities is the row's top_k tokens or, if top_k is 0, the whole vocabulary.
 
     Args:
         top_logits: f32 [N, K], likeliest first.
-        total: The whole vocabulary's `sum_weights`; may be None where every row has a top_k.
+        total: The whole vocabulary's `sum_weights`; may be None if every row has a top_k.
         sampling_params: As in `sample`.
 
     Returns:
@@ -128,7 +128,7 @@ def draw(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) ->
         int32 [N].
     """
     cumulative = weights.cumsum(dim=-1)
-    # The first candidate whose cumulative weight exceeds the target; rounding must not lead past the last one.
+    # Picks the first candidate whose cumulative weight exceeds the target; rounding must not lead past the last one.
     index = (cumulative <= rand * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
     index = index.minimum((weights > 0).sum(dim=-1, keepdim=True) - 1)
     drawn = ids.gather(-1, index)[:, 0]
@@ -137,13 +137,13 @@ def draw(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) ->
 
 
 def _scores(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:
-    """Logits after temperature, shifted so that the likeliest has 0."""
+    """Logits after temperature, shifted so that the largest is 0."""
     temperature = sampling_params[:, 2:3]
     return (logits - largest) / torch.where(temperature == 0, 1.0, temperature)
 
 
 def pick_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Natural log probabilities of the picked and of the likeliest tokens.
+    """Computes natural log probabilities of the picked and of the likeliest tokens.
 
     Args:
         logits: [N, V], before temperature, top_k and top_p.
@@ -151,7 +151,8 @@ def pick_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor,
         num_top: How many of the likeliest to return, K.
 
     Returns:
-        Of the picked f32 [N]; ids of the likeliest int64 [N, K], likeliest first; theirs f32 [N, K].
+        Log probabilities of the picked tokens f32 [N]; ids of the likeliest tokens int64 [N, K], likeliest first; their
+        log probabilities f32 [N, K].
     """
     logprobs = logits.float().log_softmax(dim=-1)
     picked = logprobs.gather(-1, tokens.long()[:, None])[:, 0]

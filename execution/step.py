@@ -1,4 +1,4 @@
-"""One call of one executable, as plain data: what an engine asks for and what it gets back."""
+"""One call of one executable, as plain data: the engine's request and the ranks' result."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ StepInputs = dict[str, list[float]]
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One call of one executable. A struct, as its result is one: every token makes both.
+    """One call of one executable. It and its result are msgspec structs, which are cheap: every token makes both.
 
     Attributes:
         tag: The executable.
-        inputs: Values of every input that `step_inputs` names, row-major and as many as the manifest's shape holds.
-        top_logprobs: None: no log probabilities. 0: those of the picked tokens. n: also the n most probable tokens.
+        inputs: Values of every input that `step_inputs` names, row-major, in the manifest's shape.
+        top_logprobs: None: no log probabilities. 0: those of the picked tokens. n: also those of the n most probable.
             Needs an executable that outputs logits; at most MAX_TOP_LOGPROBS.
-        return_logits: Return all logits; needs an executable that outputs them. For comparing models: they are large.
+        return_logits: Whether to return all logits, for comparing models: they are large. Needs an executable that
+            outputs them.
         depends_on_previous: Its `input_ids` are the tokens of the step that was begun before it and may still run; the
-            ranks do not read what `inputs` has for them. Needs executables that output one token a row, in as many
-            rows as this one takes.
+            ranks ignore `input_ids` in `inputs`. Needs executables that output one token per row, in as many rows as
+            this one takes.
     """
 
     tag: str
@@ -40,17 +41,17 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step returned; every list has one entry a row, idle rows included.
+    """The results of a step. Every list has one entry per row, idle rows included.
 
     Attributes:
-        tokens: Picked token ids: one a row, or as many as a speculative step accepted.
+        tokens: Picked token ids: one per row, or as many as a speculative step accepted.
         logprobs: Natural log probability of each row's first token under the model's own distribution: log-softmax of
             the logits, before temperature, top_k and top_p. None unless the step asked.
         top_ids: The most probable tokens, most probable first, as many as the step asked for. None unless it asked.
         top_logprobs: Their log probabilities.
-        duration_s: Time in the rank process, from the doorbell to the answer.
+        duration_s: Seconds in the rank process, from the call to the answer.
         logits: f32 [rows, vocab_size], a copy. None unless the step asked.
-        invalid_rows: Rows whose numbers the executable calls invalid. They have no tokens.
+        invalid_rows: Rows whose numbers the executable has marked as invalid. They have no tokens.
     """
 
     tokens: list[list[int]]
@@ -63,10 +64,10 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec, ...]:
-    """The inputs that a step of an executable takes.
+    """Lists the inputs of an executable's steps.
 
-    They are the executable's own. If sampling is on the host, the rank samples after the executable and takes the
-    inputs for sampling in its place, in the shapes that they have on the device.
+    They are the executable's inputs. If sampling is on the host, the rank samples after the executable, so the step
+    also has the inputs for sampling, in the shapes that they have on the device.
     """
     if sampling.mode == "on_device":
         return executable.inputs
@@ -75,14 +76,14 @@ def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec,
 
 
 class StepForm:
-    """Fills the inputs of an executable's steps by the ABI: every row is idle until a request's tokens are put in it.
+    """Fills the inputs of an executable's steps by the ABI. Every row is idle until tokens are put in it.
 
     Attributes:
         specs: The inputs of a step; see `step_inputs`.
     """
 
     def __init__(self, manifest: Manifest, executable: Executable) -> None:
-        """Takes sizes and special values from the manifest."""
+        """Reads sizes and special values from the manifest."""
         symbols = manifest.symbols_of(executable)
         self.specs = step_inputs(executable, manifest.sampling)
         self._num_row_tokens = executable.num_row_tokens
@@ -90,7 +91,7 @@ class StepForm:
         self._idle = {spec.name: INPUTS[spec.name].idle_values(spec.shape, symbols) for spec in self.specs}
 
     def make_idle(self) -> StepInputs:
-        """Inputs of a step in which all rows are idle."""
+        """Makes the inputs of a step in which all rows are idle."""
         return {name: values.copy() for name, values in self._idle.items()}
 
     def put_tokens(self, inputs: StepInputs, row: int, tokens: Sequence[int], *, start: int, slot: int) -> None:
@@ -98,15 +99,15 @@ class StepForm:
 
         Args:
             inputs: From `make_idle`.
-            tokens: At least one, and at most as many as the row has.
-            start: Position of the first.
+            tokens: At least one, at most the tokens of a row.
+            start: Position of the first token.
             slot: KV slot of the sequence.
         """
         inputs["seq_ids"][row] = slot
         count, width = len(tokens), self._num_row_tokens
         assert 0 < count <= width, f"{count} tokens in a row of {width}"
         if width == 1:
-            # Most steps are of this kind, and slices cost three times as much.
+            # Most steps put one token per row, and slices cost three times as much.
             inputs["input_ids"][row] = tokens[0]
             inputs["position_ids"][row] = start
         else:
@@ -117,7 +118,7 @@ class StepForm:
             inputs["num_tokens"][row] = count
 
     def put_values(self, inputs: StepInputs, name: str, row: int, values: Sequence[float]) -> None:
-        """Replaces a row of one input; does nothing for an input that the step does not take.
+        """Replaces a row of one input. Does nothing if the step does not take this input.
 
         Args:
             inputs: From `make_idle`.

@@ -1,4 +1,4 @@
-"""The processor of an ordinary host: graphs as they are at level 0, AOTInductor's libraries above."""
+"""The target `cpu`: ships exported graphs at optimization level 0, libraries made by AOTInductor at levels 1 and 2."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from targets.isa import IsaLevel, IsaLevels
 from targets.target import ExecutableFormat, Lowering, Target
 from targets.toolchain import Program, Toolchain
 
-#: The C++ compiler, which AOTInductor calls.
+#: The C++ compiler that AOTInductor calls.
 GXX: Final = Program("g++", ("-dumpfullversion",))
 
-#: Levels of the x86-64 psABI. The default is for bundles that travel.
+#: Levels of the x86-64 psABI. The default suits bundles that run on other hosts.
 X86_64: Final = IsaLevels(
     (
         IsaLevel(
@@ -48,7 +48,7 @@ X86_64: Final = IsaLevels(
 
 # Memory of executables is that of models of 1 to 4 layers.
 
-#: A serialized `torch.export` program, run operator by operator.
+#: A serialized `torch.export` program, which is run operator by operator.
 EXPORTED_PROGRAM: Final = ExecutableFormat(
     name="exported_program",
     media_type="application/vnd.kiln.executable.v1.exported-program",
@@ -73,7 +73,7 @@ AOTI: Final = ExecutableFormat(
     layer_code_bytes=21_000,
 )
 
-#: What weights are written with, whatever the target.
+#: The distributions with which weights are written, for all targets.
 TORCH: Final = Toolchain(distributions=("torch",))
 
 _COMPILED: Final = Lowering(

@@ -1,4 +1,4 @@
-"""Instruction sets: what a target's executables can be made for, and what this host has."""
+"""Instruction sets: those for which a target's executables can be made, and those that this host has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from targets.errors import IsaUnknown, IsaUnsupported
 
-#: What a client asks for that wants the host's own highest level.
+#: The name by which a client asks for the highest level that the compiler's host has.
 NATIVE: Final = "native"
 CPUINFO: Final = Path("/proc/cpuinfo")
 
@@ -18,9 +18,9 @@ class IsaLevel:
     """One instruction set.
 
     Attributes:
-        name: As manifests and clients say it.
+        name: Name in manifests and requests.
         added_flags: CPU flags, as in /proc/cpuinfo, that the level adds to the one before it.
-        vector_bits: Width of the vector registers.
+        vector_bits: Width of the vector registers in bits.
     """
 
     name: str
@@ -30,10 +30,10 @@ class IsaLevel:
 
 @dataclass(frozen=True, slots=True)
 class IsaLevels:
-    """The instruction sets of a target, each a superset of the one before it; none if the target has no choice.
+    """The instruction sets of a target, each a superset of the one before it; empty if the target has no choice.
 
     Attributes:
-        default: What a client gets that asks for none.
+        default: The level for clients that ask for none.
     """
 
     levels: tuple[IsaLevel, ...] = ()
@@ -45,11 +45,11 @@ class IsaLevels:
         return tuple(level.name for level in self.levels)
 
     def __getitem__(self, name: str) -> IsaLevel:
-        """The level of a name that `resolve` returned."""
+        """Returns the level of a name that `resolve` returned."""
         return next(level for level in self.levels if level.name == name)
 
     def list_supported(self, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
-        """Levels that every instruction of this host's processors covers, lowest first; empty on other
+        """Lists the levels whose instructions all processors of this host have, lowest first; none on other
         architectures."""
         flags: set[str] = set()
         for line in cpuinfo.read_text().splitlines():
@@ -67,7 +67,8 @@ class IsaLevels:
     def resolve(self, name: str, cpuinfo: Path = CPUINFO) -> str:
         """Fills in the default, turns `native` into the highest level that this host has, and checks other names.
 
-        Levels, never the host's own model, so that a runtime can tell from the name whether it can run a bundle.
+        The result is a level, never the host's processor model, so that a runtime can tell by the name whether it can
+        run a bundle.
 
         Raises:
             IsaUnknown: The name is neither a level nor `native`.
@@ -86,7 +87,7 @@ class IsaLevels:
         """Checks that this host has a level.
 
         Raises:
-            IsaUnsupported: The host lacks it.
+            IsaUnsupported: The host lacks the level.
         """
         supported = self.list_supported(cpuinfo)
         if name not in supported:

@@ -1,4 +1,4 @@
-"""AWS Inferentia and Trainium, as far as the documents describe them: compiles are planned, and nothing is made yet."""
+"""AWS Inferentia and Trainium, as their documents describe them. Kiln plans compiles for them, and makes none yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from targets.target import ExecutableFormat, Lowering, Target
 
 _GIB: Final = 1 << 30
 
-#: Its sizes are a guess that nothing has verified.
+#: Its sizes are a guess that has not been verified.
 NEFF: Final = ExecutableFormat(
     name="neff",
     media_type="application/vnd.kiln.executable.v1.neff",
@@ -20,9 +20,9 @@ NEFF: Final = ExecutableFormat(
 )
 _PLANNED: Final = (Lowering(format=NEFF),) * 3
 
-# Degrees are those of NxD Inference's documents, which say that the Neuron runtime has them. The guide of Transformers
-# NeuronX, older, has no 16 for trn1. The memory of a core is the documents', too: 16 GB on inf2 and trn1, 24 GB on trn2
-# with LNC 2, that is two physical cores.
+# The degrees come from NxD Inference's documents, which say that the Neuron runtime has them. The older guide of
+# Transformers NeuronX lacks 16 for trn1. The memory of a core comes from the documents too: 16 GB on inf2 and trn1,
+# 24 GB on trn2 with LNC 2, that is, for two physical cores.
 
 INF2: Final = Target(kind="inf2", tp_degrees=(1, 2, 4, 8, 24), core_bytes=16 * _GIB, lowerings=_PLANNED)
 

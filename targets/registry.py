@@ -1,4 +1,4 @@
-"""Finding targets by kind, and executable formats by name."""
+"""Finds targets by kind, and executable formats by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from targets.target import ExecutableFormat, Target
 #: Every target, by kind.
 TARGETS: Final[Mapping[TargetKind, Target]] = {target.kind: target for target in (CPU, INF2, TRN1, TRN2, TRN3)}
 
-#: Entry points of other distributions: the name is a format's, the object its `ExecutableFormat`.
+#: Group of the entry points of other distributions. The name is that of a format, the object its `ExecutableFormat`.
 ENTRY_POINT_GROUP: Final = "kiln.executable_formats"
 
 _LOWERINGS = (lowering for target in TARGETS.values() for lowering in target.lowerings)
@@ -23,11 +23,11 @@ _BUILT_IN: Final[Mapping[str, ExecutableFormat]] = {lowering.format.name: loweri
 
 
 def find_format(name: str) -> ExecutableFormat:
-    """The executable format of a name: one of ours, or one that an installed distribution has as an entry point.
+    """Returns the executable format of a name: one of Kiln's, or one from an installed distribution's entry point.
 
     Raises:
         FormatUnknown: Nothing installed here runs the format.
-        FormatInvalid: An entry point names the format and does not give it.
+        FormatInvalid: An entry point names the format but does not provide it.
     """
     found = _BUILT_IN.get(name)
     if found is None:
@@ -41,7 +41,7 @@ def _load_format(name: str) -> ExecutableFormat:
     installed = entry_points(group=ENTRY_POINT_GROUP, name=name)
     if not installed:
         raise FormatUnknown(name, _list_runnable())
-    # A distribution that is installed twice, such as beside its sources, counts once.
+    # A distribution that is installed twice, for example beside its sources, counts once.
     values = sorted({entry_point.value for entry_point in installed})
     if len(values) > 1:
         raise FormatInvalid(name, " and ".join(values), "both name the format")

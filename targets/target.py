@@ -1,4 +1,4 @@
-"""What a target states of itself."""
+"""The types by which a target describes itself."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class ExecutableFormat:
     """One kind of executable file.
 
     Attributes:
-        name: As manifests say it.
+        name: Name in manifests.
         media_type: OCI media type of a file.
-        suffix: Of a file's name in the bundle.
+        suffix: Suffix of a file's name in the bundle.
         state_convention: How executables of the format treat their state; see `bundle.manifest.Executable`.
-        is_native: Whether a file holds instructions, which the host must have; otherwise it runs on any host.
-        executor: `module:function` of what loads an executor; see `execution.executors.executor.LoadExecutor`. None if
-            nothing runs the format yet.
-        preloaded: Modules that loading the first executable would import, for a process that loads them in advance.
-        fixed_code_bytes: Memory of one executable, beside that of its layers, as plans estimate it.
+        is_native: Whether a file holds processor instructions, which the host must have; other files run on any host.
+        executor: `module:function` that loads an executor; see `execution.executors.executor.LoadExecutor`. None if no
+            executor runs the format yet.
+        preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
+        fixed_code_bytes: Memory of one executable, besides that of its layers, as plans estimate it.
         layer_code_bytes: Memory of one executable for each layer of the model, as plans estimate it.
     """
 
@@ -39,14 +39,15 @@ class ExecutableFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering:
-    """How a target's executables are made at one optimization level.
+    """How the compiler makes a target's executables at one optimization level.
 
     Attributes:
-        format: What is made.
-        backend: `module:function` of what makes it; see `compiler_svc.lower.job.LoweringBackend`. None if nothing makes
-            it yet, so that compiles are planned only.
-        in_process: Whether the build process calls the backend itself: it neither compiles nor runs a graph.
-        toolchain: What the executables' bytes depend on.
+        format: Format of the executables.
+        backend: `module:function` that makes them; see `compiler_svc.lower.job.LoweringBackend`. None if no backend
+            exists yet, so that compiles can only be planned.
+        in_process: Whether the build process calls the backend itself, which it may if the backend neither compiles nor
+            runs a graph.
+        toolchain: The distributions and programs on which the executables' bytes depend.
     """
 
     format: ExecutableFormat
@@ -60,15 +61,15 @@ class Target:
     """A kind of hardware.
 
     Attributes:
-        kind: As manifests and configurations say it.
+        kind: Name in manifests and configurations.
         tp_degrees: Degrees of tensor parallelism, ascending.
-        tp_degrees_note: What to say of the degrees if they are not from the documents.
-        takes_other_degrees: Whether degrees between those listed work, too. Plans try those listed.
+        tp_degrees_note: A remark on the degrees if they do not come from the documents.
+        takes_other_degrees: Whether degrees between those listed work too. Plans try only those listed.
         core_bytes: Memory of one physical core; None if all ranks share the host's memory.
         logical_core_size: Physical cores of one logical core, unless a configuration says otherwise.
-        isas: Instruction sets to choose from.
+        isas: Instruction sets for which executables can be made.
         lowerings: How executables are made at optimization levels 0, 1 and 2.
-        note: What a plan for the target should warn of.
+        note: A warning that plans for the target show.
     """
 
     kind: TargetKind
@@ -83,5 +84,5 @@ class Target:
 
     @property
     def is_served(self) -> bool:
-        """Whether executables are made for the target; otherwise compiles are planned only."""
+        """Whether Kiln makes executables for the target. If not, compiles can only be planned."""
         return all(lowering.backend is not None for lowering in self.lowerings)

@@ -1,4 +1,4 @@
-"""Versions of everything that shapes an executable besides its graph and options."""
+"""The tools on which an executable's bytes depend besides its graph and options, and their versions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Program:
     """A program that a lowering calls.
 
     Attributes:
-        name: As found on PATH.
-        version_arguments: Arguments with which it prints its version and nothing else.
+        name: Name of the program on PATH.
+        version_arguments: Arguments that make it print only its version.
     """
 
     name: str
     version_arguments: tuple[str, ...]
 
     def find(self) -> Path:
-        """Path of the program.
+        """Finds the path of the program.
 
         Raises:
-            ToolchainMissing: PATH has none.
+            ToolchainMissing: PATH does not have it.
         """
         path = shutil.which(self.name)
         if path is None:
@@ -36,10 +36,10 @@ class Program:
         return Path(path)
 
     def read_version(self) -> str:
-        """Version of the program.
+        """Reads the version of the program.
 
         Raises:
-            ToolchainMissing: PATH has none.
+            ToolchainMissing: PATH does not have it.
         """
         command = [str(self.find()), *self.version_arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -47,7 +47,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """What executables are made with, Python aside.
+    """The tools that make executables, besides Python.
 
     Attributes:
         distributions: Python distributions.
@@ -58,7 +58,7 @@ class Toolchain:
     programs: tuple[Program, ...] = ()
 
     def read_versions(self) -> dict[str, str]:
-        """Versions by name, for cache keys and manifests.
+        """Reads the versions by name, for cache keys and manifests.
 
         Raises:
             ToolchainMissing: A program is not installed.
@@ -73,7 +73,7 @@ class Toolchain:
         """Checks that every program is installed.
 
         Raises:
-            ToolchainMissing: One is not.
+            ToolchainMissing: A program is not installed.
         """
         for program in self.programs:
             program.find()

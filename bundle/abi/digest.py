@@ -1,4 +1,4 @@
-"""The digest of the graph ABI: two bundles that have the same one can exchange weights."""
+"""The digest of the graph ABI. Bundles with equal digests can exchange weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import rfc8785
 
 
 class TensorFacts(Protocol):
-    """What of a weight tensor counts."""
+    """The properties of a weight tensor that enter the digest."""
 
     @property
     def name(self) -> str:
@@ -26,11 +26,11 @@ class TensorFacts(Protocol):
 
 
 class ShardFacts(Protocol):
-    """What of a rank's weight shard counts; `bundle.manifest.WeightShard` has it."""
+    """The properties of a rank's weight shard that enter the digest; `bundle.manifest.WeightShard` has them."""
 
     @property
     def rank(self) -> int:
-        """The rank."""
+        """Number of the rank."""
 
     @property
     def tensors(self) -> Sequence[TensorFacts]:
@@ -44,7 +44,7 @@ def compute_graph_abi_digest(
     numeric_config: Mapping[str, Any],
     tp_degree: int,
 ) -> str:
-    """Hashes all that a weight set must fit.
+    """Hashes everything that a weight set must fit.
 
     Args:
         graph_digests: Digest of the exported graph, by executable tag.

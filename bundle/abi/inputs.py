@@ -16,14 +16,14 @@ LEFT_PADDED: Final = "left_padded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input(AbiTensor):
-    """One input.
+    """One input of executables.
 
     Attributes:
         idle: Its values in an idle row, repeated to the row's end.
-        accepted: Smallest and largest accepted value; None: any. Compiled code answers an index that is out of range
-            with the end of the process.
-        is_for_sampling: It says how a token is picked from logits. A rank takes it in the place of an executable that
-            leaves picking to its host.
+        accepted: Smallest and largest accepted value; None accepts any. Compiled code ends the process if an index is
+            out of range.
+        is_for_sampling: Whether it controls how a token is picked from logits. If an executable leaves picking to the
+            host, the rank takes this input instead.
     """
 
     idle: tuple[Symbol | float, ...]
@@ -31,17 +31,17 @@ class Input(AbiTensor):
     is_for_sampling: bool = False
 
     def idle_values(self, shape: Sequence[int], symbols: Symbols) -> list[float]:
-        """Values of a step in which all rows are idle, row-major: ints for int32.
+        """Returns the values of a step in which all rows are idle, row-major: ints for int32.
 
         Args:
-            shape: Of the input.
+            shape: Shape of the input.
             symbols: Values of at least the symbols in `idle`.
         """
         values = [value if not isinstance(value, str) else symbols[value] for value in self.idle]
         return values * (prod(shape) // len(values))
 
     def accepted_values(self, symbols: Symbols) -> range | None:
-        """The integers that it may hold, None for any value."""
+        """Returns the integers that it may hold; None if it may hold any value."""
         if self.accepted is None:
             return None
         smallest, largest = self.accepted
@@ -49,7 +49,7 @@ class Input(AbiTensor):
 
 
 _ROWS: Final = (
-    # Padding holds any token, at any position.
+    # Padding may have any token and any position.
     Input(
         name="input_ids",
         dtype="int32",
@@ -64,7 +64,7 @@ _ROWS: Final = (
         idle=(0,),
         accepted=(0, "last_position"),
     ),
-    # KV slot that the row writes. In submodels that read the cache, row r reads slot r: r or the scratch slot.
+    # KV slot that the row writes. In submodels that read the cache, row r reads slot r: this is r or the scratch slot.
     Input(
         name="seq_ids",
         dtype="int32",
@@ -80,7 +80,7 @@ _ROWS: Final = (
         accepted=(1, "T"),
         submodels=tuple(name for name, submodel in SUBMODELS.items() if submodel.tokens != 1),
     ),
-    # top_k, top_p, temperature; top_k 1 is greedy, whatever the others are.
+    # top_k, top_p, temperature; top_k 1 is greedy for any values of the others.
     Input(
         name="sampling_params",
         dtype="float32",
@@ -100,14 +100,14 @@ _ROWS: Final = (
     ),
 )
 
-#: Every input by its name.
+#: Every input, by name.
 INPUTS: Final[Mapping[str, Input]] = {row.name: row for row in _ROWS}
 
 
 def inputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[Input, ...]:
-    """The inputs of a submodel's executables, in calling order.
+    """Lists the inputs of a submodel's executables, in calling order.
 
     Args:
-        flags: The flags that are set.
+        flags: Flags of the executable.
     """
     return tuple(row for row in INPUTS.values() if row.belongs_to(submodel, flags))

@@ -1,4 +1,4 @@
-"""The outputs of executables, in the order in which they are returned, and how a step's tokens are read."""
+"""The outputs of executables, in the order in which they are returned, and how to read a step's tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bundle.abi.inputs import INPUTS, LEFT_PADDED
 from bundle.abi.submodels import SubmodelName
 from bundle.abi.tensor import AbiTensor
 
-#: In the output `tokens`: no token. It fills the row of a step that gives several tokens, behind the accepted ones.
+#: In the output `tokens`: no token. If a step gives several tokens per row, it fills a row behind the accepted ones.
 NO_TOKEN: Final = -1
-#: In the output `tokens`, first in a row: the row's numbers are invalid, and it has no tokens.
+#: In the output `tokens`, first in a row: the row's numbers are invalid and it has no tokens.
 INVALID_ROW: Final = -2
 
 _ROWS: Final = (
@@ -19,21 +19,21 @@ _ROWS: Final = (
     AbiTensor(name="logits", dtype="float32", dims=("R", "K", "V"), flag="logits"),
 )
 
-#: Every output by its name.
+#: Every output, by name.
 OUTPUTS: Final[Mapping[str, AbiTensor]] = {row.name: row for row in _ROWS}
 
 
 def outputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[AbiTensor, ...]:
-    """The outputs of a submodel's executables, in order.
+    """Lists the outputs of a submodel's executables, in order.
 
     Args:
-        flags: The flags that are set.
+        flags: Flags of the executable.
     """
     return tuple(row for row in OUTPUTS.values() if row.belongs_to(submodel, flags))
 
 
 def list_flags() -> frozenset[str]:
-    """All flags that change how an executable is called. A runtime refuses flags that it does not know."""
+    """Lists all flags that change how to call an executable. A runtime refuses flags that it does not know."""
     flags = (row.flag for row in (*INPUTS.values(), *OUTPUTS.values()))
     return frozenset({LEFT_PADDED, *(flag for flag in flags if flag is not None)})
 
@@ -45,7 +45,7 @@ def split_tokens(values: Sequence[int], num_rows: int) -> tuple[list[list[int]],
         values: [num_rows] or [num_rows, K], row-major.
 
     Returns:
-        The tokens of each row, without padding, and the rows whose numbers are invalid: these have none.
+        The tokens of each row, without padding, and the rows whose numbers are invalid, which have no tokens.
     """
     if len(values) == num_rows and min(values) >= 0:
         return [[value] for value in values], ()

@@ -1,4 +1,4 @@
-"""The submodels of a model: what a step of each is made of."""
+"""The submodels of a model, and the rows, tokens and buckets of their steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SubmodelName = Literal["context_encoding", "token_generation", "speculation", "f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submodel:
-    """One submodel.
+    """One submodel of a model.
 
     Attributes:
-        rows: The configuration's attribute that gives the rows of a step.
-        tokens: Tokens of a row: a number, the bucket's, or the configuration's attribute that gives it.
-        bucket: What a bucket bounds: the tokens of a row, or the positions of the KV cache that a row reads.
-        outputs: Tokens of a row that give outputs: its last valid one, or all.
+        rows: The attribute of the configuration that gives the rows of a step.
+        tokens: Tokens of a row: a number, the bucket's, or the attribute of the configuration that gives it.
+        bucket: The quantity that a bucket bounds: tokens of a row, or positions of the KV cache that a row reads.
+        outputs: The tokens of a row that have outputs: its last valid one, or all.
         is_served: Whether this release traces and runs it.
     """
 
@@ -29,7 +29,7 @@ class Submodel:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether its rows continue what the KV cache holds; the rows of others begin a sequence."""
+        """Whether its rows continue sequences in the KV cache. Rows of other submodels begin a sequence."""
         return self.bucket == "positions"
 
 

@@ -1,4 +1,4 @@
-"""What the rows of inputs and outputs have in common: a tensor whose dimensions are symbols."""
+"""The common part of inputs and outputs: a tensor whose dimensions are symbols."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 
-#: A number that differs from executable to executable.
+#: A number that each executable has its own value of.
 #:
 #: R                 rows of a step
 #: T                 tokens of a row
-#: K                 tokens of a row that give outputs: 1, or as many as a speculative step verifies
+#: K                 tokens of a row that have outputs: 1, or as many as a speculative step verifies
 #: V                 vocabulary size
 #: pad_id            token id of padding
 #: scratch_slot      KV slot that idle rows write; the last one
@@ -27,8 +27,8 @@ class AbiTensor:
     """One input or output.
 
     Attributes:
-        dims: Its dimensions. K is left out in executables in which it is 1.
-        flag: Executables that have the tensor bear this flag; None: all executables of its submodels have it.
+        dims: Its dimensions. K is left out of executables for which it is 1.
+        flag: Only executables with this flag have the tensor; None: all executables of its submodels have it.
         submodels: Submodels that can have it.
     """
 
@@ -39,7 +39,7 @@ class AbiTensor:
     submodels: tuple[SubmodelName, ...] = tuple(SUBMODELS)
 
     def shape(self, symbols: Symbols) -> tuple[int, ...]:
-        """The static shape in one executable.
+        """Computes the static shape in one executable.
 
         Args:
             symbols: Values of at least the symbols in `dims`.
@@ -49,9 +49,9 @@ class AbiTensor:
         )
 
     def belongs_to(self, submodel: SubmodelName, flags: Collection[str]) -> bool:
-        """Whether executables of a submodel have it.
+        """Whether executables of a submodel have this tensor.
 
         Args:
-            flags: The flags that are set; flags of other submodels do no harm.
+            flags: Flags of the executable. Flags of other submodels are ignored.
         """
         return submodel in self.submodels and (self.flag is None or self.flag in flags)

@@ -1,1 +1,1 @@
-"""Collective operators of tensor-parallel ranks: registered with torch, carried out through shared memory."""
+"""Collective operators of tensor-parallel ranks. They are registered with torch and exchange data in shared memory."""

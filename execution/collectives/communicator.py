@@ -1,4 +1,4 @@
-"""A rank process's end of the memory that ranks exchange tensors in."""
+"""A rank process's side of the memory through which ranks exchange tensors."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from execution.collectives.library import ABORTED, DONE, TIMED_OUT, NativeCommun
 from execution.collectives.operators import CollectiveError, use_communicator
 from execution.errors import CollectivesMissing
 
-#: A rank that waits for the others spins this long before it sleeps, where each rank can have a core.
+#: A rank that waits for the others spins this long before it sleeps, if each rank can have a core.
 SPIN_S: Final = 50e-6
-#: A rank that waits longer gives up, should everybody else fail to notice that a rank is stuck.
+#: A rank that waits longer gives up. This is the last resort if no other process notices that a rank is stuck.
 TIMEOUT_S: Final = 300.0
 
-#: `DType` in execution/native/collectives.h.
+#: Values of `DType` in execution/native/collectives.h.
 _DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2, torch.float16: 3}
 _FAILURES: Final = {ABORTED: "another rank failed", TIMED_OUT: "another rank did not come"}
 
 
 class SharedCommunicator:
-    """See `execution.collectives.operators.Communicator`. Of the thread that joins the group with it."""
+    """See `execution.collectives.operators.Communicator`. Belongs to the thread that calls `joined`."""
 
     def __init__(self, fd: int, rank: int, tp_degree: int, timeout_s: float = TIMEOUT_S) -> None:
-        """Maps the memory; use `joined`.
+        """Maps the memory. Collectives work inside `joined`.
 
         Raises:
             CollectivesMissing: The native library has not been built.
@@ -54,7 +54,7 @@ class SharedCommunicator:
 
     @contextmanager
     def joined(self) -> Iterator[Self]:
-        """Inside the block, this thread's collectives, in compiled executables too, go through this communicator."""
+        """Inside the block, this thread's collectives use this communicator, in compiled executables too."""
         self._library.kiln_use(byref(self._native))
         try:
             with use_communicator(self):
@@ -64,22 +64,22 @@ class SharedCommunicator:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether a rank has failed: no collective succeeds until the parent has repaired the memory."""
+        """Whether a rank has failed. If so, no collective succeeds until the parent has repaired the memory."""
         return bool(self._library.kiln_is_aborted(self._address))
 
     def abort(self) -> None:
-        """Tells the other ranks that this one will not come: the collective that they wait in fails."""
+        """Fails the collective in which other ranks wait, because this rank will not join it."""
         self._library.kiln_abort(self._address)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of the ranks' tensors, added in rank order; narrow numbers are added in float32 and rounded once."""
+        """The sum of the ranks' tensors, in rank order. 16-bit floats are added in float32 and rounded once."""
         total = torch.empty_like(tensor)
         dtype, count = _DTYPES[tensor.dtype], tensor.numel()
         _check(self._library.kiln_all_reduce(byref(self._native), dtype, tensor.data_ptr(), count, total.data_ptr()))
         return total
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors joined along the last axis in rank order."""
+        """The ranks' tensors, concatenated along the last axis in rank order."""
         num_columns = tensor.shape[-1]
         whole = tensor.new_empty((*tensor.shape[:-1], num_columns * self.tp_degree))
         num_rows, row_bytes = tensor.numel() // num_columns, num_columns * tensor.element_size()

@@ -1,4 +1,4 @@
-"""The native library behind collectives, as declared in execution/native/collectives.h. Knows no tensors."""
+"""Loads the native library of collectives, as execution/native/collectives.h declares it. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Final
 
-#: Outcomes of a collective; see `Outcome` in the header.
+#: Values of `Outcome` in the header: how a collective ended.
 DONE, ABORTED, TIMED_OUT, INVALID = range(4)
 
 _MODULE: Final = "execution._collectives"
 
 
 class NativeCommunicator(ctypes.Structure):
-    """`Communicator` in the header."""
+    """The struct `Communicator` of the header."""
 
     _fields_ = (
         ("memory", c_void_p),
@@ -41,7 +41,7 @@ _SIGNATURES: Final = {
 
 @cache
 def load_collective_library() -> ctypes.CDLL | None:
-    """The library, whose symbols executables opened later can refer to; None where it has not been built."""
+    """Loads the library, so that executables loaded later find its symbols; returns None if it has not been built."""
     spec = find_spec(_MODULE)
     if spec is None or spec.origin is None:
         return None

@@ -1,4 +1,4 @@
-"""The parent's side of the memory that ranks exchange tensors in."""
+"""The parent's side of the memory through which ranks exchange tensors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from execution.errors import CollectivesMissing, TooManyRanks
 
 
 class CollectiveMemory:
-    """Memory for the collectives of a group. `fd` is for the ranks to map; the parent only repairs it."""
+    """Memory for the collectives of a group. The ranks map `fd`; the parent only repairs the memory."""
 
     def __init__(self, tp_degree: int) -> None:
-        """Makes the memory, zeroed.
+        """Allocates zeroed memory.
 
         Raises:
             CollectivesMissing: The native library has not been built.
-            TooManyRanks: It cannot serve so many.
+            TooManyRanks: The native library cannot serve this many ranks.
         """
         library = load_collective_library()
         if library is None:
             raise CollectivesMissing(tp_degree)
-        if tp_degree > (most_ranks := library.kiln_most_ranks()):
-            raise TooManyRanks(tp_degree, most_ranks)
+        if tp_degree > (max_ranks := library.kiln_most_ranks()):
+            raise TooManyRanks(tp_degree, max_ranks)
         self._library = library
         self.fd = os.memfd_create("kiln-collectives")
         os.ftruncate(self.fd, library.kiln_memory_size(tp_degree))
@@ -32,13 +32,13 @@ class CollectiveMemory:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def abort(self) -> None:
-        """Fails the collective that is under way, if there is one, and all later ones."""
+        """Fails the running collective, if any, and all later ones."""
         self._library.kiln_abort(self._address)
 
     def reset(self) -> None:
-        """Makes collectives possible again after a rank has failed one. No rank may be in a collective."""
+        """Allows collectives again after a rank has failed one. No rank may be in a collective."""
         self._library.kiln_reset(self._address)
 
     def close(self) -> None:
-        """Lets no more ranks in. The memory itself goes with this object."""
+        """Closes the descriptor, so that no more ranks can map the memory. The memory is freed with this object."""
         os.close(self.fd)

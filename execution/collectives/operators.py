@@ -1,8 +1,8 @@
 """The collective operators that graphs of several ranks call: `kiln::all_reduce` and `kiln::all_gather`.
 
-Importing this module registers them. Graphs name no process group; what carries the tensors is the communicator that
-the calling thread uses. Compiled code does not come by here: it calls the same native functions that
-`execution.collectives.communicator` calls.
+Importing this module registers them. Graphs name no process group: the communicator of the calling thread carries the
+tensors. Compiled code does not use this module; it calls the same native functions as
+`execution.collectives.communicator`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-#: What can be reduced and gathered.
+#: The dtypes that can be reduced and gathered.
 COLLECTIVE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 
 
 class CollectiveError(RuntimeError):
-    """A collective that did not happen: no rank may use its result."""
+    """A collective failed. No rank may use its result."""
 
 
 class Communicator(Protocol):
     """The other ranks, as one rank sees them. Every rank calls the same collectives in the same order.
 
     Attributes:
-        tp_degree: How many ranks there are.
+        tp_degree: Number of ranks.
     """
 
     @property
     def tp_degree(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of the ranks' tensors, added in rank order: bitwise equal on all ranks.
@@ -42,7 +42,7 @@ class Communicator(Protocol):
         """
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors joined along the last axis in rank order.
+        """The ranks' tensors, concatenated along the last axis in rank order.
 
         Raises:
             CollectiveError: A rank is gone.
@@ -58,7 +58,7 @@ _current: Final = _Current()
 
 @contextmanager
 def use_communicator(communicator: Communicator) -> Iterator[None]:
-    """Inside the block, the operators that this thread runs go through `communicator`."""
+    """Inside the block, the operators that this thread runs use `communicator`."""
     previous, _current.communicator = _current.communicator, communicator
     try:
         yield
@@ -94,7 +94,7 @@ def _fake_all_gather(input: Tensor, tp_degree: int) -> Tensor:  # noqa: A002 - t
 
 
 def _check(tensor: Tensor, tp_degree: int) -> None:
-    """Meets mistakes when a graph is traced, not when it runs."""
+    """Reports wrong arguments when a graph is traced, not when it runs."""
     if tensor.dtype not in COLLECTIVE_DTYPES:
         accepted = ", ".join(str(dtype) for dtype in COLLECTIVE_DTYPES)
         raise TypeError(f"a collective of {tensor.dtype}; accepted: {accepted}")

@@ -1,5 +1,5 @@
-"""Executors run the executables of one rank: `aoti` compiled libraries, `eager` exported programs, on `host` memory.
+"""Executors run the executables of one rank in `host` memory: `aoti` compiled libraries, `eager` exported programs.
 
-They hold weights and state, check arguments and know nothing of processes or of other ranks. A format of executables
-names its executor, in `targets`; nothing else imports one.
+They hold weights and state, check arguments and must not know processes or other ranks. Each executable format in
+`targets` names its executor; no other module imports one.
 """

@@ -1,4 +1,4 @@
-"""Runs libraries made by AOTInductor, which write the state where it lies."""
+"""Runs libraries made by AOTInductor, which write the state in place."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class AotiProgram:
     """See `execution.executors.host.HostProgram`."""
 
     def __init__(self, executable: Executable, path: Path) -> None:
-        """Loads the library of a file.
+        """Loads the library from a file.
 
         Raises:
-            ExecutableInvalid: The file is no library, or not the one that the manifest describes.
+            ExecutableInvalid: The file is not a library, or not the one that the manifest describes.
         """
         self._tag = executable.tag
         try:
@@ -46,7 +46,7 @@ class AotiProgram:
             raise ExecutableInvalid(executable.tag, detail)
 
     def stage_constants(self, constants: Mapping[str, Tensor]) -> None:
-        """Binds tensors, which the library would read past their end if they were too small."""
+        """Binds tensors after a check of their sizes: the library would read past the end of one that is too small."""
         for wanted in self._library.constants:
             tensor = constants.get(wanted.name)
             if tensor is None:
@@ -60,19 +60,19 @@ class AotiProgram:
         self._library.bind_constants(constants)
 
     def discard_staged(self) -> None:
-        """Has nothing to let go of: the library holds no tensor's memory."""
+        """Does nothing, because the library keeps no tensor's memory alive."""
 
     def swap_constants(self) -> None:
         """Puts the staged constants in use."""
         self._library.swap_constants()
 
     def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Calls the library once."""
+        """Runs the library once on inputs and state in calling order."""
         try:
             return self._library.run(arguments)
         except AotiError as error:
             raise StepFailed(self._tag, str(error)) from error
 
     def close(self) -> None:
-        """Lets go of the library."""
+        """Releases the library."""
         self._library.close()

@@ -1,7 +1,7 @@
-"""One library made by AOTInductor, called through its C interface.
+"""Calls one library made by AOTInductor through its C interface.
 
-The interface is declared in torch/csrc/inductor/aoti_runtime/interface.h. ctypes lets go of the interpreter lock during
-a call; torch's own Python loaders hold it.
+torch/csrc/inductor/aoti_runtime/interface.h declares the interface. ctypes releases the interpreter lock during a call;
+torch's own Python loaders hold it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class AotiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AotiConstant:
-    """A tensor that the library must be given.
+    """A constant of the library, for which the caller binds a tensor.
 
     Attributes:
         name: Its name in the exported program.
         symbol: Its name in the library's C interface.
-        dtype: None where it is one that no bundle holds.
+        dtype: None if no bundle can hold this dtype.
     """
 
     name: str
@@ -54,19 +54,20 @@ class _ConstantEntry(ctypes.Structure):
 class AotiLibrary:
     """A loaded library with up to two sets of constants: the one in use and the one staged.
 
-    It holds no tensor data: whoever binds constants keeps their memory as long as they are in use. An unbound constant
-    is a segmentation fault: `bind_constants` and `swap_constants` come before the first `run`. One thread at a time.
+    It holds no tensor data: the caller that binds constants keeps their memory while they are in use. An unbound
+    constant causes a segmentation fault, so call `bind_constants` and `swap_constants` before the first `run`. Use it
+    from one thread at a time.
     """
 
     def __init__(self, path: Path) -> None:
         """Loads the library.
 
         Raises:
-            AotiError: It is no library made by AOTInductor of this torch.
+            AotiError: The file is not a library made by AOTInductor of this torch.
         """
-        # Read by the library at its first run: compare every argument with what was compiled.
+        # The library reads this at its first run and then checks every argument against the compiled shapes.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
-        # Libraries of several ranks find their collectives in it.
+        # Libraries of several ranks find their collectives in this one.
         load_collective_library()
         try:
             self._library = ctypes.CDLL(str(path))
@@ -84,7 +85,7 @@ class AotiLibrary:
         self.constants = tuple(self._constant(index) for index in range(self._count("GetNumConstants")))
 
     def bind_constants(self, tensors: Mapping[str, Tensor]) -> None:
-        """Stages a tensor for every constant, by the constants' names, without copying any data."""
+        """Stages a tensor for every constant, by the constant's name, without copying data."""
         handles = [self._borrow(tensors[constant.name]) for constant in self.constants]
         entries = (_ConstantEntry * len(handles))(
             *(
@@ -105,32 +106,32 @@ class AotiLibrary:
             self._library.aoti_torch_delete_tensor_object(handle)
 
     def swap_constants(self) -> None:
-        """Puts the staged constants in use, and those in use where staged ones lie."""
+        """Exchanges the staged constants and those in use."""
         self._call("SwapConstantBuffer", self._container)
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Calls the program; it reads and writes the arguments where they lie, and returns new tensors.
+        """Calls the program, which reads and writes the arguments in place and returns new tensors.
 
         Raises:
             AotiError: The program raised.
         """
-        # The call takes the handles over, whether it succeeds or not.
+        # The call takes over the handles, even if it fails.
         inputs = (c_void_p * self.num_inputs)(*_handles(arguments))
         outputs = (c_void_p * self.num_outputs)()
         self._check(self._run(self._container, inputs, len(inputs), outputs, len(outputs), None, None))
         return [_aoti.alloc_tensor_by_stealing_from_void_ptr(_new_capsule(output, None, None)) for output in outputs]
 
     def close(self) -> None:
-        """Lets go of everything but the code, which stays mapped."""
+        """Releases everything except the code, which stays mapped."""
         if self._container:
             self._call("Delete", self._container)
             self._container = c_void_p()
 
     def _borrow(self, tensor: Tensor) -> c_void_p:
-        """A handle on a tensor's memory that does not keep it.
+        """A handle on a tensor's memory that does not keep the memory alive.
 
-        The library makes itself a second handle of every constant and never deletes it. Were it to keep the memory,
-        weights could not be unmapped; so what is lost with each set of constants is a few hundred bytes a tensor.
+        The library makes a second handle of every constant and never deletes it. If that handle kept the memory alive,
+        weights could never be unmapped. Without it, each set of constants leaks a few hundred bytes per tensor.
         """
         sizes = (c_int64 * tensor.dim())(*tensor.shape)
         strides = (c_int64 * tensor.dim())(*tensor.stride())
@@ -179,6 +180,6 @@ class AotiLibrary:
 
 
 def _handles(tensors: Sequence[Tensor]) -> list[int]:
-    """New handles, each of which keeps its tensor until it is deleted or taken over."""
+    """New handles. Each keeps its tensor alive until it is deleted or taken over."""
     capsules = _aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
     return [_capsule_pointer(capsule, None) for capsule in capsules]

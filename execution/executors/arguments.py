@@ -1,6 +1,6 @@
-"""What an executable is called with, checked before native code sees it.
+"""The arguments of an executable, checked before native code reads them.
 
-Compiled code answers an index out of range with the end of the process, so ranges are checked too.
+Compiled code ends the process if an index is out of range, so ranges are checked too.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class StepArguments:
     """Checks and orders the inputs of a bundle's executables."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Finds the accepted values of inputs that are indices, by the ABI."""
+        """Reads from the ABI the accepted values of the inputs that are indices."""
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._ranges = {tag: _ranges(manifest, executable) for tag, executable in self._executables.items()}
 
     def executable(self, tag: str) -> Executable:
-        """The executable of a tag.
+        """Returns the executable of a tag.
 
         Raises:
-            ExecutableUnknown: There is none.
+            ExecutableUnknown: No executable has this tag.
         """
         executable = self._executables.get(tag)
         if executable is None:
@@ -37,10 +37,10 @@ class StepArguments:
         return executable
 
     def order(self, executable: Executable, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Inputs in calling order.
+        """Checks inputs and returns them in calling order.
 
         Raises:
-            StepInvalid: They are not the manifest's, or an index is out of range.
+            StepInvalid: The inputs are not the manifest's, or an index is out of range.
         """
         names = [spec.name for spec in executable.inputs]
         if inputs.keys() != set(names):
@@ -63,7 +63,7 @@ class StepArguments:
 
 
 def order_constants(executable: Executable, weights: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensor of each constant that the manifest binds, by the constant's name.
+    """Returns the tensor of each constant that the manifest binds, by the constant's name.
 
     Args:
         weights: Tensors by weight set and name.
@@ -84,11 +84,11 @@ def order_constants(executable: Executable, weights: Mapping[str, Mapping[str, T
 def make_tensors(
     specs: Iterable[TensorSpec], values: Mapping[str, Sequence[int] | Sequence[float]]
 ) -> dict[str, Tensor]:
-    """Inputs as tensors.
+    """Makes tensors of input values.
 
     Args:
-        specs: The inputs that are wanted.
-        values: Of these and perhaps others, row-major.
+        specs: The inputs to make.
+        values: Row-major values by input name. Names that `specs` lacks are ignored.
     """
     return {
         spec.name: torch.tensor(values[spec.name], dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape) for spec in specs

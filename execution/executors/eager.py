@@ -1,7 +1,8 @@
-"""Runs exported programs operator by operator, with no compiled code.
+"""Runs exported programs operator by operator, without compiled code.
 
-Programs are functional and their executor owns the state: it hands the state in and keeps what comes out. So it is the
-shape of a device whose executables cannot write into host memory, and keeps the interface honest.
+Programs are functional and their executor owns the state: it passes the state in and keeps the new state that comes
+out. A device whose executables cannot write host memory works the same way, so this executor tests that the interface
+fits both kinds.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ def load_eager_executor(
 
 
 class EagerProgram:
-    """The graph of an exported program, which takes its constants before its inputs.
+    """The graph of an exported program. It takes its constants before its inputs.
 
     See `execution.executors.host.HostProgram`.
     """
 
     def __init__(self, executable: Executable, path: Path) -> None:
-        """Reads the program of a file.
+        """Reads the program from a file.
 
         Raises:
-            ExecutableInvalid: The file is no program, or not the one that the manifest describes.
+            ExecutableInvalid: The file is not a program, or not the one that the manifest describes.
         """
         try:
             program = read_program(path)
         except Exception as error:
-            # Whatever torch meets in a file that is no program: the causes are too many to name.
+            # torch raises too many kinds of exceptions for a file that is not a program to list them.
             raise ExecutableInvalid(executable.tag, f"{type(error).__name__}: {error}") from error
         signature = program.graph_signature
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs) + len(executable.state))
@@ -61,14 +62,14 @@ class EagerProgram:
         self._staged: list[Tensor] = []
 
     def stage_constants(self, constants: Mapping[str, Tensor]) -> None:
-        """Puts tensors in the order in which the graph takes them."""
+        """Stages the tensors in the order in which the graph takes them."""
         for name in self._names:
             if name not in constants:
                 raise ExecutableInvalid(self._tag, f"constant {name} is bound to no weight")
         self._staged = [constants[name] for name in self._names if name is not None]
 
     def discard_staged(self) -> None:
-        """Lets go of staged constants."""
+        """Releases staged constants."""
         self._staged = []
 
     def swap_constants(self) -> None:
@@ -77,7 +78,7 @@ class EagerProgram:
 
     @torch.no_grad()
     def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Calls the graph once."""
+        """Runs the graph once on inputs and state in calling order."""
         try:
             results: Sequence[Tensor] = self._graph(*self._constants, *arguments)
         except (RuntimeError, IndexError) as error:
@@ -85,5 +86,5 @@ class EagerProgram:
         return results
 
     def close(self) -> None:
-        """Lets go of the constants."""
+        """Releases the constants."""
         self._constants, self._staged = [], []

@@ -1,4 +1,4 @@
-"""What it means to run a bundle's executables on one rank."""
+"""The interface of executors, which run a bundle's executables on one rank, and how to load one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from targets.registry import find_format
 
 
 class Executor(Protocol):
-    """The executables of one rank with their weights and state. One thread at a time."""
+    """The executables of one rank with their weights and state. Use it from one thread at a time."""
 
     @property
     def weights_bytes(self) -> int:
@@ -43,48 +43,48 @@ class Executor(Protocol):
         """
 
     def stage_weights(self, path: Path) -> None:
-        """Maps other weights beside the ones in use, replacing what was staged.
+        """Maps other weights beside those in use. They replace any staged before.
 
         Raises:
-            WeightsInvalid: The file does not fit; what was in use or staged before still is.
+            WeightsInvalid: The file does not fit. The weights in use and those staged before stay.
         """
 
     def swap_weights(self) -> None:
-        """Puts the staged weights in use and lets go of the old ones.
+        """Puts the staged weights in use and releases the old ones.
 
         Raises:
             WeightsNotStaged: Nothing is staged.
         """
 
     def discard_staged(self) -> None:
-        """Lets go of staged weights, if there are any."""
+        """Releases staged weights, if any."""
 
     def zero_state(self, slots: Sequence[int] | None) -> int:
-        """Zeroes some slots of the KV cache, or with None all of it; returns the bytes written.
+        """Zeroes the given slots of the KV cache, or all of it for None; returns the bytes written.
 
         Raises:
-            SlotUnknown: A slot that is none.
+            SlotUnknown: The KV cache does not have a given slot.
         """
 
     def read_state(self, name: str) -> Tensor:
         """A copy of one state tensor, for tests."""
 
     def close(self) -> None:
-        """Lets go of weights, state and executables."""
+        """Releases weights, state and executables."""
 
 
 class LoadExecutor(Protocol):
-    """What an executable format names as its executor."""
+    """The type of the function that an executable format names as its executor."""
 
     def __call__(
         self, manifest: Manifest, rank: int, blob_path: Callable[[str], Path], on_loaded: Callable[[str], None]
     ) -> Executor:
-        """See `load_executor`, which has checked that all executables have the format."""
+        """See `load_executor`, which first checks that all executables have the format."""
 
 
 def preload(executable_format: str) -> None:
-    """Imports what would be imported when the first executable of a format is loaded: for exported programs more than a
-    second of work, for libraries next to none.
+    """Imports the modules that loading the first executable of a format would import: more than a second of work for
+    exported programs, almost none for libraries.
 
     Raises:
         FormatUnknown, FormatInvalid: Nothing installed here runs the format.

@@ -1,7 +1,7 @@
-"""What executors have in common whose executables compute on tensors in host memory.
+"""The executor of all formats whose executables compute on tensors in host memory.
 
-Weights are mapped from their files, the state is allocated here, and both belong to all executables of the rank. An
-executor of another device keeps its tensors there, and implements `Executor` itself.
+It maps weights from their files and allocates the state. All executables of the rank share both. An executor of another
+device keeps its tensors there and implements `Executor` itself.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from execution.executors.weights import RankWeights
 class HostProgram(Protocol):
     """One loaded executable, with up to two sets of constants: the one in use and the one staged.
 
-    Its constants are the weights' own memory. It must not keep a set any longer than it is staged or in use.
+    Its constants are the weights' own memory. It must not keep a set that is neither staged nor in use.
     """
 
     def stage_constants(self, constants: Mapping[str, Tensor]) -> None:
-        """Takes tensors, by the constants' names, in place of those that were staged.
+        """Stages tensors, by the constants' names. They replace any staged before.
 
         Raises:
-            ExecutableInvalid: One is missing or does not fit.
+            ExecutableInvalid: A tensor is missing or does not fit.
         """
 
     def discard_staged(self) -> None:
-        """Lets go of staged constants, if there are any."""
+        """Releases staged constants, if any."""
 
     def swap_constants(self) -> None:
-        """Puts the staged constants in use and lets go of the old ones."""
+        """Puts the staged constants in use and releases the old ones."""
 
     def run(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
         """Calls the program once with inputs and state in calling order.
@@ -49,10 +49,10 @@ class HostProgram(Protocol):
         """
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases the executable and its constants."""
 
 
-#: Loads the executable of a file, or raises ExecutableInvalid.
+#: Loads the executable from a file, or raises ExecutableInvalid.
 LoadProgram = Callable[[Executable, Path], HostProgram]
 
 
@@ -67,7 +67,7 @@ class HostExecutor:
         on_loaded: Callable[[str], None],
         load_program: LoadProgram,
     ) -> None:
-        """Loads; see `execution.executors.executor.load_executor`."""
+        """Loads a rank; see `execution.executors.executor.load_executor`."""
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._arguments = StepArguments(manifest)
         self._weights = RankWeights(manifest, rank, blob_path)
@@ -96,7 +96,7 @@ class HostExecutor:
         executable = self._arguments.executable(tag)
         arguments = self._arguments.order(executable, inputs)
         if not self._weights.is_complete:
-            # The programs have no constants yet, and compiled ones would read them all the same.
+            # The programs have no constants yet, but compiled ones would read them nevertheless.
             raise WeightsAwaited
         arguments += [self._state.tensors[name] for name in executable.state]
         results = self._programs[tag].run(arguments)
@@ -106,12 +106,12 @@ class HostExecutor:
         return {spec.name: output for spec, output in zip(executable.outputs, results[:num_outputs], strict=True)}
 
     def stage_weights(self, path: Path) -> None:
-        """Maps other weights beside the ones in use."""
+        """Maps other weights beside those in use."""
         staged = self._weights.stage(path)
         try:
             self._stage(staged)
         except ExecutableInvalid:
-            # A program that was not given its constants must not be swapped to.
+            # If one program did not get its constants, no program may swap.
             self.discard_staged()
             raise
 
@@ -123,13 +123,13 @@ class HostExecutor:
         self._weights.swap()
 
     def discard_staged(self) -> None:
-        """Lets go of staged weights."""
+        """Releases staged weights."""
         for program in self._programs.values():
             program.discard_staged()
         self._weights.discard_staged()
 
     def zero_state(self, slots: Sequence[int] | None) -> int:
-        """Zeroes slots; returns the bytes written."""
+        """Zeroes slots, or all for None; returns the bytes written."""
         return self._state.zero(slots)
 
     def read_state(self, name: str) -> Tensor:
@@ -137,7 +137,7 @@ class HostExecutor:
         return self._state.tensors[name].clone()
 
     def close(self) -> None:
-        """Lets go of weights, state and executables."""
+        """Releases weights, state and executables."""
         for program in self._programs.values():
             program.close()
         self._programs.clear()

@@ -1,4 +1,4 @@
-"""Exported programs in files: reading them faster than torch does."""
+"""Reads exported programs from files, faster than torch does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_program(path: Path) -> ExportedProgram:
     """Reads a program that `torch.export.save` wrote.
 
     Raises:
-        Exception: Whatever torch meets in a file that is no program: the causes are too many to name.
+        Exception: The file is not a program. torch raises too many kinds of exceptions to list them.
     """
     with path.open("rb") as file, _remembered_type_hints():
         return torch.export.load(file)
@@ -27,9 +27,9 @@ def read_program(path: Path) -> ExportedProgram:
 
 @contextmanager
 def _remembered_type_hints() -> Iterator[None]:
-    """Lets torch look the type hints of its file format up once.
+    """Inside the block, torch evaluates the type hints of its file format once.
 
-    It asks Python to work them out again for every value of a file, which is two thirds of the time that reading takes.
+    Otherwise it evaluates them for every value of a file, which is two thirds of the time of reading.
     """
     remembering = SimpleNamespace(**vars(typing) | {"get_type_hints": _find_type_hints})
     vars(serialize)["typing"] = remembering

@@ -13,10 +13,10 @@ from execution.errors import SlotUnknown
 
 
 class RankState:
-    """State tensors by name, zeroed at first. Their first axis is the slot; the last row is the scratch slot."""
+    """State tensors by name, zeroed at the start. Their first axis is the slot; the last row is the scratch slot."""
 
     def __init__(self, layout: StateLayout) -> None:
-        """Allocates; the operating system hands out the pages as they are touched."""
+        """Allocates the tensors. The operating system commits each page when it is first touched."""
         self._num_slots = layout.num_slots
         self.tensors: dict[str, Tensor] = {
             spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in layout.tensors
@@ -28,10 +28,10 @@ class RankState:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def zero(self, slots: Sequence[int] | None) -> int:
-        """Zeroes some slots, or with None all; returns the bytes written.
+        """Zeroes the given slots, or all for None; returns the bytes written.
 
         Raises:
-            SlotUnknown: A slot that is none; nothing is written then.
+            SlotUnknown: There is no such slot. Nothing is written then.
         """
         chosen = range(self._num_slots + 1) if slots is None else sorted(set(slots))
         for slot in chosen:

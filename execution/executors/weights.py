@@ -1,4 +1,4 @@
-"""Weights, mapped from safetensors files."""
+"""Maps weights from safetensors files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MODEL_WEIGHTS: Final = "model"
 
 
 def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
-    """Maps a weight file: the tensors are the file's own pages, shared with every process that maps it.
+    """Maps a weight file. The tensors are the file's own pages, which all processes that map it share.
 
-    The file must stay as it is while the tensors live. Each tensor must begin at a multiple of its element size;
-    more alignment makes products no faster.
+    The file must not change while the tensors live. Each tensor must begin at a multiple of its element size; more
+    alignment does not make products faster.
 
     Args:
-        shard: What the file must hold. It may hold more.
+        shard: The tensors that the file must hold. It may hold others too.
 
     Raises:
         WeightsInvalid: The file is unreadable, or a tensor is missing or of another dtype or shape.
@@ -50,18 +50,18 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
 
 
 class RankWeights:
-    """One rank's weights: those in use, and perhaps others staged to take their place.
+    """One rank's weights: those in use and, if a swap is prepared, those staged to replace them.
 
     Attributes:
         active: Tensors in use, by weight set and name; sets that came without a file are missing until a swap.
-        staged: What would be in use after a swap, None where nothing is staged.
+        staged: The tensors that a swap would put in use; None if nothing is staged.
     """
 
     def __init__(self, manifest: Manifest, rank: int, blob_path: Callable[[str], Path]) -> None:
         """Maps every weight set.
 
         Raises:
-            WeightsInvalid: A file does not fit.
+            WeightsInvalid: A file does not fit the manifest.
         """
         self._shards = {
             weight_set.name: next(shard for shard in weight_set.shards if shard.rank == rank)
@@ -76,7 +76,7 @@ class RankWeights:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every weight set is there, so that executables can run."""
+        """Whether every weight set is mapped, so that executables can run."""
         return self.active.keys() == self._shards.keys()
 
     @property
@@ -85,10 +85,10 @@ class RankWeights:
         return sum(tensor.nbytes for tensors in self.active.values() for tensor in tensors.values())
 
     def stage(self, path: Path) -> dict[str, dict[str, Tensor]]:
-        """Maps other model weights, replacing what was staged, and returns what would be in use.
+        """Maps other model weights, which replace any staged before; returns the tensors that a swap would put in use.
 
         Raises:
-            WeightsInvalid: The file does not fit; nothing has changed then.
+            WeightsInvalid: The file does not fit. Nothing changes then.
         """
         self.staged = {**self.active, MODEL_WEIGHTS: map_weights(path, self._shards[MODEL_WEIGHTS])}
         return self.staged
@@ -104,9 +104,9 @@ class RankWeights:
         self.active, self.staged = self.staged, None
 
     def discard_staged(self) -> None:
-        """Lets go of staged weights, if there are any."""
+        """Releases staged weights, if any."""
         self.staged = None
 
     def close(self) -> None:
-        """Lets go of all weights."""
+        """Releases all weights."""
         self.active, self.staged = {}, None

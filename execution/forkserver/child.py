@@ -14,19 +14,19 @@ from execution.forkserver.protocol import Announced, Ended, Forked, decode_repor
 
 
 class ChildProcess:
-    """A process that a forkserver was asked for.
+    """A process that this process has requested from a forkserver.
 
     Attributes:
-        pid: The process's id, and its process group's; None until it is forked.
+        pid: Id of the process and of its process group; None until it is forked.
         exit_code: Negative for the signal that ended it; None until it has ended, and if it ended with its forkserver.
-        forkserver_exit_code: The forkserver's, if the process ended with it and this process started it.
+        forkserver_exit_code: Exit code of the forkserver if the process ended with it and this process started it.
     """
 
     def __init__(self, reports: socket.socket, forkserver: subprocess.Popen[bytes] | None) -> None:
-        """Takes over the socket that the forkserver reports to, and reads it from the running event loop.
+        """Takes over the socket of the forkserver's reports and reads it from the running event loop.
 
         Args:
-            forkserver: None if it is no child of this process.
+            forkserver: None if the forkserver is not a child of this process.
         """
         self.pid: int | None = None
         self.exit_code: int | None = None
@@ -42,11 +42,11 @@ class ChildProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, and with it its process group."""
+        """Whether the process and its process group have ended."""
         return self._ended.done()
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Has the event loop call back once, when the process has ended."""
+        """Makes the event loop call `callback` once, when the process has ended."""
         self._ended.add_done_callback(lambda _: callback())
 
     async def wait(self) -> int | None:
@@ -55,9 +55,9 @@ class ChildProcess:
         return self.exit_code
 
     def kill(self) -> None:
-        """Ends the process group by force; harmless when it has ended.
+        """Kills the process group. Does nothing if it has ended.
 
-        A process that the forkserver, which may be loading still, has not announced will never begin.
+        If the forkserver has not announced the process yet, for it may still be loading, the process never begins.
         """
         if self.has_ended:
             return
@@ -69,12 +69,12 @@ class ChildProcess:
             self._end(-signal.SIGKILL)
 
     async def end(self) -> None:
-        """Ends the process group by force, and waits until it has ended."""
+        """Kills the process group and waits until it has ended."""
         self.kill()
         await self.wait()
 
     def _read(self) -> None:
-        """Takes the reports that have come."""
+        """Reads the reports that have arrived."""
         while not self.has_ended:
             try:
                 packet, fds = receive(self._reports)
@@ -97,7 +97,7 @@ class ChildProcess:
         """Waits for the end of a process that ends with its forkserver."""
         self._loop.remove_reader(self._reports.fileno())
         if self._forkserver is not None:
-            # It hung up, and may not have ended quite.
+            # It has hung up but may not have ended yet.
             self._forkserver.kill()
             self.forkserver_exit_code = self._forkserver.wait()
         if self._pidfd is None:

@@ -1,4 +1,4 @@
-"""The end of a forkserver that asks for processes."""
+"""The client's side of a forkserver: it requests processes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class ForkserverClient:
     """A connection to a forkserver that another process has started."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Takes the connection over."""
+        """Takes over the connection."""
         self._connection: socket.socket | None = connection
         self._process: subprocess.Popen[bytes] | None = None
 
     def connect(self) -> socket.socket:
-        """The connection; a process that inherits it is a client, too."""
+        """Returns the connection. A process that inherits it can be a client too."""
         assert self._connection is not None, "a client is connected"
         return self._connection
 
     def start(self, call: Call, fds: Sequence[int] = (), *, name: str, stderr_fd: int = _STDERR_FD) -> ChildProcess:
-        """Asks for a process; it begins when the forkserver is ready. Needs a running event loop.
+        """Requests a process, which begins when the forkserver is ready. Needs a running event loop.
 
         Args:
-            call: What the process does; it exits with 0 when the function returns and with 1 when it raises.
-            fds: Descriptors that the function takes after the call's arguments; the process gets copies.
-            name: The process's, as process lists show it; 15 bytes.
-            stderr_fd: What the process and all that it starts write to: standard error and standard output.
+            call: The function that the process calls. It exits with 0 when the function returns, with 1 if it raises.
+            fds: Descriptors that the function takes after the call's arguments. The process gets copies.
+            name: Name of the process in process lists; at most 15 bytes.
+            stderr_fd: Standard error and standard output of the process and of all that it starts.
         """
         connection = self.connect()
         reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,9 +51,9 @@ class ForkserverClient:
 
 
 class Forkserver(ForkserverClient):
-    """A forkserver of one's own.
+    """A forkserver that this process starts.
 
-    It is started at the first use, and again after it has died. It ends with the thread that used it first, and so do
+    It starts at the first use, and again after it has died. When the thread that used it first ends, it ends too, with
     the processes that it forked.
     """
 
@@ -68,11 +68,11 @@ class Forkserver(ForkserverClient):
         """Starts nothing yet.
 
         Args:
-            name: The forkserver's, as process lists show it; 15 bytes.
-            preload: Loads what the processes need; called once, before the first fork.
-            environment: Variables added to this process's own.
-            parent: The forkserver that this one is forked from, to share what that has loaded, and its environment;
-                None starts a program.
+            name: Name of the forkserver in process lists; at most 15 bytes.
+            preload: Imports what the processes need. Called once, before the first fork.
+            environment: Variables added to those of this process.
+            parent: The forkserver from which this one is forked, to share its imports and environment. None starts a
+                program.
         """
         assert not (environment and parent), "a forked process has the environment of its parent"
         self._name = name
@@ -83,7 +83,7 @@ class Forkserver(ForkserverClient):
         self._forked: ChildProcess | None = None
 
     def connect(self) -> socket.socket:
-        """The connection; starts the forkserver if there is none."""
+        """Returns the connection; starts the forkserver if it does not run."""
         if self._connection is None or has_hung_up(self._connection):
             self.close()
             self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -115,7 +115,7 @@ class Forkserver(ForkserverClient):
                 **os.environ,
                 **parent_environment(),
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                # numpy's algebra makes threads when it is loaded, and a process with threads cannot be forked.
+                # numpy's linear algebra starts threads on import, and a process with threads cannot be forked.
                 "OPENBLAS_NUM_THREADS": "1",
                 **self._environment,
             },

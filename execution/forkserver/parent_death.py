@@ -1,4 +1,4 @@
-"""Ending a process when its parent ends."""
+"""Ends a process when its parent ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def parent_environment() -> dict[str, str]:
-    """What a parent adds to the environment of a child that calls `die_with_parent`."""
+    """Variables that a parent adds to the environment of a child that calls `die_with_parent`."""
     return {PARENT_ENVIRONMENT: str(os.getpid())}
 
 
 def die_with_parent(death_signal: signal.Signals, parent_pid: int | None = None) -> None:
     """Asks the kernel to signal this process when the thread that started it ends.
 
-    A parent that has ended before this call is noticed too.
+    Signals it at once if the parent has ended already.
 
     Args:
-        parent_pid: The parent, which a forked child knows; None for the one that the environment names.
+        parent_pid: Process id of the parent. None takes it from the environment; a forked child passes it.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != (int(os.environ[PARENT_ENVIRONMENT]) if parent_pid is None else parent_pid):

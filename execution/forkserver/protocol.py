@@ -1,8 +1,8 @@
-"""What clients and forkservers say to each other: one message a packet, over sockets that keep packets whole.
+"""The messages between clients and forkservers: one per packet, over sockets that preserve packets.
 
 A client sends a `ForkRequest`, with descriptors: a socket for reports about the process, the process's standard error,
-and what the call takes. The forkserver reports `Announced`, `Forked` and `Ended`, in this order. A client that shuts
-its end of the reports down has the process killed.
+and those that the call takes. The forkserver reports `Announced`, `Forked` and `Ended`, in this order. If a client
+shuts down its end of the reports, the forkserver kills the process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 
 import msgspec
 
-#: No message is longer.
+#: Size of the longest message, in bytes.
 MAX_PACKET_SIZE_BYTES: Final = 1 << 16
 
-#: No request comes with more descriptors.
+#: Most descriptors of one request.
 MAX_DESCRIPTORS: Final = 8
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function and what it is called with.
+    """A function and its arguments.
 
     Attributes:
         target: `module:function`, imported in the process that calls it.
@@ -33,11 +33,11 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for a process.
+    """Requests a process.
 
     Attributes:
-        name: The process's, as process lists show it; they cut it after 15 bytes.
-        call: What the process does; descriptors follow the call's arguments.
+        name: Name of the process in process lists, which cut it after 15 bytes.
+        call: The function that the process calls. It takes the descriptors after the call's arguments.
     """
 
     name: str
@@ -45,17 +45,17 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Announced(msgspec.Struct, frozen=True, tag=True):
-    """The forkserver is about to fork. Before this, a client that hangs up knows that no process will begin."""
+    """The forkserver is about to fork. If a client hangs up before this report, no process begins."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The process runs. With it comes the descriptor of the process."""
+    """The process runs. The packet carries the descriptor of the process."""
 
     pid: int
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The process has ended, and nothing is left of its process group."""
+    """The process and its whole process group have ended."""
 
     #: Negative for the signal that ended it.
     exit_code: int
@@ -65,7 +65,7 @@ Report = Announced | Forked | Ended
 
 
 def receive(end: socket.socket) -> tuple[bytes, list[int]]:
-    """Receives a packet, empty if the other end has hung up, and its descriptors, which no program will inherit."""
+    """Receives a packet, empty if the other end has hung up, and its descriptors, which are not inheritable."""
     packet, fds, _, _ = socket.recv_fds(end, MAX_PACKET_SIZE_BYTES, MAX_DESCRIPTORS)
     for fd in fds:
         # MSG_CMSG_CLOEXEC would do, but `recv_fds` ignores flags (CPython's issue 107898).

@@ -1,10 +1,10 @@
-"""What a forkserver does: `python -m execution.forkserver.server SOCKET_FD NAME PRELOAD`, PRELOAD being a `Call`.
+"""The forkserver's process: `python -m execution.forkserver.server SOCKET_FD NAME PRELOAD`, PRELOAD being a `Call`.
 
-At the first request it loads what the processes need; it forks a process for each request, waits for the processes and
-reports how they ended. It ends, with its processes, when no client is left.
+At the first request it imports what the processes need. It forks a process for each request, waits for the processes
+and reports how they ended. When the last client has hung up, it ends with its processes.
 
-Only the thread that forks goes on in a forked process, and locks that other threads held stay locked. So a forkserver
-has one thread, computes nothing, and counts its threads before each fork.
+In a forked process only the forking thread exists, and locks that other threads held stay locked. So a forkserver has
+one thread, computes nothing, and counts its threads before each fork.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STDERR_FD: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Child:
-    """A forked process. Its client reads `reports`, and hangs up to have the process ended."""
+    """A forked process. Its client reads `reports`, and hangs up to end the process."""
 
     pid: int
     pidfd: int
@@ -76,7 +76,7 @@ class _Server:
         self._has_clients = True
 
     def serve(self) -> None:
-        """Serves until no client is left; no forked process is left then."""
+        """Serves until no client is left, then ends every forked process."""
         while self._has_clients:
             for key, _ in self._selector.select():
                 key.data()
@@ -107,7 +107,7 @@ class _Server:
             gc.freeze()
 
     def _fork(self, request: ForkRequest, reports: socket.socket, fds: Sequence[int]) -> None:
-        # In this order: a client that hangs up knows by the announcement whether there is something to wait for.
+        # Announce first: by the announcement, a client that hangs up knows whether a process will begin.
         _report(reports, Announced())
         if has_hung_up(reports):
             reports.close()
@@ -116,7 +116,7 @@ class _Server:
             check_single_thread()
             pid = os.fork()
         except (OSError, RuntimeError):
-            # The host has no room for the process. The others go on.
+            # The host has no room for the process. The others continue.
             os.write(fds[0], traceback.format_exc().encode())
             _report(reports, Ended(1))
             reports.close()
@@ -131,7 +131,7 @@ class _Server:
             self._selector.register(end, selectors.EVENT_READ, partial(self._collect, child))
 
     def _become_child(self, request: ForkRequest, stderr_fd: int, *fds: int) -> NoReturn:
-        """Goes on in the forked process."""
+        """Continues in the forked process."""
         exit_code = 1
         try:
             die_with_parent(signal.SIGKILL, self._pid)
@@ -150,15 +150,15 @@ class _Server:
                 traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
-            # Here, because what follows further up is the forkserver's.
+            # Exits here, because the callers' code above belongs to the forkserver.
             os._exit(exit_code)
 
     def _collect(self, child: _Child) -> None:
-        """Ends a process that has ended itself, or that its client no longer wants."""
+        """Reaps a process that has ended, or kills one whose client has hung up."""
         if child not in self._children:
             # Both happened at once.
             return
-        # Before the kernel gives the number of the leader, and so of the group, to another process.
+        # This comes before the kernel can give the id of the leader, and so of the group, to another process.
         child.kill()
         _, status = os.waitpid(child.pid, 0)
         _report(child.reports, Ended(os.waitstatus_to_exitcode(status)))
@@ -172,8 +172,8 @@ def serve(preload: str, connection_fd: int) -> None:
     """Serves until no client is left.
 
     Args:
-        preload: A `Call` as JSON, for what to load before the first fork.
-        connection_fd: Where requests come from; becomes this function's own.
+        preload: A `Call` as JSON, which imports modules before the first fork.
+        connection_fd: Descriptor of the socket of requests. This function takes it over.
     """
     with socket.socket(fileno=connection_fd) as connection:
         _Server(decode_call(preload), connection).serve()
@@ -183,7 +183,7 @@ def check_single_thread() -> None:
     """Checks that this process can be forked: locks that other threads held would stay locked in the new one.
 
     Raises:
-        RuntimeError: It has several threads.
+        RuntimeError: The process has several threads.
     """
     num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if num_threads != 1:
@@ -200,15 +200,15 @@ def _set_name(name: str) -> None:
 
 def _report(reports: socket.socket, report: Report, *fds: int) -> None:
     with contextlib.suppress(OSError):
-        # The client may have gone.
+        # The client may have hung up.
         socket.send_fds(reports, [encode(report)], fds)
 
 
 def main(connection_fd: str, name: str, preload: str) -> None:
-    """Serves as a program of its own."""
+    """Serves as a separate program."""
     die_with_parent(signal.SIGKILL)
     _set_name(name)
-    # What libraries and compilers print would be taken for the service's own.
+    # The output of libraries and compilers must not mix with the service's own.
     os.dup2(_STDERR_FD, _STDOUT_FD)
     serve(preload, int(connection_fd))
 

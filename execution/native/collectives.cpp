@@ -1,5 +1,5 @@
 // A collective moves its tensor in chunks. For each chunk a rank writes its part into a buffer of its own, meets the
-// others at a barrier, and reads all parts. There are two sets of buffers, taken in turn, so a chunk needs no second
+// others at a barrier, and reads all parts. Chunks alternate between two sets of buffers, so a chunk needs no second
 // barrier: a buffer is written again only after the next chunk's barrier, which no rank reaches before it has read this
 // chunk.
 //
@@ -28,19 +28,19 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 constexpr size_t kChunkBytes = 256 * 1024;
-// Addresses of all ranks' parts lie on the stack while they are added up.
-constexpr int32_t kMostRanks = 256;
-// From how many bytes on, and among how many ranks, dividing a sum makes up for its second barrier; measured.
+// Bounds the array of the parts' addresses, which is on the stack.
+constexpr int32_t kMaxRanks = 256;
+// Measured: from this many bytes and ranks on, dividing a sum pays for its second barrier.
 constexpr size_t kDividedBytes = 64 * 1024;
 constexpr int kDividedRanks = 4;
-// Some 2 microseconds.
+// About 2 microseconds.
 constexpr int kLapsBetweenYields = 32;
 // The lowest bit of Shared::generation.
 constexpr uint32_t kAborted = 1;
 
-// Begins the shared memory. The buffers follow: two of kChunkBytes a rank, and two for divided sums.
+// The start of the shared memory. Behind it are the buffers: two of kChunkBytes for each rank, two for divided sums.
 struct Shared {
-  // Twice the number of barriers passed, plus kAborted. Ranks that wait sleep on it.
+  // Twice the number of barriers passed, plus kAborted. Waiting ranks sleep on it.
   alignas(kCacheLine) std::atomic<uint32_t> generation;
   alignas(kCacheLine) std::atomic<uint32_t> arrived;
   alignas(kCacheLine) std::atomic<uint32_t> sleepers;
@@ -70,7 +70,7 @@ void pause_briefly() {
 #endif
 }
 
-// Not the private kind: the sleepers are other processes.
+// Not FUTEX_PRIVATE: the sleepers are other processes.
 void wake_all(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value, int64_t timeout_ns) {
@@ -83,7 +83,7 @@ void abort_all(Shared& shared) {
   wake_all(shared.generation);
 }
 
-// Waits until the generation is another: for a moment by spinning, then asleep.
+// Waits until the generation changes: spins at first, then sleeps.
 Outcome wait_for_change(const Communicator& communicator, uint32_t generation) {
   Shared& shared = shared_of(communicator);
   const int64_t started = now_ns();
@@ -92,7 +92,7 @@ Outcome wait_for_change(const Communicator& communicator, uint32_t generation) {
       if (shared.generation.load(std::memory_order_acquire) != generation) return kDone;
       pause_briefly();
     }
-    // The rank that is waited for may be waiting for this very core: the scheduler likes to put a process that is woken
+    // The rank that this one waits for may be waiting for this very core: the scheduler prefers to run a woken process
     // beside the one that woke it.
     sched_yield();
   }
@@ -111,7 +111,7 @@ Outcome wait_for_change(const Communicator& communicator, uint32_t generation) {
   return outcome;
 }
 
-// Returns when all ranks are here, and what they wrote before is there to be read.
+// Returns when all ranks have arrived. Everything that they wrote before is then visible.
 Outcome meet(const Communicator& communicator) {
   Shared& shared = shared_of(communicator);
   const uint32_t generation = shared.generation.load(std::memory_order_acquire);
@@ -127,7 +127,7 @@ Outcome meet(const Communicator& communicator) {
   return shared.generation.load(std::memory_order_acquire) & kAborted ? kWasAborted : kDone;
 }
 
-// Which set of buffers a chunk takes. All ranks read the same number: it changes only once all have arrived.
+// The set of buffers that a chunk uses. All ranks read the same number: it changes only when all have arrived.
 uint32_t turn_of(const Communicator& communicator) {
   return (shared_of(communicator).generation.load(std::memory_order_acquire) >> 1) & 1;
 }
@@ -144,7 +144,7 @@ uint32_t to_bits(float value) {
   return bits;
 }
 
-// Both narrow to the nearest, ties to even, as torch does.
+// Both round to nearest, ties to even, as torch does.
 
 struct BFloat16 {
   static float widen(uint16_t bits) { return from_bits(static_cast<uint32_t>(bits) << 16); }
@@ -159,7 +159,7 @@ struct BFloat16 {
 struct Float16 {
   static float widen(uint16_t bits) {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7fff;
-    // Exponents differ by 112; a product is right for subnormal numbers too.
+    // Exponents differ by 112; multiplying is correct for subnormal numbers too.
     const uint32_t wide = to_bits(from_bits(rest << 13) * 0x1p112f) | (rest >= 0x7c00 ? 0x7f800000 : 0);
     return from_bits(wide | sign);
   }
@@ -173,7 +173,7 @@ struct Float16 {
     } else if (rest >= kRoundsToInfinity) {
       narrow = 0x7c00;
     } else if (rest < kSmallestNormal) {
-      // The last bit of 0.5 is worth as much as that of a subnormal number: the sum rounds where it should.
+      // The last bit of 0.5 has the value of a subnormal number's last bit, so the sum rounds at the right place.
       narrow = to_bits(from_bits(rest) + 0.5f) - to_bits(0.5f);
     } else {
       narrow = ((rest + 0xfff + ((rest >> 13) & 1)) >> 13) - (112 << 10);
@@ -232,9 +232,9 @@ KILN_EVERY_CPU void add_float16(const char* const* parts, int num_parts, int64_t
   add_narrow<Float16>(parts, num_parts, count, out);
 }
 
-// Adds items [first, first + count) of the ranks' buffers of a turn.
+// Adds items [first, first + count) of the ranks' buffers in one set.
 void add_parts(const Communicator& communicator, uint32_t turn, DType dtype, int64_t first, int64_t count, char* out) {
-  const char* parts[kMostRanks];
+  const char* parts[kMaxRanks];
   for (int rank = 0; rank < communicator.tp_degree; ++rank) {
     parts[rank] = buffer_of(communicator, turn, rank) + first * item_size(dtype);
   }
@@ -246,7 +246,7 @@ void add_parts(const Communicator& communicator, uint32_t turn, DType dtype, int
   }
 }
 
-// The first item of a rank's slice of a chunk; slices begin on cache lines of their own.
+// The first item of a rank's slice of a chunk. Each slice begins on a cache line of its own.
 int64_t slice_start(const Communicator& communicator, int64_t count, int rank) {
   constexpr int64_t kItems = kCacheLine;
   const int64_t slice = (count / communicator.tp_degree + kItems - 1) / kItems * kItems;
@@ -277,7 +277,7 @@ Outcome reduce_chunk(const Communicator& communicator, DType dtype, const char* 
 
 extern "C" {
 
-int32_t kiln_most_ranks() { return kMostRanks; }
+int32_t kiln_most_ranks() { return kMaxRanks; }
 
 size_t kiln_memory_size(int32_t tp_degree) { return sizeof(Shared) + 2 * (tp_degree + 1) * kChunkBytes; }
 

@@ -1,7 +1,7 @@
-// What AOTInductor's code calls; `compiler_svc/lower/collectives.py` declares it there. 0 is success.
+// The functions that AOTInductor's code calls; `compiler_svc/lower/collectives.py` declares them there. 0 is success.
 //
-// No torch headers: the functions that are used here are found in the process, which has loaded torch. So this library
-// needs no torch to be built.
+// No torch headers: the dynamic linker finds the functions used here in the process, which has loaded torch. So this
+// library can be built without torch.
 
 #include "collectives.h"
 
@@ -15,7 +15,7 @@ typedef void* TensorHandle;
 
 thread_local const Communicator* current = nullptr;
 
-// The part of torch's C interface (torch/csrc/inductor/aoti_torch/c/shim.h) that is used here.
+// The part of torch's C interface (torch/csrc/inductor/aoti_torch/c/shim.h) that this file uses.
 struct Torch {
   int32_t (*get_data_ptr)(TensorHandle, void**);
   int32_t (*get_dim)(TensorHandle, int64_t*);
@@ -49,12 +49,12 @@ struct Torch {
   }
 };
 
-constexpr int64_t kMostAxes = 16;
+constexpr int64_t kMaxAxes = 16;
 
 struct Operand {
   const char* data;
   int64_t num_axes;
-  int64_t sizes[kMostAxes];
+  int64_t sizes[kMaxAxes];
   int64_t count;
   int32_t torch_dtype;
   DType dtype;
@@ -74,7 +74,7 @@ bool read_operand(TensorHandle handle, Operand& operand) {
       torch().get_dtype(handle, &operand.torch_dtype)) {
     return false;
   }
-  if (operand.num_axes < 1 || operand.num_axes > kMostAxes) return false;
+  if (operand.num_axes < 1 || operand.num_axes > kMaxAxes) return false;
   operand.data = static_cast<const char*>(data);
   operand.count = 1;
   for (int64_t axis = operand.num_axes - 1; axis >= 0; --axis) {
@@ -89,9 +89,9 @@ bool read_operand(TensorHandle handle, Operand& operand) {
   return false;
 }
 
-// A new contiguous tensor; null where there is no memory.
+// A new contiguous tensor; null if the allocation fails.
 void* make_output(const Operand& operand, const int64_t* sizes, TensorHandle* output) {
-  int64_t strides[kMostAxes], stride = 1;
+  int64_t strides[kMaxAxes], stride = 1;
   for (int64_t axis = operand.num_axes - 1; axis >= 0; --axis) {
     strides[axis] = stride;
     stride *= sizes[axis];
@@ -103,7 +103,7 @@ void* make_output(const Operand& operand, const int64_t* sizes, TensorHandle* ou
   return torch().get_data_ptr(*output, &data) ? nullptr : data;
 }
 
-// The caller does not take over the output of a call that failed.
+// A caller does not take over the output of a failed call, so it is freed here.
 int32_t finish(int32_t outcome, TensorHandle output) {
   if (outcome != kDone) torch().delete_tensor_object(output);
   return outcome;
@@ -132,7 +132,7 @@ int32_t aoti_torch_cpu_all_gather(TensorHandle input, int64_t tp_degree, TensorH
   if (!is_ready(tp_degree) || !read_operand(input, operand)) return kInvalid;
   const int64_t last = operand.num_axes - 1, columns = operand.sizes[last];
   if (columns == 0) return kInvalid;
-  int64_t sizes[kMostAxes];
+  int64_t sizes[kMaxAxes];
   memcpy(sizes, operand.sizes, sizeof sizes);
   sizes[last] *= tp_degree;
   void* out = make_output(operand, sizes, output);

@@ -1,6 +1,6 @@
-"""What a service and its rank processes say to each other: one message a packet, over sockets that keep packets whole.
+"""The messages between a service and its rank processes: one per packet, over sockets that preserve packets.
 
-Calls are answered in order. Step inputs and results are not in here but in shared memory; see `step_memory`.
+A rank answers calls in order. Step inputs and results are not in messages but in shared memory; see `step_memory`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import msgspec
 from bundle.manifest import Manifest
 from execution.failure import Failure
 
-#: No message is longer; the largest is a failure that names every tensor of a weight file.
+#: Size of the longest message, in bytes: a failure that names every tensor of a weight file.
 PACKET_SIZE_BYTES = 1 << 17
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a rank process is started with; handed over as a file, for manifests are long."""
+    """The arguments of a rank process. The parent passes them in a file, because manifests are long."""
 
     rank: int
     num_threads: int
@@ -25,22 +25,22 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
-    """Carries its class's name."""
+    """A message that is tagged with its class's name."""
 
 
 class Load(_Message, frozen=True):
-    """Map weights, load executables, allocate state. Answered by `Loaded`, after one `Progress` a part."""
+    """Map weights, load executables, allocate state. The answer is `Loaded`, after one `Progress` per part."""
 
 
 class WarmUp(_Message, frozen=True):
-    """Run every executable once, on the scratch slot. Answered by `Done`."""
+    """Run every executable once, on the scratch slot. The answer is `Done`."""
 
 
 class RunStep(_Message, frozen=True, kw_only=True):
-    """Run the executable whose inputs are in shared memory. Answered by `Stepped`, with the results there too."""
+    """Run the executable whose inputs are in shared memory. The answer is `Stepped`; the results are there too."""
 
     tag: str
-    #: Which of the sets of regions the step uses; see `step_memory`.
+    #: The set of regions that the step uses; see `step_memory`.
     memory_set: int
     #: Take the tokens of the previous step as `input_ids`.
     depends_on_previous: bool
@@ -49,27 +49,27 @@ class RunStep(_Message, frozen=True, kw_only=True):
 
 
 class StageWeights(_Message, frozen=True, kw_only=True):
-    """Map other weights. Answered by `Done`."""
+    """Map other weights. The answer is `Done`."""
 
     path: str
 
 
 class SwapWeights(_Message, frozen=True):
-    """Put them in use. Answered by `Swapped`."""
+    """Put the staged weights in use. The answer is `Swapped`."""
 
 
 class DiscardStaged(_Message, frozen=True):
-    """Let go of them. Answered by `Done`."""
+    """Release the staged weights. The answer is `Done`."""
 
 
 class ZeroState(_Message, frozen=True, kw_only=True):
-    """Zero slots, None for all. Answered by `Zeroed`."""
+    """Zero slots of the KV cache, None for all. The answer is `Zeroed`."""
 
     slots: list[int] | None
 
 
 class Done(_Message, frozen=True):
-    """Nothing else to say. A rank's first message, in answer to nothing, says that it is ready."""
+    """The call has succeeded. A rank also sends it unasked, as its first message, when it is ready."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
@@ -79,20 +79,20 @@ class Progress(_Message, frozen=True, kw_only=True):
 
 
 class Loaded(_Message, frozen=True, kw_only=True):
-    """Everything is loaded."""
+    """All parts have been loaded."""
 
     weights_bytes: int
     state_bytes: int
 
 
 class Stepped(_Message, frozen=True, kw_only=True):
-    """The step is done."""
+    """The step has ended."""
 
     duration_s: float
 
 
 class Swapped(_Message, frozen=True, kw_only=True):
-    """The weights are in use; no step could run meanwhile."""
+    """The weights are in use. No step could run during the swap."""
 
     duration_s: float
     weights_bytes: int
@@ -116,7 +116,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to the call of that number, or progress on the way to it."""
+    """The answer to the call of that number, or progress of the call."""
 
     number: int
     answer: Answer | Progress

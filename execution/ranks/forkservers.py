@@ -1,4 +1,4 @@
-"""The forkservers that rank processes come from."""
+"""The forkservers that fork rank processes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 from execution.threads import thread_environment
 
-#: Gives the forkserver for ranks that compute with so many threads and load executables of a format.
+#: Returns the forkserver for a number of threads per rank and an executable format.
 OpenForkserver = Callable[[int, str], ForkserverClient]
 
 
 class RankForkservers:
-    """One forkserver for each number of threads and each format of executables.
+    """One forkserver for each number of threads and each executable format.
 
-    OpenMP reads the number of threads when torch is loaded. And a forkserver that loads what a format needs, which
-    takes a second, would not notice meanwhile that a rank of another format ends.
+    OpenMP reads the number of threads when torch is loaded. And while a forkserver imports the modules of a format,
+    which takes a second, it cannot notice that a rank of another format ends.
     """
 
     def __init__(self, num_ranks: int = 1) -> None:
         """Starts nothing yet.
 
         Args:
-            num_ranks: Ranks that may compute at the same time. Their threads spin for each other if each has a
+            num_ranks: Ranks that may compute at the same time. Their threads spin while they wait if each has a
                 processor; see `execution.threads`.
         """
         self._num_ranks = num_ranks
         self._forkservers: dict[tuple[int, str], Forkserver] = {}
 
     def open(self, num_threads: int, executable_format: str) -> Forkserver:
-        """The forkserver for ranks that compute with so many threads and load that format."""
+        """Returns the forkserver for this number of threads per rank and this format."""
         kind = (num_threads, executable_format)
         if kind not in self._forkservers:
             self._forkservers[kind] = Forkserver(
@@ -43,7 +43,7 @@ class RankForkservers:
         return self._forkservers[kind]
 
     def close(self) -> None:
-        """Ends the forkservers, and ranks that are left. Calling it again is harmless."""
+        """Ends the forkservers and their remaining ranks. Calling it again is harmless."""
         for forkserver in self._forkservers.values():
             forkserver.close()
 

@@ -43,12 +43,13 @@ ResultT = TypeVar("ResultT")
 class RankGroup:
     """The rank processes of one deployment.
 
-    Calls are answered in order and one step runs at a time; one that depends on its tokens may be called meanwhile.
-    What concerns all ranks happens on all: a call that its caller gives up is seen through, and if a rank ends or
-    cannot follow the others, the group is dead. Then its processes end and every call raises `RankDied`.
+    The ranks answer calls in order and run one step at a time. While it runs, a caller may start the next step, which
+    depends on its tokens. Every call reaches all ranks: if its caller is cancelled, it still runs to its end. If a rank
+    ends, or cannot do what the other ranks have done, the group is dead: its processes end and every call raises
+    `RankDied`.
 
-    Processes end with the thread that first used their forkserver: start a group from a thread that lives as long as
-    the group.
+    Processes end with the thread that first used their forkserver, so start a group from a thread that lives as long
+    as the group.
 
     Attributes:
         died: Its result is a `RankDied`, set when a rank ends unexpectedly; cancelled by `close`.
@@ -57,11 +58,11 @@ class RankGroup:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        """Makes the shared memory; use `start`.
+        """Allocates the shared memory. Callers use `start`.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
-            TooManyRanks: The native library does not serve so many.
+            TooManyRanks: The native library cannot serve this many ranks.
         """
         self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
         self.weights_bytes = 0
@@ -72,7 +73,8 @@ class RankGroup:
         self._ranks: list[RankHandle] = []
         self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
-        # Held by what must come between the same two steps on all ranks, and from one step to those that depend on it.
+        # A call holds it if it must come between the same two steps on all ranks. A step and the steps that depend on
+        # it hold it together.
         self._turn = asyncio.Lock()
         self._steps: deque[_StepUnderWay] = deque()
         self._next_set = 0
@@ -90,19 +92,19 @@ class RankGroup:
         log_sink: Callable[[int, str], None] | None = None,
         open_forkserver: OpenForkserver | None = None,
     ) -> Self:
-        """Starts one process a rank.
+        """Starts one process for each rank.
 
         Args:
             blob_path: Path of a blob by its digest; the blobs must be verified.
             num_threads: Threads that each rank computes with.
-            log_sink: Called with rank and line for everything that a rank writes to its standard error; None leaves
-                the ranks on this process's own.
-            open_forkserver: Gives the forkserver of the processes, which outlives the group and makes further starts
-                cheap; None for one that ends with the group.
+            log_sink: Called with rank and line for each line that a rank writes to its standard error. None: the ranks
+                write to this process's standard error.
+            open_forkserver: Returns the forkserver of the processes, which outlives the group and makes further starts
+                cheap. None starts one that ends with the group.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
-            TooManyRanks: The native library does not serve so many.
+            TooManyRanks: The native library cannot serve this many ranks.
             IsaUnsupported: The executables need instructions that this host lacks.
             RankDied: A process ended before it was ready.
         """
@@ -127,7 +129,7 @@ class RankGroup:
         return group
 
     async def load(self, progress: Callable[[LoadProgress], None] | None = None) -> None:
-        """Maps weights, loads every executable, allocates zeroed state. A group that fails to load is closed.
+        """Maps weights, loads every executable, allocates zeroed state. If this fails, the group is closed.
 
         Raises:
             ExecutableInvalid: A blob is missing or is not what the manifest says.
@@ -144,7 +146,7 @@ class RankGroup:
             return await rank.call(Load(), Loaded, report)
 
         try:
-            # The first failure ends it: the other ranks may have much to read yet.
+            # The first failure ends the load: the other ranks may still have much to read.
             loaded = await asyncio.gather(*(load_rank(number, rank) for number, rank in enumerate(self._ranks)))
         except BaseException:
             await self.close()
@@ -153,7 +155,7 @@ class RankGroup:
         self.state_bytes = sum(answer.state_bytes for answer in loaded)
 
     async def warm_up(self) -> None:
-        """Runs every executable once, on the scratch slot, so that no request pays for first touches.
+        """Runs every executable once, on the scratch slot, so that no request waits for page faults.
 
         Raises:
             StepFailed: An executable raised.
@@ -162,7 +164,7 @@ class RankGroup:
         await self._see_through(self._warm_up())
 
     async def run(self, step: Step) -> StepResult:
-        """Runs one executable once on every rank; raises what `begin` and its future raise."""
+        """Runs one executable once on every rank. Raises the errors of `begin` and of its future."""
         return await (await self.begin(step))
 
     async def begin(self, step: Step) -> asyncio.Future[StepResult]:
@@ -173,12 +175,12 @@ class RankGroup:
 
         Returns:
             The result. It raises:
-            StepFailed: The executable raised, on one rank at least, or the step that this one depends on failed.
+            StepFailed: The executable raised on at least one rank, or the step that this one depends on failed.
             WeightsAwaited: The bundle came without weights and none have been swapped in.
 
         Raises:
             ExecutableUnknown: No executable has this tag.
-            StepInvalid: The inputs do not fit, or log probabilities were asked of an executable without logits.
+            StepInvalid: The inputs do not fit, or the step asks for log probabilities but the executable has no logits.
         """
         if not (step.depends_on_previous and self._steps):
             await self._turn.acquire()
@@ -206,18 +208,18 @@ class RankGroup:
         return under_way.result
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
-        """Maps new weights beside the ones in use, replacing what was staged: on all ranks or on none.
+        """Maps new weights beside those in use, on all ranks or on none. They replace any staged before.
 
         Raises:
-            WeightsInvalid: A file is missing or its tensors differ from the manifest's. What served still serves, and
-                nothing is staged.
+            WeightsInvalid: A file is missing or its tensors differ from the manifest's. The weights in use stay in
+                use, and nothing is staged.
         """
         await self._see_through(self._stage_weights(shard_paths_by_rank))
 
     async def swap_weights(self) -> float:
-        """Makes the staged weights the ones in use and lets go of the old; returns the longest pause in seconds.
+        """Puts the staged weights in use and releases the old ones; returns the longest pause of a rank in seconds.
 
-        Where one rank swaps and another cannot, the group ends.
+        If one rank swaps and another cannot, the group ends.
 
         Raises:
             WeightsNotStaged: Nothing is staged.
@@ -225,11 +227,11 @@ class RankGroup:
         return await self._see_through(self._swap_weights())
 
     async def discard_staged(self) -> None:
-        """Lets go of staged weights, if there are any."""
+        """Releases staged weights, if any."""
         await self._see_through(self._call_all(DiscardStaged(), Done))
 
     async def zero_state(self, slots: Sequence[int] | None) -> int:
-        """Zeroes the KV cache of some slots, or with None all of it; returns the bytes written, over all ranks.
+        """Zeroes the given slots of the KV cache, or all of it for None; returns the bytes written, over all ranks.
 
         Raises:
             SlotUnknown: A slot that the KV cache does not have.
@@ -253,8 +255,8 @@ class RankGroup:
         return (self._memory.fd,) if self._collectives is None else (self._memory.fd, self._collectives.fd)
 
     async def _see_through(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Awaits something that happens to its end though the caller may give up: all ranks must take part in it, and
-        no later step may overwrite the inputs of one that runs."""
+        """Awaits a coroutine that runs to its end even if the caller is cancelled: all ranks must take part in it, and
+        no later step may overwrite the inputs of a running one."""
         task = asyncio.create_task(coroutine)
         self._keep(task)
         return await asyncio.shield(task)
@@ -266,7 +268,7 @@ class RankGroup:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)
         if not task.cancelled():
-            # Nobody may be left to hear of it.
+            # Marks the error as retrieved, because the caller may have been cancelled.
             task.exception()
 
     async def _warm_up(self) -> None:
@@ -274,7 +276,7 @@ class RankGroup:
             await self._compute(WarmUp(), Done)
 
     def _take_answer(self, step: _StepUnderWay, outcome: Stepped | KilnError) -> None:
-        """Ends a step that all ranks have answered, whether or not its caller still waits."""
+        """Ends a step that all ranks have answered, even if its caller no longer waits."""
         step.outcomes.append(outcome)
         if len(step.outcomes) < len(self._ranks):
             return
@@ -284,13 +286,13 @@ class RankGroup:
             stepped = self._unwrap(step.outcomes)
             duration_s = max(answer.duration_s for answer in stepped)
             step.settle(self._memory.read_result(step.step, step.memory_set, duration_s))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
+        except Exception as error:  # noqa: BLE001 - the caller gets every error
             self._has_failed_step = True
             step.settle(error)
         if self._steps:
             return
         if self._has_failed_step:
-            # Not before: a rank may be in the next step, which another one will not come to.
+            # Only now: a rank may be in the next step, which another rank will not join.
             self._has_failed_step = False
             self._reset_collectives()
         self._turn.release()
@@ -309,7 +311,7 @@ class RankGroup:
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
             failed = [not isinstance(outcome, Swapped) for outcome in outcomes]
             if any(failed) and not all(isinstance(outcome, WeightsNotStaged) for outcome in outcomes):
-                # Ranks with different weights would compute something, and it would be garbage.
+                # Ranks with different weights would compute garbage.
                 self._ranks[failed.index(True)].kill()
                 await self._ranks[failed.index(True)].wait_ended()
             swapped = self._unwrap(outcomes)
@@ -322,7 +324,7 @@ class RankGroup:
             return sum(answer.size_bytes for answer in await self._call_all(call, Zeroed))
 
     async def _compute(self, call: Call, answer_type: type[AnswerT]) -> list[AnswerT]:
-        """Calls for something that the ranks do together."""
+        """Sends a call that the ranks carry out together, with collectives."""
         try:
             return await self._call_all(call, answer_type)
         except KilnError:
@@ -330,7 +332,7 @@ class RankGroup:
             raise
 
     def _reset_collectives(self) -> None:
-        # All have answered, so none is in a collective any more.
+        # All ranks have answered, so none is in a collective.
         if self._collectives is not None:
             self._collectives.reset()
 
@@ -338,7 +340,7 @@ class RankGroup:
         return await self._gather([rank.call(call, answer_type) for rank in self._ranks])
 
     async def _gather(self, calls: Sequence[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT]:
-        """Waits until all ranks have answered; one's failure is the group's."""
+        """Waits until all ranks have answered. If one failed, raises its error."""
         return self._unwrap(await asyncio.gather(*calls, return_exceptions=True))
 
     def _unwrap(self, outcomes: Sequence[AnswerT | BaseException]) -> list[AnswerT]:
@@ -347,11 +349,11 @@ class RankGroup:
             return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
         if self._first_dead is not None and self._first_dead.death is not None:
             raise self._first_dead.death
-        # Rather the rank that failed than those that it made fail.
+        # Prefer the error of the rank that failed first to the errors that it caused on others.
         raise min(failures, key=lambda failure: isinstance(failure, StepAborted))
 
     def _report_death(self, rank: RankHandle) -> None:
-        """Ends the other ranks, which can do nothing alone and may be waiting for the dead one."""
+        """Ends the other ranks, which cannot work alone and may be waiting for the dead one."""
         if self._first_dead is None:
             self._first_dead = rank
         if not self.died.done() and rank.death is not None:
@@ -362,7 +364,7 @@ class RankGroup:
 
 @dataclass(eq=False, slots=True)
 class _StepUnderWay:
-    """A step that the ranks were called for, and what they have answered so far, their errors included."""
+    """A running step and the ranks' answers so far, errors included."""
 
     step: Step
     memory_set: int
@@ -371,11 +373,11 @@ class _StepUnderWay:
 
     def settle(self, outcome: StepResult | Exception) -> None:
         if self.result.done():
-            # Whoever called has given up.
+            # The caller has been cancelled.
             return
         if isinstance(outcome, Exception):
             self.result.set_exception(outcome)
-            # Nobody may be left to hear of it.
+            # Marks the error as retrieved, because the caller may have been cancelled.
             self.result.exception()
         else:
             self.result.set_result(outcome)
@@ -388,5 +390,5 @@ def _blobs_of(manifest: Manifest, rank: int) -> set[str]:
 
 
 def _format_of(manifest: Manifest) -> str:
-    """The format of all executables; empty if there are none, which loading them will report."""
+    """The format of all executables; empty if there are none, which `load` reports."""
     return next((executable.format for executable in manifest.executables), "")

@@ -1,4 +1,4 @@
-"""A parent's end of one rank process."""
+"""The parent's side of one rank process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from execution.ranks.control import (
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a rank has loaded: `done` of `total` parts; `part` is the one just loaded."""
+    """Progress of a rank's load: `done` of `total` parts; `part` is the one just loaded."""
 
     rank: int
     done: int
@@ -44,10 +44,10 @@ class LoadProgress:
 
 
 class LogPipe:
-    """Reads a pipe as data comes, and hands its lines on."""
+    """Reads a pipe as data arrives, and passes its lines to a sink."""
 
     def __init__(self, pipe: IO[bytes], sink: Callable[[str], None]) -> None:
-        """Takes the reading end over."""
+        """Takes over the reading end."""
         self._pipe = pipe
         self._fd = pipe.fileno()
         self._sink = sink
@@ -57,7 +57,7 @@ class LogPipe:
         self._loop.add_reader(self._fd, self._read)
 
     def close(self) -> None:
-        """Reads what is there, and gives the pipe back. The writer must have ended."""
+        """Reads the remaining data and closes the pipe. The writer must have ended."""
         while self._read():
             pass
         if self._rest:
@@ -81,7 +81,7 @@ class LogPipe:
         self._sink(line.decode(errors="replace"))
 
 
-#: A rank that is told to end has this long to finish its step.
+#: Seconds that a rank has to finish its step after the parent has told it to end.
 CLOSE_GRACE_S: Final = 2.0
 
 _SERVE: Final = ForkCall("execution.ranks.process:serve_parent")
@@ -93,7 +93,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class RankHandle:
-    """One rank process: calls to it, its log, its end."""
+    """One rank process: sends calls to it, reads its log, notices its end."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class RankHandle:
         log: LogPipe | None,
         on_death: Callable[[RankHandle], None],
     ) -> None:
-        """Takes over a process that has just been asked for; see `spawn`."""
+        """Takes over a process that has just been requested; see `spawn`."""
         self._rank = rank
         self._process = process
         self._control = control
@@ -118,7 +118,7 @@ class RankHandle:
         self._pending: dict[int, AnswerSink] = {READY: partial(_settle, self._ready)}
         self._on_progress: dict[int, Callable[[str], None]] = {}
         self._unsent: deque[bytes] = deque()
-        # Kept, because the kernel would have to map and clear new memory of this size for each packet.
+        # Reused, because the kernel would have to map and clear new memory of this size for each packet.
         self._packet = memoryview(bytearray(PACKET_SIZE_BYTES))
         self._loop.add_reader(control.fileno(), self._receive)
         process.on_end(self._end)
@@ -132,11 +132,11 @@ class RankHandle:
         log_sink: LogSink | None,
         on_death: Callable[[RankHandle], None],
     ) -> Self:
-        """Asks for a process.
+        """Requests a process from a forkserver.
 
         Args:
-            memory_fds: Of the step memory and, if there are several ranks, of the collective memory.
-            on_death: Called once if the process ends other than by `close`.
+            memory_fds: Descriptors of the step memory and, if there are several ranks, of the collective memory.
+            on_death: Called once if the process ends unless `close` ended it.
         """
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,15 +168,15 @@ class RankHandle:
         return None if self._exit_code is None else RankDied(self._rank, self._exit_code)
 
     async def wait_ready(self) -> None:
-        """Waits until the process takes calls.
+        """Waits until the process accepts calls.
 
         Raises:
-            RankDied: It ended before.
+            RankDied: The process ended before.
         """
         await self._ready
 
     async def wait_ended(self) -> None:
-        """Waits until the process has ended and been collected."""
+        """Waits until the process has ended and its exit code is known."""
         await self._process.wait()
 
     async def call(
@@ -186,7 +186,7 @@ class RankHandle:
 
         Raises:
             RankDied: The process has ended.
-            KilnError: The rank's own failure.
+            KilnError: The rank has failed the call.
         """
         answered: asyncio.Future[object] = self._loop.create_future()
         self.begin(call, partial(_settle, answered), on_progress)
@@ -195,7 +195,7 @@ class RankHandle:
         return answer
 
     def begin(self, call: Call, on_answer: AnswerSink, on_progress: Callable[[str], None] | None = None) -> None:
-        """Calls the rank without waiting; `on_answer` gets the answer or the error that `call` raises, once."""
+        """Calls the rank without waiting. `on_answer` gets the answer, or the error that `call` would raise, once."""
         if self.death is not None:
             on_answer(self.death)
             return
@@ -208,11 +208,11 @@ class RankHandle:
             self._send()
 
     async def close(self) -> None:
-        """Ends the process: by hanging up, and after a grace period by force."""
+        """Ends the process: hangs up, and kills it after a grace period."""
         self._is_closing = True
         self._hang_up()
         if self._process.pid is None:
-            # It would come up only to find that it is not wanted.
+            # The process is not ready, and would start only to end.
             self.kill()
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
@@ -222,13 +222,13 @@ class RankHandle:
             await self.wait_ended()
 
     def kill(self) -> None:
-        """Ends the process by force; harmless when it has ended."""
+        """Kills the process. Does nothing if it has ended."""
         self._process.kill()
 
     def _send(self) -> None:
-        """Sends what waits, as far as the socket takes it now."""
+        """Sends the waiting calls, as many as the socket accepts now."""
         if self._control.fileno() < 0:
-            # The end of the process is about to be noticed, and answers these calls too.
+            # The process has ended. Once that is noticed, these calls get their answers too.
             self._unsent.clear()
         try:
             while self._unsent:
@@ -252,8 +252,8 @@ class RankHandle:
         except ConnectionResetError:
             size = 0
         if size == 0:
-            # The rank is ending, or can no longer be talked to, which comes to the same. If it has not been forked, its
-            # forkserver has ended, which tells more.
+            # The rank is ending or unreachable, and unreachable is as good as ended. If it has not been forked, its
+            # forkserver has ended, and that is the better explanation.
             self._forget_control()
             if self._process.pid is not None:
                 self.kill()
@@ -268,7 +268,7 @@ class RankHandle:
         self._pending.pop(reply.number)(answer.to_error() if isinstance(answer, Failure) else answer)
 
     def _end(self) -> None:
-        """Lets go of the process, which has ended."""
+        """Releases the resources of the process, which has ended."""
         process = self._process
         codes = (process.exit_code, process.forkserver_exit_code, -signal.SIGKILL)
         self._exit_code = next(code for code in codes if code is not None)
@@ -295,11 +295,11 @@ class RankHandle:
 
 def _settle(answered: asyncio.Future[object], answer: object) -> None:
     if answered.done():
-        # The caller has given up.
+        # The caller has been cancelled.
         return
     if isinstance(answer, KilnError):
         answered.set_exception(answer)
-        # Marks it as retrieved: the caller may have given up.
+        # Marks the error as retrieved, because the caller may have been cancelled.
         answered.exception()
     else:
         answered.set_result(answer)

@@ -1,6 +1,6 @@
-"""What a rank's process does once it has been forked.
+"""The main function of a forked rank process.
 
-Waits for calls and answers them; between calls it sleeps. Ends when its parent closes the socket, or ends itself.
+The process waits for calls and answers them; between calls it sleeps. It ends when its parent ends or hangs up.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 
 def preload(executable_format: str) -> None:
-    """Imports what ranks need to load executables of a format. Importing this module did the rest."""
+    """Imports the modules that ranks need to load executables of a format. Importing this module did the rest."""
     preload_executor(executable_format)
 
 
 def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
-    """Serves one parent until it hangs up; with other ranks, if there is memory for collectives."""
+    """Serves one parent until it hangs up. If there are several ranks, the parent passes memory for collectives."""
     with os.fdopen(launch_fd, "rb") as file:
         launch = msgspec.json.decode(file.read(), type=Launch)
     torch.set_num_threads(launch.num_threads)
@@ -54,7 +54,7 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
         rank = Rank(launch, mmap.mmap(memory_fd, 0), communicator)
         control = stack.enter_context(socket.socket(fileno=control_fd))
         control.sendall(encode(Reply(READY, Done())))
-        # Kept, because the kernel would have to map and clear new memory of this size for each packet.
+        # Reused, because the kernel would have to map and clear new memory of this size for each packet.
         packet = memoryview(bytearray(PACKET_SIZE_BYTES))
         while size := control.recv_into(packet):
             _serve(rank, decode_request(packet[:size]), control, launch.rank)

@@ -1,4 +1,4 @@
-"""One rank: an executor, sampling after it, and the memory shared with the parent."""
+"""One rank: its executor, sampling on the host, and the memory that it shares with the parent."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class _StepViews:
 
 
 class Rank:
-    """Answers calls, one at a time."""
+    """Carries out the parent's calls, one at a time."""
 
     def __init__(self, launch: Launch, memory: mmap.mmap, communicator: SharedCommunicator | None) -> None:
-        """Takes over the step memory; loads nothing yet.
+        """Takes over the step memory. The call `Load` loads the rest.
 
         Args:
-            communicator: The other ranks, None if there are none.
+            communicator: Connects this rank to the others; None if there are no others.
         """
         self._communicator = communicator
         self._launch = launch
@@ -72,14 +72,14 @@ class Rank:
         ]
         self._executables = {executable.tag: executable for executable in self._manifest.executables}
         self._loaded: Executor | None = None
-        # What the previous step picked, for one that depends on it; None if it failed or left picking to the host.
+        # The previous step's tokens, for a step that depends on it; None if it failed or left picking to the host.
         self._tokens: Tensor | None = None
 
     def answer(self, call: Call, on_loaded: Callable[[str], None]) -> Answer:
-        """Does what a call asks.
+        """Carries out a call and returns its answer.
 
         Raises:
-            KilnError: It cannot be done.
+            KilnError: The call failed.
         """
         match call:
             case Load():
@@ -148,7 +148,7 @@ class Rank:
 
     @contextmanager
     def _failing_together(self, tag: str) -> Iterator[None]:
-        """Lets no other rank wait for this one in a collective that it will not come to."""
+        """If the block raises, fails the collectives in which other ranks would wait for this one in vain."""
         try:
             yield
         except BaseException as error:

@@ -1,8 +1,8 @@
-"""Memory that a parent and its ranks share, for the inputs and results of steps.
+"""The memory in which a parent and its ranks exchange the inputs and results of steps.
 
-Both sides compute the same layout from the manifest. The parent writes inputs before it calls, rank 0 writes results
-before it answers: nothing else orders their accesses. Everything is there twice, because a step may be called while the
-one before it runs: steps take the sets in turn.
+Both sides compute the same layout from the manifest. The parent writes inputs before it calls, and rank 0 writes
+results before it answers; only calls and answers order their accesses. There are two sets of everything, which steps
+use in turn, because the parent may call a step while the one before it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bundle.manifest import Executable, Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
 from execution.step import MAX_TOP_LOGPROBS, Step, StepResult, step_inputs
 
-#: Steps that may be under way at the same time.
+#: Steps that may be called and not yet answered at the same time.
 NUM_SETS: Final = 2
 
 _ALIGNMENT: Final = 64
@@ -30,7 +30,7 @@ _ITEM_SIZE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """An array of 4-byte items. `format` is as in `array`: i is int32, f is float32."""
+    """An array of 4-byte items. `format` is that of `array.array`: i for int32, f for float32."""
 
     offset: int
     format: Literal["i", "f"]
@@ -38,13 +38,13 @@ class Region:
 
     @property
     def end(self) -> int:
-        """Offset behind the last byte."""
+        """Offset in bytes behind the last item."""
         return self.offset + _ITEM_SIZE * prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRegions:
-    """Where one executable's step lies. N is its rows, L the most log probabilities of a row, K and V are the ABI's."""
+    """The regions of one executable's step: N rows, at most L log probabilities per row; K and V are the ABI's."""
 
     inputs: dict[str, Region]
     #: [N], or [N, K] if the executable gives several tokens a row.
@@ -55,20 +55,20 @@ class StepRegions:
     top_ids: Region
     #: [N, L].
     top_logprobs: Region
-    #: [N, V]; None if the executable returns none.
+    #: [N, V]; None if the executable returns no logits.
     logits: Region | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Where everything lies: for each set, the regions of each executable's steps by its tag."""
+    """The layout of the memory: for each set, the regions of each executable's steps by the executable's tag."""
 
     sets: tuple[dict[str, StepRegions], ...]
     size_bytes: int
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """The layout of a bundle."""
+        """Computes the layout for a bundle."""
         end = 0
 
         def place(item_format: Literal["i", "f"], *shape: int) -> Region:
@@ -81,7 +81,7 @@ class StepLayout:
             rows = executable.batch_size
             num_top = max_top_logprobs(manifest)
             inputs = step_inputs(executable, manifest.sampling)
-            # The memory is as large as the logits, but takes room only once a step has written some.
+            # This reserves room for all logits, but the kernel commits pages only when a step writes some.
             outputs = {spec.name: spec.shape for spec in executable.outputs}
             return StepRegions(
                 inputs={spec.name: place("i" if spec.dtype == "int32" else "f", *spec.shape) for spec in inputs},
@@ -99,31 +99,31 @@ class StepLayout:
 
 
 def max_top_logprobs(manifest: Manifest) -> int:
-    """Most alternatives that a step of this bundle can return for each token."""
+    """The number of alternatives that a step of this bundle can return for each token, at most."""
     return min(MAX_TOP_LOGPROBS, manifest.tokens.vocab_size)
 
 
 class StepMemory:
-    """The parent's side. `fd` is for the ranks to map."""
+    """The parent's side of the memory. The ranks map `fd`."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Makes the memory, zeroed."""
+        """Allocates zeroed memory for the steps of a bundle."""
         self._layout = StepLayout.of(manifest)
         self._max_top_logprobs = max_top_logprobs(manifest)
         self.fd = os.memfd_create("kiln-steps")
         os.ftruncate(self.fd, self._layout.size_bytes)
         self._memory = memoryview(mmap.mmap(self.fd, self._layout.size_bytes))
-        # What every step writes and reads.
+        # Made once, because every step uses them.
         sets = self._layout.sets
         self._packings = [{tag: _Packing.of(step.inputs) for tag, step in steps.items()} for steps in sets]
         self._token_views = [{tag: self._view(step.tokens) for tag, step in steps.items()} for steps in sets]
 
     def write_inputs(self, step: Step, memory_set: int) -> None:
-        """Puts a step's inputs where the ranks find them. No step of the same set may be under way.
+        """Writes a step's inputs into a set. No other step of this set may be running.
 
         Raises:
             ExecutableUnknown: No executable has this tag.
-            StepInvalid: Names, lengths or values do not fit, or what the step asks for is not to be had.
+            StepInvalid: Names, lengths or values do not fit, or the step asks for results that it cannot return.
         """
         regions = self._regions(step.tag, memory_set)
         packing = self._packings[memory_set][step.tag]
@@ -149,7 +149,7 @@ class StepMemory:
             raise
 
     def read_result(self, step: Step, memory_set: int, duration_s: float) -> StepResult:
-        """Takes the results of a step that the ranks have answered."""
+        """Reads the results of a step that the ranks have answered."""
         regions = self._regions(step.tag, memory_set)
         tokens, invalid = split_tokens(self._token_views[memory_set][step.tag].tolist(), regions.tokens.shape[0])
         logits = None
@@ -164,7 +164,7 @@ class StepMemory:
         return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid)
 
     def close(self) -> None:
-        """Lets no more ranks in. The memory itself goes with this object, whom late callers may still ask."""
+        """Closes the descriptor, so that no more ranks can map the memory. Late callers may still read this object."""
         os.close(self.fd)
 
     def _regions(self, tag: str, memory_set: int) -> StepRegions:
@@ -184,7 +184,7 @@ class StepMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """All inputs of a step, written by one call: one for each would cost more than the values."""
+    """Writes all inputs of a step by one call, because a call for each input would cost more than the values."""
 
     format: struct.Struct
     offset: int

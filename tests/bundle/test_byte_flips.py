@@ -14,7 +14,7 @@ from bundle.writer import BundleWriter
 from tests.bundle.byte_flips import flip_bytes
 from tests.bundle.samples import DIGESTS, FILES, publish_sample, sample_manifest
 
-LARGEST_SMALL_BYTES = 4096
+MAX_SMALL_BYTES = 4096
 FLIPS_OF_LARGE = 2000
 #: Whose bytes are read, hashed and parsed before anything else of the bundle is looked at.
 MANIFESTS = ("image manifest", "manifest")
@@ -33,7 +33,7 @@ def bundle(layout: Layout) -> Bundle:
 def test_the_bundle_has_small_and_large_blobs(bundle: Bundle) -> None:
     sizes = [blob.size_bytes for blob in bundle.blobs]
     assert min(sizes) < 100
-    assert sum(size > LARGEST_SMALL_BYTES for size in sizes) == 2
+    assert sum(size > MAX_SMALL_BYTES for size in sizes) == 2
 
 
 @pytest.mark.parametrize("title", [*MANIFESTS, *(title for title, _, _ in FILES)])
@@ -44,7 +44,7 @@ def test_every_flip_is_refused_by_name(layout: Layout, bundle: Bundle, title: st
     seed = random.SystemRandom().randrange(2**32)
     print(f"{title}: seed {seed}")  # noqa: T201 - pytest shows it with a failure
     chosen = random.Random(seed).sample(range(size_bytes), min(size_bytes, FLIPS_OF_LARGE))
-    offsets = range(size_bytes) if size_bytes <= LARGEST_SMALL_BYTES else chosen
+    offsets = range(size_bytes) if size_bytes <= MAX_SMALL_BYTES else chosen
     verifier = BlobVerifier(None, always=True)
 
     def read() -> None:
@@ -60,7 +60,7 @@ def test_every_flip_is_refused_by_name(layout: Layout, bundle: Bundle, title: st
         assert caught.value.metadata["digest"] == digest, offset
         assert caught.value.metadata["title"] == (title if title in DIGESTS else ""), offset
         refused += 1
-    assert refused == (size_bytes if size_bytes <= LARGEST_SMALL_BYTES else FLIPS_OF_LARGE)
+    assert refused == (size_bytes if size_bytes <= MAX_SMALL_BYTES else FLIPS_OF_LARGE)
     open_bundle(layout, bundle.digest).verify(verifier)
 
 

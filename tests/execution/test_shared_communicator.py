@@ -16,7 +16,7 @@ from execution.collectives.operators import CollectiveError, use_communicator
 from execution.errors import TooManyRanks
 
 CHUNK_BYTES = 256 * 1024
-MOST_RANKS = 256
+MAX_RANKS = 256
 #: Items: a part of a chunk, a chunk, and chunks with a rest.
 COUNTS = [1, 1000, CHUNK_BYTES // 4, 3 * CHUNK_BYTES // 4 + 77]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int32]
@@ -78,18 +78,18 @@ def test_every_narrow_number_is_widened_and_rounded_as_torch_does(dtype: torch.d
         torch.testing.assert_close(total, add_in_order(parts), rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_most_ranks_that_there_can_be() -> None:
+def test_max_ranks() -> None:
     """Of a size that every rank adds up by itself, and of one that they share out."""
     for count in (1, CHUNK_BYTES // 4):
-        parts = make_parts(MOST_RANKS, torch.float32, count)
+        parts = make_parts(MAX_RANKS, torch.float32, count)
         expected = add_in_order(parts)
-        for total in run_ranks(MOST_RANKS, lambda communicator, rank: communicator.all_reduce(parts[rank])):  # noqa: B023
+        for total in run_ranks(MAX_RANKS, lambda communicator, rank: communicator.all_reduce(parts[rank])):  # noqa: B023
             assert torch.equal(total, expected)
 
 
 def test_more_ranks_are_refused() -> None:
     with pytest.raises(TooManyRanks) as caught:
-        CollectiveMemory(MOST_RANKS + 1)
+        CollectiveMemory(MAX_RANKS + 1)
     (violation,) = caught.value.violations
     assert (violation.field, violation.value, violation.accepted) == ("tp_degree", "257", "1 to 256")
 

@@ -23,11 +23,11 @@ OVERRIDE = click.option(
     metavar="PATH=VALUE",
     help="Value of the configuration to replace, such as neuron_config.seq_len=256. May be given several times.",
 )
-_MOST_DURATION_DIGITS = 6  # a protobuf duration holds ten thousand years, which a million days are not
+_MAX_DURATION_DIGITS = 6  # a protobuf duration holds ten thousand years, which a million days are not
 
 
 class Integer(click.ParamType[int]):
-    """An integer that the wire can carry; what it may mean is for the server to judge."""
+    """An integer that the wire can carry. The server validates its value."""
 
     name = "integer"
 
@@ -35,7 +35,7 @@ class Integer(click.ParamType[int]):
         self._range = click.IntRange(least, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Gives the integer."""
+        """Parses the integer."""
         return int(self._range.convert(value, param, ctx))
 
 
@@ -44,49 +44,49 @@ UINT64 = Integer(0, 2**64 - 1)
 
 
 class DurationSeconds(click.ParamType[float]):
-    """A time such as `90`, `90s`, `15m`, `12h` or `30d`; a number alone is of seconds."""
+    """A time such as `90`, `90s`, `15m`, `12h` or `30d`. A bare number is in seconds."""
 
     name = "time"
     _units: ClassVar[dict[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Gives the seconds; which ones are accepted is for the server to judge."""
+        """Parses the seconds. The server validates the value."""
         unit = self._units.get(value[-1:])
         number = value if unit is None else value[:-1]
-        if not number.isascii() or not number.isdecimal() or len(number) > _MOST_DURATION_DIGITS:
+        if not number.isascii() or not number.isdecimal() or len(number) > _MAX_DURATION_DIGITS:
             self.fail(f"got {value!r}; accepted: a whole number with s, m, h or d behind it", param, ctx)
         return float(int(number) * (unit or 1))
 
 
 class IntegerList(click.ParamType[tuple[int, ...]]):
-    """Integers with commas between them."""
+    """Integers separated by commas."""
 
     name = "N,N,…"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Gives the integers, each within 32 bits."""
+        """Parses the integers, each within 32 bits."""
         return tuple(INT32.convert(part.strip(), param, ctx) for part in value.split(","))
 
 
 class StepRange(click.ParamType[tuple[int, int]]):
-    """Steps such as `0:4`: the first one, and how many; `3` is one step."""
+    """A range of steps such as `0:4`: the first step and their number. `3` is one step."""
 
     name = "FIRST:COUNT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Gives the two numbers; which ones are accepted is for the server to judge."""
+        """Parses the two numbers. The server validates them."""
         first, separator, count = value.partition(":")
         return INT32.convert(first, param, ctx), INT32.convert(count if separator else 1, param, ctx)
 
 
 class ByteSize(click.ParamType[int]):
-    """A size such as `16GiB`, `512MiB` or `1000000`; a number alone is of bytes."""
+    """A size such as `16GiB`, `512MiB` or `1000000`. A bare number is in bytes."""
 
     name = "size"
     _units: ClassVar[dict[str, int]] = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Gives the bytes; which ones are accepted is for the server to judge."""
+        """Parses the bytes. The server validates the value."""
         unit = self._units.get(value[-3:])
         number = value if unit is None else value[:-3]
         if not number.isascii() or not number.isdecimal() or int(number[:20]) * (unit or 1) >= 2**63:
@@ -105,17 +105,17 @@ def enum_choice(enum: Any) -> click.Choice[str]:
 
 
 def server_path(path: str) -> str:
-    """Gives an absolute path for a directory that is here; a path under one of the server's roots as it is."""
+    """Makes the path of a local directory absolute; returns any other path, relative to a root of the server, as is."""
     here = Path(path)
     return str(here.absolute()) if here.exists() else path
 
 
 def read_configuration(file: BinaryIO, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a configuration that the command line names, with the overrides of `--override` applied.
+    """Reads the configuration that the command line names and applies the overrides of `--override`.
 
     Raises:
         DocumentInvalid: The file is no text, neither YAML nor JSON, or a list.
-        OverrideInvalid: An override is none, or leads nowhere.
+        OverrideInvalid: An override is malformed, or its path leads nowhere.
     """
     document = read_document(file, reason="CONFIG_INVALID", field="config", infinities=True)
     if not isinstance(document, dict):
@@ -124,7 +124,7 @@ def read_configuration(file: BinaryIO, overrides: Sequence[str] = ()) -> dict[st
 
 
 def read_document(file: BinaryIO, *, reason: str, field: str, infinities: bool = False) -> Document:
-    """Reads a YAML or JSON file that the command line names, `-` being standard input.
+    """Reads the YAML or JSON file that the command line names; `-` is standard input.
 
     Raises:
         DocumentInvalid: The file is no text, or neither YAML nor JSON.

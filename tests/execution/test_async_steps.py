@@ -56,7 +56,7 @@ def picking_ranks(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
     return toy("tokens", level, tp_degree)
 
 
-async def test_steps_that_follow_compute_what_they_compute_one_by_one(
+async def test_async_steps_compute_what_they_compute_one_by_one(
     picking_ranks: ToyBundle, forkservers: RankForkservers
 ) -> None:
     async with loaded(picking_ranks.manifest, picking_ranks.blobs, forkservers) as (group, _):
@@ -68,21 +68,21 @@ async def test_steps_that_follow_compute_what_they_compute_one_by_one(
         await prefill_both(group)
         results, under_way = [], await group.begin(decode([8, 14], 3))
         for position in range(4, 12):
-            ahead = await group.begin(decode([], position, depends_on_previous=True))
+            dependent = await group.begin(decode([], position, depends_on_previous=True))
             results.append(await under_way)
-            under_way = ahead
+            under_way = dependent
         results.append(await under_way)
         assert [one.tokens for one in results] == [one.tokens for one in expected]
         assert [one.top_logprobs for one in results] == [one.top_logprobs for one in expected]
         assert len({tuple(newest(one)) for one in results}) > 1
 
 
-async def test_a_step_may_follow_one_that_has_ended(picking: ToyBundle, forkservers: RankForkservers) -> None:
+async def test_a_step_may_depend_on_one_that_has_ended(picking: ToyBundle, forkservers: RankForkservers) -> None:
     async with loaded(picking.manifest, picking.blobs, forkservers) as (group, _):
         await prefill_both(group)
         before = await group.run(decode([8, 14], 3))
-        followed = await group.run(decode([], 4, depends_on_previous=True))
-        assert (await group.run(decode(newest(before), 4))).top_logprobs == followed.top_logprobs
+        dependent = await group.run(decode([], 4, depends_on_previous=True))
+        assert (await group.run(decode(newest(before), 4))).top_logprobs == dependent.top_logprobs
 
 
 async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
@@ -99,10 +99,10 @@ async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
         await asyncio.sleep(0)
         other = asyncio.create_task(group.run(PREFILL))
         await asyncio.sleep(0)
-        ahead = await group.begin(decode([], 4, depends_on_previous=True))
+        dependent = await group.begin(decode([], 4, depends_on_previous=True))
         process.resume()
         assert (await under_way).tokens == before.tokens
-        assert (await ahead).top_logprobs == expected.top_logprobs, "by the old weights"
+        assert (await dependent).top_logprobs == expected.top_logprobs, "by the old weights"
         assert not swapping.done()
         assert not other.done()
         await swapping
@@ -127,18 +127,18 @@ def eager(toy: MakeToy) -> ToyBundle:
     return toy("logits", 0)
 
 
-async def test_nothing_follows_a_step_that_failed(eager: ToyBundle, forkservers: RankForkservers) -> None:
+async def test_no_step_can_depend_on_one_that_failed(eager: ToyBundle, forkservers: RankForkservers) -> None:
     layout = eager.manifest.state
     shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
     manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
     async with loaded(manifest, eager.blobs, forkservers) as (group, _):
         failing = await group.begin(DECODE)
-        ahead = await group.begin(msgspec.structs.replace(DECODE, depends_on_previous=True))
+        dependent = await group.begin(msgspec.structs.replace(DECODE, depends_on_previous=True))
         with pytest.raises(StepFailed) as caught:
             await failing
         assert caught.value.reason == "STEP_FAILED"
         with pytest.raises(StepAborted, match="the previous step has no tokens"):
-            await ahead
+            await dependent
         await group.zero_state(None)
         assert not group.died.done()
 
@@ -164,7 +164,7 @@ def picking_pair(toy: MakeToy) -> ToyBundle:
     return toy("tokens", 0, 2)
 
 
-async def test_a_step_that_follows_one_that_failed_fails_on_every_rank(
+async def test_a_step_that_depends_on_a_failed_one_fails_on_every_rank(
     picking_pair: ToyBundle, tmp_path: Path, forkservers: RankForkservers
 ) -> None:
     shards = picking_pair.shards[0]
@@ -174,19 +174,19 @@ async def test_a_step_that_follows_one_that_failed_fails_on_every_rank(
         await group.swap_weights()
         async with asyncio.timeout(HANG_S):
             failing = await group.begin(decode([8, 14], 3))
-            ahead = await group.begin(decode([], 4, depends_on_previous=True))
+            dependent = await group.begin(decode([], 4, depends_on_previous=True))
             with pytest.raises(StepFailed) as caught:
                 await failing
-            assert caught.value.reason == "STEP_FAILED", "the cause, not what followed from it"
+            assert caught.value.reason == "STEP_FAILED", "the cause, not its consequence"
             with pytest.raises(StepAborted):
-                await ahead
+                await dependent
             await group.stage_weights(shards)
             await group.swap_weights()
             assert (await group.run(decode([8, 14], 3))).top_logprobs == before.top_logprobs
 
 
 @pytest.mark.parametrize("without", [0, 1])
-async def test_a_rank_that_cannot_follow_leaves_nobody_waiting(
+async def test_a_rank_that_cannot_run_a_dependent_step_leaves_no_caller_waiting(
     picking_pair: ToyBundle, without: int, forkservers: RankForkservers
 ) -> None:
     async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, _):
@@ -208,9 +208,9 @@ async def test_a_rank_killed_under_two_steps_ends_the_group(
     async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, processes):
         processes[victim].suspend()
         under_way = await group.begin(decode([8, 14], 3))
-        ahead = asyncio.create_task(group.run(decode([], 4, depends_on_previous=True)))
+        dependent = asyncio.create_task(group.run(decode([], 4, depends_on_previous=True)))
         await asyncio.sleep(0.1)
         assert not under_way.done()
-        await assert_death_ends_it(group, processes, victim, ahead)
+        await assert_death_ends_it(group, processes, victim, dependent)
         with pytest.raises(RankDied, match=f"rank {victim} died: SIGKILL"):
             await under_way
