@@ -1,4 +1,7 @@
-"""The directory of captured inputs: names that clients cannot bend, whole files or none, bounded work."""
+"""The directory of captured inputs, and one capture from its admission to the event that names its file.
+
+Clients cannot choose a path outside the directory, a file is whole or absent, and the work is bounded.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
 import structlog
 
 from bundle.errors import KilnError
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.engine.capture import InputCapture
+from runtime_svc.engine.events import Event, Finished
+from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 
 #: Requests that may capture at once, from their admission until their file is written.
@@ -151,6 +157,39 @@ class PendingCapture:
         if self._task is None:
             self._task = self._directory.start(self)
         return self._task
+
+
+class CapturingStream:
+    """An `OutputStream` whose terminal event names the file of captured inputs, or the error that prevented it.
+
+    The terminal event therefore comes once the file is written.
+    """
+
+    def __init__(self, stream: OutputStream, pending: PendingCapture) -> None:
+        """Becomes the only reader of `stream`."""
+        self._stream = stream
+        self._pending = pending
+
+    def close(self) -> None:
+        """Ends the request unless it has ended, and writes its capture. The consumer calls it when it leaves."""
+        self._stream.close()
+        self._pending.write()
+
+    def __aiter__(self) -> CapturingStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._stream)
+        if not isinstance(event.payload, Finished):
+            return event
+        # The file is written even if the consumer leaves meanwhile.
+        outcome = await asyncio.shield(self._pending.write())
+        payload = msgspec.structs.replace(
+            event.payload,
+            captured_inputs_path="" if outcome.path is None else str(outcome.path),
+            capture_error=outcome.error,
+        )
+        return msgspec.structs.replace(event, payload=payload)
 
 
 def file_name(client_text: str) -> str:

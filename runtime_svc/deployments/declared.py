@@ -17,8 +17,8 @@ from typing import Any, Final
 import yaml
 
 from bundle.errors import FieldViolation
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.names import spec_violations
-from runtime_svc.deployments.spec import DeploymentSpec
 from runtime_svc.errors import DeploymentsFileInvalid
 
 MAX_FILE_BYTES: Final = 1 << 20

@@ -13,12 +13,11 @@ from bundle.errors import FieldViolation, KilnError
 from runtime_svc.admission import GenerationCall, admit, check_call, check_prompt, check_token_ids, prompt_field
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
-from runtime_svc.captures.directory import CaptureDirectory, PendingCapture
-from runtime_svc.captures.stream import CapturingStream
+from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.request import Request
 from runtime_svc.engine.streams import OutputStream
@@ -83,7 +82,7 @@ class Deployment:
         self.state_memory = MemoryNeed()
         self.weights_memory = MemoryNeed()
         #: What a load that is tried again met last.
-        self.obstacle: KilnError | None = None
+        self.last_error: KilnError | None = None
         #: Why the newest version of the alias that it follows does not serve.
         self.follow_message = ""
         self.progress = ProgressFeed()
@@ -175,13 +174,13 @@ class Deployment:
     def succeed(self, serving: Serving) -> None:
         """The load ended well."""
         self._serving = serving
-        self.obstacle = None
+        self.last_error = None
         self.progress.close()
 
     def fail(self, error: KilnError) -> None:
         """The load failed."""
         self._load_failure = error
-        self.obstacle = None
+        self.last_error = None
         self.progress.close()
 
     def require_serving(self, *, while_recovering: bool = True) -> Serving:
@@ -279,7 +278,7 @@ class Deployment:
         if self.state is DeploymentState.AWAITING_WEIGHTS:
             detail = "LoadWeights makes it ready"
         else:
-            detail = str(self.failure or self.obstacle or "")
+            detail = str(self.failure or self.last_error or "")
         return DeploymentNotReady(self.deployment_id, self.state.name, detail)
 
     async def _encode(self, prompt: Prompt) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from bundle.errors import FieldViolation, RefInvalid
 from bundle.reference import ACCEPTED_REF, parse_reference
-from runtime_svc.deployments.spec import DeploymentSpec
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.errors import RequestInvalid
 
 DEPLOYMENT_ID: Final = re.compile(r"[a-z0-9._-]{1,64}")

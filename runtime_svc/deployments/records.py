@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.errors import StateInUse, StateInvalid, StateUnwritable
 
 FILE_NAME: Final = "runtime.db"

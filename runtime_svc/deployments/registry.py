@@ -12,12 +12,12 @@ import structlog
 from bundle.errors import BundleNotFound, KilnError
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.backoff import backoff_delays
-from runtime_svc.deployments.bring_up import BringUp
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
+from runtime_svc.deployments.loader import Loader
 from runtime_svc.deployments.names import check_spec
 from runtime_svc.deployments.records import DeploymentRecord, RecordStore
 from runtime_svc.deployments.resources import Resources, check_bundle
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.deployments.weights import WeightsLoad, load_weights
 from runtime_svc.engine.engine import WeightsReceipt
 from runtime_svc.engine.operations import InFlightPolicy
@@ -45,20 +45,20 @@ MAX_RETRY_S: Final = 30.0
 class Deployments:
     """Deployments by id. Loads and unloads go on when their callers leave; the next process resumes loads."""
 
-    def __init__(self, bring_up: BringUp, resources: Resources, records: RecordStore, *, threads_per_core: int) -> None:
+    def __init__(self, loader: Loader, resources: Resources, records: RecordStore, *, threads_per_core: int) -> None:
         """Begins with none.
 
         Args:
-            bring_up: Brings them up.
+            loader: Loads them.
             resources: What they are placed on.
             records: What outlives this process; `restore` reads it.
             threads_per_core: Threads of a rank where a deployment does not say.
         """
-        self.library = bring_up.library
+        self.library = loader.library
         self.resources = resources
         #: Called after the bundles in use have changed.
         self.on_bundles_changed: Callable[[], None] = lambda: None
-        self._bring_up = bring_up
+        self._loader = loader
         self._records = records
         self._threads_per_core = threads_per_core
         self._deployments: dict[str, Deployment] = {}
@@ -222,10 +222,10 @@ class Deployments:
     async def _load(self, deployment: Deployment) -> None:
         try:
             if deployment.bundle is None:
-                await self._bring_up_patiently(deployment)
+                await self._load_with_retries(deployment)
             else:
                 await asyncio.shield(self._save(deployment))
-                deployment.succeed(await self._bring_up.run(deployment))
+                deployment.succeed(await self._loader.load(deployment))
         except KilnError as error:
             _log.warning("load failed", deployment_id=deployment.deployment_id, error=str(error))
             self._fail(deployment, error)
@@ -235,20 +235,20 @@ class Deployments:
         finally:
             del self._loads[deployment.deployment_id]
 
-    async def _bring_up_patiently(self, deployment: Deployment) -> None:
+    async def _load_with_retries(self, deployment: Deployment) -> None:
         """Loads what nobody waits for: a bundle that cannot be found yet is looked for again and again."""
         delays_s = backoff_delays(FIRST_RETRY_S, MAX_RETRY_S)
         while deployment.engine is None:
             try:
                 if deployment.bundle is None:
                     await self._find(deployment)
-                deployment.succeed(await self._bring_up.run(deployment))
+                deployment.succeed(await self._loader.load(deployment))
             except (BundleSourceUnavailable, BundleNotFound) as error:
                 # What was found once and is gone does not come back.
                 if isinstance(error, BundleNotFound) and deployment.digest is not None:
                     raise
                 _log.warning("load is delayed", deployment_id=deployment.deployment_id, error=str(error))
-                deployment.obstacle = error
+                deployment.last_error = error
                 await asyncio.sleep(next(delays_s))
 
     async def _find(self, deployment: Deployment) -> None:

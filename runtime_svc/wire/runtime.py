@@ -9,8 +9,8 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from bundle.errors import FieldViolation
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.progress import LoadProgress, LoadStage
-from runtime_svc.deployments.spec import DeploymentSpec
 from runtime_svc.engine.engine import Engine, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import FeatureNotServed, RequestInvalid
@@ -114,7 +114,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         cores=deployment.cores,
         capabilities=_capabilities_to_pb(deployment.capabilities),
         load=None if engine is None else _load_to_pb(engine),
-        message=str(deployment.failure or deployment.obstacle or ""),
+        message=str(deployment.failure or deployment.last_error or ""),
         create_time=timestamp_to_pb(deployment.created_at_s),
         weights_bytes=0 if engine is None else engine.weights_bytes,
         kv_bytes=0 if engine is None else engine.state_bytes,

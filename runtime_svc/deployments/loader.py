@@ -1,4 +1,4 @@
-"""From a bundle that was found to an engine that serves it."""
+"""Loads a bundle that was found: fetch, verify, start the ranks and the engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from runtime_svc.text.workers import TextWorkers
 
 
 @dataclass(frozen=True, slots=True)
-class BringUp:
-    """Brings deployments up.
+class Loader:
+    """Loads deployments.
 
     Attributes:
         library: Where bundles come from.
@@ -39,7 +39,7 @@ class BringUp:
     workers: TextWorkers
     captures: CaptureDirectory | None = None
 
-    async def run(self, deployment: Deployment) -> Serving:
+    async def load(self, deployment: Deployment) -> Serving:
         """Fetches and verifies the bundles, starts the ranks and the engine; reports progress on the way.
 
         Raises:

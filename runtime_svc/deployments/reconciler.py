@@ -11,32 +11,32 @@ import structlog
 from bundle.errors import KilnError
 from runtime_svc.deployments.declared import read_deployments
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.records import RecordStore
 from runtime_svc.deployments.registry import Deployments
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import DeploymentsFileInvalid
 
-_log = structlog.get_logger("convergence")
+_log = structlog.get_logger("reconciler")
 
 
-class Convergence:
+class Reconciler:
     """Loads what the file has and the runtime lacks, unloads what the file had. Deployments that were made by calls are
     never touched."""
 
-    def __init__(self, deployments: Deployments, records: RecordStore, path: Path | None, *, patience_s: float) -> None:
+    def __init__(self, deployments: Deployments, records: RecordStore, path: Path | None, *, timeout_s: float) -> None:
         """Converges nothing yet.
 
         Args:
             deployments: What to change.
             records: Deployments of earlier processes.
             path: The file; without one, what an earlier file had declared is left as it is.
-            patience_s: How long requests of what is unloaded may take to finish.
+            timeout_s: How long requests of what is unloaded may take to finish.
         """
         self._deployments = deployments
         self._records = records
         self._path = path
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
@@ -89,7 +89,7 @@ class Convergence:
         deployment_id = deployment.deployment_id
         waiting = asyncio.create_task(self._deployments.unload(deployment_id, InFlightPolicy.WAIT))
         try:
-            await asyncio.wait([waiting], timeout=self._patience_s)
+            await asyncio.wait([waiting], timeout=self._timeout_s)
             if not waiting.done():
                 await self._deployments.unload(deployment_id, InFlightPolicy.ABORT)
             await waiting
