@@ -1,4 +1,4 @@
-"""The runtime as a server: the parts joined."""
+"""Joins the parts of the runtime to a server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RuntimeServer:
     """The gRPC server and the deployments behind it."""
 
     def __init__(self, settings: Settings, deployments: Deployments, reconciler: Reconciler) -> None:
-        """Builds the server; call it where the event loop runs."""
+        """Builds the server; call it on the running event loop."""
 
         def register(server: grpc.aio.Server) -> None:
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
@@ -57,19 +57,21 @@ class RuntimeServer:
         self.deployments = deployments
 
     async def start(self) -> int:
-        """Listens, with the deployments of the last process and of the deployments file being loaded; returns the port.
+        """Begins to load recorded and declared deployments, then listens; returns the port.
 
         Raises:
             AddressUnavailable, TlsFileInvalid: See `EdgeServer.start`.
             DeploymentsFileInvalid, StateInvalid, StateUnwritable: See `Reconciler.start`.
         """
-        # First, so that nobody takes their ids and cores.
+        # Before the server listens, so that no client takes their ids and cores.
         await self._reconciler.start()
         return await self._edge.start()
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING, streams may finish within the drain timeout, then they are told UNAVAILABLE and
-        every rank ends."""
+        """Ends the server: health reports NOT_SERVING, and streams may finish within the drain timeout.
+
+        Streams that still run then end with UNAVAILABLE, and every rank ends.
+        """
         draining = asyncio.create_task(self._edge.drain())
         await self.deployments.shut_down(self._drain_timeout_s - 2 * FAREWELL_S)
         await draining
@@ -93,10 +95,10 @@ class RuntimeServer:
 
 @asynccontextmanager
 async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncIterator[RuntimeServer]:
-    """Opens blob cache and state, and builds the server; no rank is left running afterwards.
+    """Opens blob cache and state directory, and builds the server. At exit every rank ends.
 
     Args:
-        settings: Of this runtime.
+        settings: Settings of this runtime.
         start_ranks: Starts rank groups.
 
     Raises:

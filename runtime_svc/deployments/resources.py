@@ -68,7 +68,7 @@ class Resources:
         deployment.state_memory, deployment.weights_memory = needs
 
     def release(self, deployment: Deployment) -> None:
-        """Gives back the cores and memory of a deployment; does nothing if it holds none."""
+        """Gives back the cores and memory that a deployment holds, if it holds any."""
         self.cores.release(deployment.cores)
         self.memory.release(deployment.state_memory, deployment.weights_memory)
         deployment.preferred_cores = deployment.cores or deployment.preferred_cores

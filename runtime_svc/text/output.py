@@ -1,4 +1,4 @@
-"""The text of one generated sequence."""
+"""The text of one generated sequence: detokenized, and cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ class SequenceText:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that the text has met, None before."""
+        """The stop string that the text has met; None before."""
         return self._matcher.matched
 
     def push(self, token_id: int) -> str:
-        """Text that is certain now; nothing after a stop string."""
+        """Takes the next token; returns the text that is certain now. After a stop string, returns no text."""
         return self._matcher.push(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
-        """Text that was held back, at the end of the sequence."""
+        """Returns the text that is still held back at the end of the sequence."""
         return self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself."""
+        """Returns the text of one token alone."""
         return self._tokenizer.token_text(token_id)
 
 
 class NoText:
-    """The text of a sequence of a bundle without tokenizer: none."""
+    """The output text of a bundle without a tokenizer: it is always empty."""
 
     stop_string: str | None = None
 
     def push(self, token_id: int) -> str:  # noqa: ARG002
-        """Nothing."""
+        """Takes the next token; returns no text."""
         return ""
 
     def flush(self) -> str:
-        """Nothing."""
+        """Returns no text."""
         return ""
 
     def token_text(self, token_id: int) -> str:  # noqa: ARG002
-        """Nothing."""
+        """Returns no text for any token."""
         return ""
 
 
 class StopStringMatcher:
-    """Finds the stop string that is complete first, however the text is cut into pieces.
+    """Finds the stop string that is complete first, in text that comes in pieces of any length.
 
-    Of two that end at the same character the one that begins earlier wins. Text that may be the beginning of a stop
-    string is held back; text before a stop string is delivered, the stop string and what follows never.
+    If two end at the same character, the one that begins earlier wins. The matcher holds back text that may begin a
+    stop string. It delivers the text before a stop string, never the stop string or the text behind it.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
-        """Looks for `stop_strings`, none of them empty."""
+        """Looks for `stop_strings`; none may be empty."""
         assert all(stop_strings), "a stop string is empty"
         self._stop_strings = tuple(stop_strings)
         self._held = ""
-        #: The string that was found.
+        #: The stop string that the text has met; None before.
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Text that can be delivered; nothing once a stop string was found."""
+        """Takes the next piece; returns the text to deliver. After a stop string, returns no text."""
         if not self._stop_strings:
             return text
         if self.matched is not None:
@@ -85,12 +85,12 @@ class StopStringMatcher:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """Text that was held back, at the end: it became no stop string."""
+        """Returns the text that is still held back at the end: it became no stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop` without completing it."""
+    """Returns the length of the longest end of `text` that begins `stop` without completing it."""
     longest = min(len(stop) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

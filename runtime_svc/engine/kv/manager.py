@@ -38,7 +38,7 @@ class KvManager(Protocol):
         """
 
     def release(self, request: Request) -> None:
-        """Takes back everything that a request holds; does nothing if it holds nothing.
+        """Takes back every part of the cache that a request holds, if it holds any.
 
         Steps in flight may still write it. The next owner's steps run after them.
         """

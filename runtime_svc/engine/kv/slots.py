@@ -32,7 +32,7 @@ class SlotManager:
             heapq.heappush(self._free, placement.blocks[0])
 
     def reset(self) -> None:
-        """Does nothing: a request never reads what another one left in its slot."""
+        """Keeps all slots as they are: a request never reads values that another one left in its slot."""
 
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Asserts that every slot is either free or held once, by one of `requests`."""
