@@ -1,5 +1,5 @@
 """Bundles of this runtime: resolves references, fetches blobs into a local layout, verifies them.
 
 Knows references, digests and files. Only `grpc_source` and `channel` know the wire; no module knows
-what a bundle is for.
+the use of a bundle.
 """

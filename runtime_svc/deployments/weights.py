@@ -25,7 +25,7 @@ class WeightsLoad:
     Attributes:
         find: Resolves the bundle.
         progress: Gets each stage.
-        policy: What happens to running requests.
+        policy: How the swap treats running requests.
         keep_kv: Whether the KV cache stays as it is; otherwise the swap zeroes it.
     """
 
@@ -47,7 +47,7 @@ async def load_weights(
 
     Args:
         deployment: The deployment that gets them.
-        load: What to load and how.
+        load: The bundle to find, and the options of the load.
         library: Fetches and verifies the bundle.
         memory: Holds old and new weights until the swap is over.
         on_swapped: Called once the deployment names the new weights, even if the caller was cancelled during the swap.

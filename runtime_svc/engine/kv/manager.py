@@ -1,4 +1,4 @@
-"""What the scheduler asks of a KV manager; `SlotManager` is the one for the contiguous cache."""
+"""The protocol of KV managers; `SlotManager` implements it for the contiguous cache."""
 
 from __future__ import annotations
 

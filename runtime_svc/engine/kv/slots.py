@@ -19,7 +19,7 @@ class SlotManager:
         self._held: dict[Request, Placement] = {}
 
     def reserve(self, request: Request, num_tokens: int) -> Placement | None:  # noqa: ARG002
-        """The slot of a request, which has room for all its tokens; None if it has none and none is free."""
+        """Returns the slot of a request, which has room for all its tokens; None if other requests hold every slot."""
         placement = self._held.get(request)
         if placement is None and self._free:
             placement = self._held[request] = self._slots[heapq.heappop(self._free)]
