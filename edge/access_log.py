@@ -1,4 +1,4 @@
-"""One log line for every finished call."""
+"""Writes one log line for every finished call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
 REQUEST_ID_KEY: Final = "x-request-id"
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-# What orchestrators and tools ask every second says nothing about the service.
+# Orchestrators and tools make these calls every second; their lines would say little about the service.
 _QUIET_PREFIXES: Final = ("/grpc.health.", "/grpc.reflection.")
 _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
 
@@ -29,7 +29,7 @@ _log = structlog.get_logger("edge")
 class AccessLogInterceptor(grpc.aio.ServerInterceptor):
     """Logs method, peer, code and duration, and binds the request id for every line that the call logs.
 
-    The id is the client's `x-request-id` where it sent a printable one of up to 128 characters, otherwise a new one.
+    The id is the client's `x-request-id` if that is printable and has at most 128 characters, otherwise a new one.
     """
 
     async def intercept_service(
@@ -49,7 +49,7 @@ class AccessLogInterceptor(grpc.aio.ServerInterceptor):
 
 @asynccontextmanager
 async def _log_call(method: str, context: Context) -> AsyncIterator[None]:
-    # gRPC runs every call in a task of its own, so nothing has to be unbound.
+    # gRPC runs every call in a task of its own, so the binding ends with the call.
     structlog.contextvars.bind_contextvars(request_id=_find_request_id(context.invocation_metadata() or ()))
     start_s = time.monotonic()
     code = grpc.StatusCode.CANCELLED
@@ -57,7 +57,7 @@ async def _log_call(method: str, context: Context) -> AsyncIterator[None]:
         yield
         code = context.code() or grpc.StatusCode.OK
     except grpc.aio.BaseError:
-        # Aborted with a code, or the client was gone before its answer.
+        # The handler aborted with a code, or the client left before its answer.
         code = context.code() or grpc.StatusCode.CANCELLED
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Configuration of a server's rim."""
+"""Address, limits and TLS of a server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(?P<
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """Files for TLS, in PEM.
+    """The files for TLS, in PEM.
 
     Attributes:
         certificate_path: The server's certificate chain.
         key_path: Its private key.
-        client_ca_path: Certificates that clients' certificates must lead to; None asks for none.
+        client_ca_path: Certificates of the authorities that clients' certificates must lead to; None asks clients for
+            no certificate.
     """
 
     certificate_path: Path
@@ -30,10 +31,10 @@ class TlsConfig:
     client_ca_path: Path | None = None
 
     def load(self) -> grpc.ServerCredentials:
-        """Reads the files.
+        """Reads the files and makes the server's credentials of them.
 
         Raises:
-            TlsFileInvalid: One cannot be read, or holds no PEM.
+            TlsFileInvalid: A file cannot be read, or holds no PEM.
         """
         client_ca = read_pem(self.client_ca_path) if self.client_ca_path is not None else None
         return grpc.ssl_server_credentials(
@@ -45,20 +46,20 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EdgeConfig:
-    """Configuration of one server.
+    """The configuration of one server.
 
     Attributes:
-        address: `host:port`; port 0 takes a free one.
-        max_message_bytes: Largest message in either direction.
+        address: `host:port`; port 0 lets the system choose a free one.
+        max_message_bytes: Size of the largest message in either direction.
         keepalive_time_s: Idle time after which the server pings a connection.
         min_ping_interval_s: Shortest interval of pings that clients may send without data.
-        drain_timeout_s: How long running calls may take to finish once the server is told to stop.
-        tls: None serves in plaintext.
-        allow_insecure: Allows plaintext on addresses other than loopback.
+        drain_timeout_s: How long running calls may take to finish once the server drains.
+        tls: Files for TLS; None serves in plaintext.
+        allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
 
     Raises:
-        AddressInvalid: `address` is no host:port.
-        PlaintextRefused: It is no loopback address, and there is neither TLS nor permission.
+        AddressInvalid: `address` is not `host:port`.
+        PlaintextRefused: `address` is not loopback, `tls` is None and `allow_insecure` is False.
     """
 
     address: str
@@ -78,24 +79,24 @@ class EdgeConfig:
 
     @property
     def host(self) -> str:
-        """Host part of the address, without brackets."""
+        """The host part of the address, without brackets."""
         return _host_of(self.address)
 
     def channel_options(self) -> tuple[tuple[str, int], ...]:
-        """The configuration as gRPC core's channel arguments."""
+        """Returns the configuration as gRPC core's channel arguments."""
         return (
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", round(self.keepalive_time_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_s * 1000)),
-            # Otherwise a second server takes half of the first one's connections, silently.
+            # Otherwise a second server on the port would silently take half of the first one's connections.
             ("grpc.so_reuseport", 0),
         )
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host can be at `host:port`."""
+    """Tells whether `address`, `host:port`, is a loopback address."""
     host = _host_of(address)
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -107,7 +108,7 @@ def read_pem(path: Path) -> bytes:
     """Reads a file of certificates or keys.
 
     Raises:
-        TlsFileInvalid: It cannot be read, or holds no PEM.
+        TlsFileInvalid: The file cannot be read, or holds no PEM.
     """
     try:
         data = path.read_bytes()

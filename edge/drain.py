@@ -1,4 +1,4 @@
-"""Ending a server: no new calls, and knowing when the last one has ended."""
+"""Refuses new calls when a server drains, and tells when the last running one has ended."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
 
 
 class RunningCalls(grpc.aio.ServerInterceptor):
-    """Counts the running calls of some services, and can refuse new ones.
+    """Counts the running calls of the given services, and can refuse new ones.
 
-    Others, health above all, are answered to the end. They do not count, because health watches and reflection streams
-    last as long as their clients.
+    It neither counts nor refuses calls of other services, such as health: health watches and reflection streams last as
+    long as their clients.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -28,11 +28,11 @@ class RunningCalls(grpc.aio.ServerInterceptor):
         self._idle.set()
 
     def refuse_new(self) -> None:
-        """Ends every call that comes from now on with ShuttingDown."""
+        """Makes every new call end with ShuttingDown from now on."""
         self._refusing = True
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until no call runs, or until the timeout; tells which."""
+        """Waits until no call runs, at most `timeout_s`; returns whether none runs."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         return self._count == 0
@@ -42,7 +42,7 @@ class RunningCalls(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
-        """Wraps the method's handler, where it is of a counted service."""
+        """Wraps the method's handler if the method belongs to a counted service."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._prefixes):
             return handler
@@ -52,7 +52,7 @@ class RunningCalls(grpc.aio.ServerInterceptor):
     async def _count_call(self, context: Context) -> AsyncIterator[None]:
         self._count += 1
         self._idle.clear()
-        # Not when the handler returns: its last answer and the status are sent after that.
+        # Not when the handler returns: gRPC sends its last answer and the status after that.
         context.add_done_callback(self._forget_call)  # type: ignore[arg-type] # the stubs want a class of theirs
         if self._refusing:
             raise ShuttingDown

@@ -1,14 +1,14 @@
-"""Errors of the rim itself.
+"""Errors that the edge itself raises.
 
 EdgeError
-├── AddressInvalid            text that is no host:port
+├── AddressInvalid            text that is not host:port
 ├── PlaintextRefused          plaintext on an address that others can reach
-├── AddressUnavailable        a port that is taken, or a host that is not of this machine
+├── AddressUnavailable        a taken port, or a host of another machine
 ├── TlsFileInvalid            a certificate or key that cannot be read
-├── RequestMalformed          bytes that are no message of the method's request type
-└── ShuttingDown              a call that comes after the server was told to end
+├── RequestMalformed          bytes that do not parse as the method's request
+└── ShuttingDown              a new call while the server drains
 
-The first four are met when a server starts, and cross no wire.
+A starting server raises the first four; clients never see them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EdgeError(KilnError):
 
 
 class AddressInvalid(EdgeError):
-    """Text that is no host:port."""
+    """Text that is not host:port."""
 
     reason = "ADDRESS_INVALID"
 
@@ -44,7 +44,7 @@ class PlaintextRefused(EdgeError):
 
 
 class AddressUnavailable(EdgeError):
-    """A port that is taken, or a host that is not of this machine."""
+    """A port that is taken, or a host that belongs to another machine."""
 
     reason = "ADDRESS_UNAVAILABLE"
 
@@ -64,7 +64,7 @@ class TlsFileInvalid(EdgeError):
 
 
 class RequestMalformed(EdgeError):
-    """Bytes that are no message of the method's request type."""
+    """Bytes that do not parse as a message of the method's request type."""
 
     reason = "REQUEST_MALFORMED"
 
@@ -73,7 +73,7 @@ class RequestMalformed(EdgeError):
 
 
 class ShuttingDown(EdgeError):
-    """A call that comes after the server was told to end."""
+    """A new call while the server drains."""
 
     reason = "SHUTTING_DOWN"
 

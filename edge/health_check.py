@@ -1,6 +1,6 @@
-"""`python -m edge.health_check HOST:PORT`: ends with 0 where the server says that it serves, with 1 where it does not.
+"""`python -m edge.health_check HOST:PORT`: exits with 0 if the server reports SERVING, otherwise with 1.
 
-For the health checks of containers, whose images hold no other client.
+Containers use it for their health checks, because their images hold no other client.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def check_health(address: str, credentials: grpc.ChannelCredentials | None, serv
 
     Args:
         address: `host:port`.
-        credentials: None talks plaintext.
-        service: Fully-qualified name of one service, empty for the server as a whole.
-        timeout_s: Time for the answer, in seconds.
+        credentials: For TLS; None connects in plaintext.
+        service: Fully-qualified name of a service; empty asks for the server as a whole.
+        timeout_s: How long to wait for the answer.
 
     Returns:
-        `SERVING`, another state's name, or why there is no answer.
+        `SERVING`, the name of another state, or the reason why there is no answer.
     """
     channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
     with channel:
@@ -40,7 +40,7 @@ def check_health(address: str, credentials: grpc.ChannelCredentials | None, serv
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Reads the command line, asks, says what it heard and gives the exit code."""
+    """Reads the command line, asks the server, prints its answer and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m edge.health_check", description="Asks a server for its health.")
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--service", default="", help="one service; default: the server as a whole")

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line on stderr, of our own loggers and of every library's."""
+"""Structured logs: our own loggers and those of libraries write one JSON object per line to stderr."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 def configure_logging(service: str, level: str = "info") -> None:
     """Configures this process's logs.
 
-    Every line has `timestamp` (ISO 8601, UTC), `level`, `event`, `service`, the event's own fields, and what is bound
-    in the call's context, such as `request_id`.
+    Every line has `timestamp` (ISO 8601, UTC), `level`, `event`, `service`, the event's own fields, and the fields that
+    the call's context binds, such as `request_id`.
 
     Args:
-        service: Name of this process in the logs.
-        level: Least severe level that is written, one of LEVELS.
+        service: Value of `service` in every line.
+        level: Least severe level to write, one of LEVELS.
     """
 
     def add_service(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -44,7 +44,7 @@ def configure_logging(service: str, level: str = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # At debug level these two write several lines for every call, of nothing but their own loops.
+    # At debug level these two write several lines about their own loops for every call.
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
     structlog.configure(

@@ -1,4 +1,4 @@
-"""How much memory this process may use."""
+"""Measures how much memory this process may use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def measure_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """Memory of the machine, or the limit of a control group that this process is in where one is lower, in bytes.
+    """Returns the machine's memory in bytes, or the lowest limit of this process's control groups if that is lower.
 
     Args:
         proc: Where the process file system is mounted.
-        cgroups: Where control groups are, those of version 1 in a folder for each controller.
+        cgroups: Where control groups are mounted; those of version 1 have a folder for each controller.
     """
     return min((_read_total(proc), *_read_limits(proc, cgroups)))
 
@@ -27,17 +27,17 @@ def _read_total(proc: Path) -> int:
 
 def _read_limits(proc: Path, cgroups: Path) -> list[int]:
     texts = [file.read_text().strip() for file in _list_limit_files(proc, cgroups) if file.is_file()]
-    # Version 2 writes `max` where there is no limit.
+    # Version 2 writes `max` if a group has no limit.
     return [int(text) for text in texts if text.isdecimal()]
 
 
 def _list_limit_files(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Files with the limits of this process's groups and of those around them, whether they are there or not."""
+    """Yields the limit files of this process's groups and of their parents; some may not exist."""
     groups = proc / "self/cgroup"
-    # A kernel can be without control groups.
+    # Some kernels have no control groups.
     for line in groups.read_text().splitlines() if groups.is_file() else ():
         _, controllers, group = line.split(":", 2)
-        # A group's path is the host's; a container may see its own group as the root, which is a parent of all.
+        # The path is the host's. A container may see its own group as the root, which is a parent of every group.
         path = Path(group)
         folders = [one.relative_to("/") for one in (path, *path.parents)]
         if not controllers:

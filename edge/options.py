@@ -1,4 +1,4 @@
-"""The command-line options that every server of ours has."""
+"""The command-line options that all our servers share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_edge_config(parser: argparse.ArgumentParser, options: argparse.Namespace) -> EdgeConfig:
-    """Makes the server's configuration of what `add_server_options` added; exits where options contradict.
+    """Makes the server's configuration from the options of `add_server_options`; exits if they contradict each other.
 
     Raises:
         AddressInvalid, PlaintextRefused: See `EdgeConfig`.
@@ -42,11 +42,11 @@ def read_edge_config(parser: argparse.ArgumentParser, options: argparse.Namespac
 
 
 def positive_integer(text: str) -> int:
-    """An option's value that has to be at least 1, for `type=`.
+    """Parses an option's integer of at least 1; for `type=`.
 
     Raises:
-        ArgumentTypeError: It is less.
-        ValueError: It is no integer.
+        ArgumentTypeError: The integer is less than 1.
+        ValueError: The text is no integer.
     """
     number = int(text)
     if number < 1:
@@ -55,10 +55,10 @@ def positive_integer(text: str) -> int:
 
 
 def byte_size(text: str) -> int:
-    """An option's value in bytes, such as `8GiB` or `8589934592`, for `type=`.
+    """Parses an option's size, such as `8GiB` or `8589934592`, to bytes; for `type=`.
 
     Raises:
-        ArgumentTypeError: It is no size, or none above 0.
+        ArgumentTypeError: The text is no size, or the size is 0.
     """
     match = _SIZE.fullmatch(text)
     if match is None:

@@ -1,4 +1,4 @@
-"""Wrapping gRPC method handlers: something of ours around every call, whatever its arity."""
+"""Wraps gRPC method handlers of any arity in a context manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from edge.errors import RequestMalformed
 
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
-#: Entered before a call's handler runs, left when it has ended or failed.
+#: Makes the context manager of a call: entered before its handler runs, left when the handler has ended or failed.
 Surroundings = Callable[[Context], AbstractAsyncContextManager[None]]
 
 RequestT = TypeVar("RequestT")
@@ -33,13 +33,13 @@ def wrap_handler(
 ) -> grpc.RpcMethodHandler[RequestT, ResponseT]:
     """Returns a handler that runs each call inside `surroundings`.
 
-    Handlers that are no coroutine functions, which only unimplemented methods are, stay as they are.
+    Handlers that are not coroutine functions stay as they are; only unimplemented methods have such handlers.
 
     Args:
-        handler: What the service registered, or another wrapper.
-        surroundings: Entered for every call.
-        decode_inside: Decode single requests inside `surroundings` too, where a malformed one raises RequestMalformed;
-            gRPC would end the call with the parser's message.
+        handler: The handler that the service registered, or a wrapped one.
+        surroundings: Makes the context manager of each call.
+        decode_inside: Whether to decode single requests inside `surroundings` too. A malformed one then raises
+            RequestMalformed; otherwise gRPC ends the call with the parser's message.
     """
     arity, make_handler = next((name, make) for name, make in _FACTORIES.items() if getattr(handler, name) is not None)
     behavior = getattr(handler, arity)
@@ -73,8 +73,8 @@ def _wrap_generator(
     surroundings: Surroundings,
     decode: Callable[[object], object],
 ) -> Callable[[object, Context], Awaitable[None]]:
-    # A coroutine that writes, not a generator: gRPC leaves the generators of cancelled calls to the garbage collector,
-    # but what a handler holds must be free when its call ends.
+    # A coroutine that writes, not a generator: gRPC leaves generators of cancelled calls to the garbage collector,
+    # but a handler must give up all that it holds when its call ends.
     async def run(request: object, context: Context) -> None:
         async with surroundings(context), aclosing(behavior(decode(request), context)) as responses:
             async for response in responses:

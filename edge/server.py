@@ -1,4 +1,4 @@
-"""The server that our services are registered on."""
+"""The gRPC server that our services run on."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = structlog.get_logger("edge")
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Ends calls whose handler raised with the error's status.
+    """Ends a call with the status of the error that its handler raised.
 
-    An error that the table does not have becomes INTERNAL; it is logged with its traceback, and the client gets the
-    request id instead. Cancellation and deadlines are no errors, and pass.
+    An error that the table lacks becomes INTERNAL: the interceptor logs it with its traceback, and the client gets only
+    the request id. Cancellation and deadlines are no errors, and pass.
     """
 
     def __init__(self, table: StatusTable) -> None:
@@ -50,7 +50,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         try:
             yield
         except grpc.aio.BaseError:
-            # gRPC's own: the call has been aborted, or its client is gone.
+            # gRPC's own errors: the handler has aborted the call, or its client is gone.
             raise
         except Exception as error:  # noqa: BLE001 - the last line before the wire
             if not is_mapped(error, self._table):
@@ -64,7 +64,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]
 
-#: Name of the health of the server as a whole.
+#: The health service's name for the server as a whole.
 OVERALL: Final = ""
 
 #: How long a cancelled handler may take to clean up.
@@ -74,7 +74,7 @@ _log = structlog.get_logger("edge")
 
 
 class _Health(Protocol):
-    """What we use of grpc_health's asynchronous servicer, which has no types."""
+    """The methods of grpc_health's asynchronous servicer that we use; it has no types."""
 
     async def set(self, service: str, status: int) -> None: ...
 
@@ -92,13 +92,13 @@ class EdgeServer:
         services: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
     ) -> None:
-        """Builds the server; call it where the event loop runs.
+        """Builds the server; call it on the running event loop.
 
         Args:
             config: Address, limits, TLS.
-            status_table: Codes of the error classes that handlers raise.
+            status_table: The code of each error class that handlers raise.
             services: Fully-qualified names of the services that `register` adds.
-            register: Adds the servicers.
+            register: Adds the servicers to the server.
         """
         self._config = config
         self._calls = RunningCalls(services)
@@ -115,13 +115,13 @@ class EdgeServer:
         self._health_updates: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
-        """Listens, and reports the services as serving unless `set_serving` said otherwise.
+        """Listens, and reports the services as SERVING unless `set_serving` has set another state.
 
         Returns:
-            The port.
+            The port that it listens on.
 
         Raises:
-            AddressUnavailable: The port is taken, or the host is not of this machine.
+            AddressUnavailable: The port is taken, or the host belongs to another machine.
             TlsFileInvalid: A certificate or key cannot be read.
         """
         credentials = self._config.tls.load() if self._config.tls is not None else None
@@ -139,7 +139,7 @@ class EdgeServer:
         return port
 
     def set_serving(self, service: str, serving: bool) -> None:
-        """Changes the health of one service, or of the server as a whole (`""`). Ignored once draining."""
+        """Sets the health of one service, or of the server as a whole (`""`). Has no effect once the server drains."""
         assert service in self._serving, f"{service!r} is none of {sorted(self._serving)}"
         self._serving[service] = serving
         update = asyncio.get_running_loop().create_task(self._publish_health(service, serving=serving))
@@ -147,14 +147,17 @@ class EdgeServer:
         update.add_done_callback(self._health_updates.discard)
 
     async def drain(self) -> None:
-        """Ends the server: health says NOT_SERVING, new calls are refused with ShuttingDown, running calls get
-        `drain_timeout_s` to finish, and what still runs then is cancelled."""
+        """Ends the server.
+
+        Health reports NOT_SERVING, new calls end with ShuttingDown, running calls get `drain_timeout_s` to finish. Then
+        the server cancels the calls that still run.
+        """
         await self._health.enter_graceful_shutdown()
         self._calls.refuse_new()
         _log.info("draining", timeout_s=self._config.drain_timeout_s)
         finished = await self._calls.wait_idle(self._config.drain_timeout_s)
         await self._server.stop(None)
-        # Their handlers have been cancelled, and may be cleaning up still.
+        # Cancelled handlers may still be cleaning up.
         ended = finished or await self._calls.wait_idle(CANCELLATION_TIMEOUT_S)
         _log.info("stopped", calls_finished=finished, handlers_ended=ended)
 

@@ -1,4 +1,4 @@
-"""Rendering errors as `google.rpc.Status`."""
+"""Renders errors as `google.rpc.Status`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOMAIN: Final = "kiln"
 
 StatusTable = Mapping[type[KilnError], grpc.StatusCode]
 
-#: Codes of the bundle format's errors, for the table of every service that reads bundles.
+#: Codes of the bundle format's errors; every service that reads bundles adds them to its table.
 BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         BundleError: grpc.StatusCode.INTERNAL,
@@ -44,7 +44,7 @@ BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
     }
 )
 
-#: Codes of the rim's own errors, which every server has.
+#: Codes of the edge's own errors; every server has them.
 EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
@@ -60,14 +60,14 @@ MAX_STATUS_BYTES: Final = 3584
 
 
 def status_from_error(error: Exception, table: StatusTable) -> status_pb2.Status:
-    """Renders an error.
+    """Renders an error as a status.
 
-    The code is that of the nearest class in the error's method resolution order that the table has. Details are
-    ErrorInfo (domain, reason, metadata), RetryInfo where trying again makes sense, and BadRequest where fields are at
-    fault. Texts that do not fit a gRPC trailer are shortened, and violations that do not fit are counted.
+    The code is that of the first class in the error's method resolution order that the table has. Details are ErrorInfo
+    (domain, reason, metadata), RetryInfo if a retry may succeed, and BadRequest if fields are at fault. Texts that do
+    not fit a gRPC trailer are shortened, and violations that do not fit are counted.
 
     Returns:
-        INTERNAL, without anything of the error, where the table has no class of it.
+        The status; INTERNAL, without the error's text, if the table has no class of the error.
     """
     code = _find_code(error, table)
     if code is None or not isinstance(error, KilnError):
@@ -84,12 +84,12 @@ def status_from_error(error: Exception, table: StatusTable) -> status_pb2.Status
 
 
 def is_mapped(error: Exception, table: StatusTable) -> bool:
-    """Whether the table has a class of the error."""
+    """Tells whether the table has a class of the error."""
     return _find_code(error, table) is not None
 
 
 def unmapped_errors(table: StatusTable, roots: Iterable[type[KilnError]]) -> list[type[KilnError]]:
-    """The classes, among `roots` and all imported ones that derive from them, that the table gives no code."""
+    """Returns each class without a code, among `roots` and the imported classes that derive from them."""
     return [kind for root in roots for kind in _walk_classes(root) if not any(base in table for base in kind.__mro__)]
 
 
@@ -133,7 +133,7 @@ def _build_bad_request(error: KilnError, limit_bytes: int) -> Message:
 
 
 def _shorten(text: str, limit_bytes: int) -> str:
-    """Text of at most `limit_bytes` in UTF-8, with an ellipsis where something is missing."""
+    """Shortens text to at most `limit_bytes` in UTF-8; an ellipsis stands for the missing part."""
     data = text.encode("utf-8", "replace")
     if len(data) <= limit_bytes:
         return data.decode()

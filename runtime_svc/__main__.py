@@ -17,7 +17,7 @@ from runtime_svc.settings import Settings, parse_settings
 
 
 async def serve(settings: Settings) -> None:
-    """Serves until the process is told to stop. Prints one line when it is ready."""
+    """Serves until SIGTERM or SIGINT. Prints one line when it is ready."""
     with RankForkservers(settings.num_cores) as forkservers:
         async with open_server(settings, partial(RankGroup.start, open_forkserver=forkservers.open)) as server:
             port = await server.start()
@@ -27,7 +27,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Reads the command line and serves; a named error ends the process with its message."""
+    """Reads the command line and serves. If a named error ends the process, prints its message."""
     configure_logging("runtime")
     try:
         settings = parse_settings(sys.argv[1:])

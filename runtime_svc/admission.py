@@ -1,4 +1,4 @@
-"""Judges what clients ask for: every mistake at once, each with its field, its value and what would be accepted."""
+"""Validates Generate calls. One error names every mistake: its field, its value and the accepted values."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MAX_STOP_STRING_CHARS: Final = 256
 MAX_REQUEST_ID_CHARS: Final = 128
 MAX_TOOLS: Final = 128
 MAX_TOOL_CHARS: Final = 64 << 10
-# A mistake is quoted, but not all of a long one.
+# Errors quote invalid values, but only the beginning of long ones.
 MAX_QUOTED_CHARS: Final = 60
-# One mistake repeated a thousand times is not more helpful than ten times.
+# A thousand violations of one list tell the client no more than ten.
 MAX_VIOLATIONS_PER_LIST: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCall:
-    """Steps whose inputs the client wants; None is unset."""
+    """The steps whose inputs the client wants; None means unset."""
 
     first_step: int
     num_steps: int | None
@@ -37,7 +37,7 @@ class CaptureCall:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
-    """A Generate call as the client sent it; None is unset."""
+    """A Generate call as the client sent it; None means unset."""
 
     request_id: str
     prompt: Prompt | None
@@ -55,11 +55,11 @@ class GenerationCall:
 
 
 def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
-    """Checks everything that can be checked before the prompt is tokenized.
+    """Checks all that can be checked before the prompt is tokenized.
 
     Raises:
-        RequestInvalid: Values that no deployment would take; names every field, and what is not served as well.
-        FeatureNotServed: The values are fine, but not for this deployment.
+        RequestInvalid: The call has values that no deployment takes; names them, and features that this one lacks.
+        FeatureNotServed: The values are valid, but this deployment lacks a feature.
     """
     unserved = [*_unserved_prompt(call.prompt, capabilities), *_unserved_options(call, capabilities)]
     invalid = [
@@ -77,7 +77,7 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
 
 
 def check_prompt(prompt: Prompt | None, capabilities: Capabilities) -> None:
-    """Checks a prompt alone.
+    """Checks the prompt of a Tokenize call.
 
     Raises:
         RequestInvalid, FeatureNotServed: See `check_call`.
@@ -94,7 +94,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], capabilities: Capabili
     """Checks that ids are in the vocabulary.
 
     Raises:
-        RequestInvalid: Some are not.
+        RequestInvalid: An id is outside the vocabulary.
     """
     invalid = [*_token_id_violations(field, token_ids, capabilities)]
     if invalid:
@@ -104,18 +104,18 @@ def check_token_ids(field: str, token_ids: Sequence[int], capabilities: Capabili
 def admit(
     call: GenerationCall, token_ids: Sequence[int], capabilities: Capabilities, *, request_id: str, now_s: float
 ) -> Request:
-    """Fills in the defaults of a checked call, and cuts its prompt where the bundle says so.
+    """Makes the request of a checked call: fills in defaults, and cuts a long prompt if the bundle allows it.
 
     Args:
-        call: What `check_call` let pass.
-        token_ids: Its prompt.
-        capabilities: What the deployment can do.
-        request_id: The call's, or one that was made up.
-        now_s: The time, by the event loop's clock.
+        call: A call that passed `check_call`.
+        token_ids: Token ids of its prompt.
+        capabilities: Capabilities of the deployment.
+        request_id: The client's id, or a generated one.
+        now_s: The time, in seconds of the event loop's clock.
 
     Raises:
         RequestInvalid: The prompt has no token.
-        PromptTooLong: It has more than an executable takes, and the bundle does not let it be cut.
+        PromptTooLong: The prompt has more tokens than any executable takes, and the bundle does not allow truncation.
     """
     field = prompt_field(call.prompt)
     if not token_ids:
@@ -123,7 +123,7 @@ def admit(
     num_surplus = max(0, len(token_ids) - capabilities.max_context_length)
     if num_surplus and not capabilities.input_truncation:
         raise PromptTooLong(field, len(token_ids), capabilities.max_context_length)
-    # The end is what the next tokens follow.
+    # Keeps the end, because generation continues it.
     prompt_token_ids = tuple(token_ids[num_surplus:])
     sampling = _resolve_sampling(call, capabilities.default_sampling)
     room = capabilities.max_length - len(prompt_token_ids)
@@ -152,7 +152,7 @@ def admit(
 
 
 def prompt_field(prompt: Prompt | None) -> str:
-    """The field of the API that a prompt came in."""
+    """Returns the name of the API's field that holds the prompt."""
     match prompt:
         case TextPrompt():
             return "text"
@@ -295,5 +295,5 @@ def _token_id_violations(field: str, token_ids: Sequence[int], capabilities: Cap
 
 
 def _number(value: float) -> str:
-    """A number as the client wrote it, although it came as float32."""
+    """Formats a float32 with the digits that the client wrote."""
     return f"{value:.7g}"

@@ -1,4 +1,4 @@
-"""What a request may ask of a deployment, read off its manifest."""
+"""The capabilities of a deployment, which follow from its manifest."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bundle.manifest import DTYPE_SIZES_BYTES, Executable, Manifest
 from execution.ranks.step_memory import max_top_logprobs
 from runtime_svc.engine.scheduler.buckets import BucketTable
 
-#: What every deployment of this runtime accepts.
+#: Features that every deployment of this runtime has.
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_TOKEN_IDS: Final = 1024
-#: Largest logits of one token: gRPC clients take messages of 4 MiB unless told otherwise, with some room for the rest.
+#: Size of the largest logits of one token. By default gRPC clients take messages of 4 MiB; some room is for the rest.
 MAX_LOGITS_BYTES: Final = (4 << 20) - (64 << 10)
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultSampling:
-    """Sampling values of a request that sets none."""
+    """The sampling values of a request that sets none."""
 
     temperature: float
     top_k: int
@@ -28,11 +28,11 @@ class DefaultSampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always picked."""
+        """Whether these values always pick the most likely token."""
         return self.temperature == 0 or self.top_k == 1
 
     def is_close(self, other: DefaultSampling) -> bool:
-        """Whether both pick tokens alike; clients send float32, manifests hold what the configuration said."""
+        """Tells whether both pick tokens alike. Clients send float32, so values need not be equal."""
         if self.is_greedy or other.is_greedy:
             return self.is_greedy and other.is_greedy
         return (
@@ -44,7 +44,7 @@ class DefaultSampling:
 
 @dataclass(frozen=True, slots=True)
 class SubmodelShapes:
-    """Static shapes of one submodel: rows of a step, and buckets in tokens, smallest first."""
+    """The static shapes of one submodel: rows of a step, and buckets in tokens, smallest first."""
 
     submodel: str
     batch_size: int
@@ -53,11 +53,11 @@ class SubmodelShapes:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a request may ask; the API explains each.
+    """The features and limits that a request may use; the API explains each.
 
     `async_mode` is true whatever the configuration says: the engine always writes the output of a step while the next
     one runs, and if executables pick tokens, it calls the one after that meanwhile. `adapters` and
-    `speculation_length` say that there are none.
+    `speculation_length` say that the runtime has neither.
     """
 
     max_context_length: int
@@ -86,14 +86,14 @@ class Capabilities:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, *, input_capture: bool = False) -> Capabilities:
-        """Capabilities of a bundle.
+        """Reads the capabilities off a bundle's manifest.
 
         Args:
-            manifest: Has executables.
+            manifest: The manifest of a bundle with executables.
             input_capture: Whether this runtime has a directory for captured inputs.
 
         Raises:
-            ManifestInvalid: Its executables do not cover what its limits promise.
+            ManifestInvalid: The executables do not cover the limits that the manifest states.
         """
         limits, sampling, tokenizer = manifest.limits, manifest.sampling, manifest.tokenizer
         buckets = BucketTable.from_manifest(manifest)

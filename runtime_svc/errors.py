@@ -1,15 +1,15 @@
-"""Errors that clients of the runtime can meet.
+"""The errors of the runtime service.
 
 KilnError
 ├── RuntimeServiceError
 │   ├── RequestInvalid              values that no deployment would take
-│   ├── FeatureNotServed            a valid wish that this deployment cannot fulfil
+│   ├── FeatureNotServed            a valid request for a feature that this deployment lacks
 │   ├── PromptTooLong
 │   ├── DeploymentNotFound
 │   ├── DeploymentNotReady
 │   ├── DeploymentExists            an id that another bundle holds
 │   ├── RequestIdInUse
-│   ├── RequestsInFlight            policy REFUSE met running requests
+│   ├── RequestsInFlight            a call with policy REFUSE while requests run
 │   ├── QueueFull
 │   ├── RequestAborted
 │   ├── DeadlineExceeded
@@ -18,17 +18,17 @@ KilnError
 │   ├── MemoryUnavailable
 │   ├── ExecutablesMissing          a bundle with weights only, to be loaded
 │   ├── WeightsMissing              a bundle with executables only, for its weights
-│   ├── AliasFollowed               weights by hand where an alias decides
+│   ├── AliasFollowed               LoadWeights for a deployment that follows an alias
 │   ├── GraphAbiMismatch
 │   ├── TokenizerMismatch
 │   ├── LoadInProgress
 │   ├── BundleSourceUnavailable
 │   ├── BucketExceeded              more tokens, positions or rows than any executable has
 │   ├── TooManyCaptures
-│   ├── CaptureUnwritable           the disk does not take captured inputs
-│   ├── EngineFailed                our own bug stopped the engine
-│   └── StateUnwritable             the disk does not take what must outlive a restart
-└── StartupError                what ends the process before it serves; crosses no wire
+│   ├── CaptureUnwritable           a disk that does not take captured inputs
+│   ├── EngineFailed                an engine that a bug of Kiln stopped
+│   └── StateUnwritable             a disk that does not take the records of deployments
+└── StartupError                ends the process before it serves; no client sees it
     ├── StateInUse
     ├── StateInvalid
     └── DeploymentsFileInvalid
@@ -55,7 +55,7 @@ class RequestInvalid(RuntimeServiceError):
 
 
 class FeatureNotServed(RuntimeServiceError):
-    """A valid wish that this deployment cannot fulfil."""
+    """A valid request for a feature that this deployment lacks."""
 
     reason = "FEATURE_NOT_SERVED"
 
@@ -129,7 +129,7 @@ class RequestIdInUse(RuntimeServiceError):
 
 
 class RequestsInFlight(RuntimeServiceError):
-    """Policy REFUSE met running requests."""
+    """A call with policy REFUSE while requests run."""
 
     reason = "REQUESTS_IN_FLIGHT"
 
@@ -138,7 +138,7 @@ class RequestsInFlight(RuntimeServiceError):
 
 
 class QueueFull(RuntimeServiceError):
-    """As many requests wait as may wait."""
+    """A queue that holds as many requests as it may."""
 
     reason = "QUEUE_FULL"
 
@@ -147,7 +147,7 @@ class QueueFull(RuntimeServiceError):
 
 
 class RequestAborted(RuntimeServiceError):
-    """A request that somebody else ended."""
+    """A request that another call ended."""
 
     reason = "REQUEST_ABORTED"
 
@@ -165,7 +165,7 @@ class DeadlineExceeded(RuntimeServiceError):
 
 
 class ShuttingDown(RuntimeServiceError):
-    """The server is going away."""
+    """A request that the server refuses or ends because it shuts down."""
 
     reason = "SHUTTING_DOWN"
 
@@ -218,7 +218,7 @@ class WeightsMissing(RuntimeServiceError):
 
 
 class AliasFollowed(RuntimeServiceError):
-    """Weights by hand, for a deployment whose weights follow an alias."""
+    """A LoadWeights call for a deployment whose weights follow an alias."""
 
     reason = "ALIAS_FOLLOWED"
 
@@ -255,7 +255,7 @@ class TokenizerMismatch(RuntimeServiceError):
 
 
 class LoadInProgress(RuntimeServiceError):
-    """A second weight load while one runs."""
+    """A second weight load while another one runs."""
 
     reason = "LOAD_IN_PROGRESS"
 
@@ -264,7 +264,7 @@ class LoadInProgress(RuntimeServiceError):
 
 
 class BundleSourceUnavailable(RuntimeServiceError):
-    """The bundle service does not answer."""
+    """A bundle service that does not answer."""
 
     reason = "BUNDLE_SOURCE_UNAVAILABLE"
 
@@ -293,7 +293,7 @@ class BucketExceeded(RuntimeServiceError):
 
 
 class TooManyCaptures(RuntimeServiceError):
-    """As many requests capture inputs as may."""
+    """A request for captured inputs while the allowed number of requests captures."""
 
     reason = "TOO_MANY_CAPTURES"
 
@@ -302,7 +302,7 @@ class TooManyCaptures(RuntimeServiceError):
 
 
 class CaptureUnwritable(RuntimeServiceError):
-    """The disk does not take captured inputs."""
+    """A disk that does not take captured inputs."""
 
     reason = "CAPTURE_UNWRITABLE"
 
@@ -311,7 +311,7 @@ class CaptureUnwritable(RuntimeServiceError):
 
 
 class EngineFailed(RuntimeServiceError):
-    """Our own bug stopped the engine."""
+    """An engine that a bug of Kiln stopped."""
 
     reason = "ENGINE_FAILED"
 
@@ -323,7 +323,7 @@ class EngineFailed(RuntimeServiceError):
 
 
 class StateUnwritable(RuntimeServiceError):
-    """The disk does not take what must outlive a restart."""
+    """A disk that does not take the records of deployments."""
 
     reason = "STATE_UNWRITABLE"
 
@@ -356,7 +356,7 @@ class StateInvalid(StartupError):
 
 
 class DeploymentsFileInvalid(StartupError):
-    """A deployments file that cannot be read, or asks for what cannot be."""
+    """A deployments file that cannot be read, or that has an invalid entry."""
 
     reason = "DEPLOYMENTS_FILE_INVALID"
 

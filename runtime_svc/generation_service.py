@@ -17,12 +17,12 @@ from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_p
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# A sequence ends this long before its call's deadline, so that its terminal event can still reach the client.
+# The engine ends a sequence this long before the call's deadline, so that the terminal event still reaches the client.
 DEADLINE_MARGIN_S: Final = 0.05
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """Streams tokens of what is loaded."""
+    """Streams tokens from deployments."""
 
     def __init__(self, deployments: Deployments) -> None:
         """Takes the deployments to serve."""
@@ -45,7 +45,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             raise error
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """Ends a request; its slot is free when this answers."""
+        """Ends a request; its slot is free when the client gets the answer."""
         engine = self._deployments.get(request.deployment_id).engine
         if engine is not None and engine.requests.abort(request.request_id, "Abort"):
             return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ABORTED)
@@ -65,7 +65,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def _deadline_of(context: Context) -> float | None:
-    """When to end the call's sequence, by the event loop's clock; None where the call has no deadline."""
+    """Returns when to end the sequence, in seconds of the event loop's clock; None if the call has no deadline."""
     remaining_s = context.time_remaining()
     if remaining_s is None:
         return None

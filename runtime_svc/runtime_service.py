@@ -37,15 +37,15 @@ MINIMUM_CLIENT_REVISION: Final = 1
 
 
 class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
-    """Loads bundles and looks after what is loaded."""
+    """Loads bundles and manages deployments."""
 
     def __init__(self, deployments: Deployments) -> None:
-        """Takes the deployments to look after."""
+        """Takes the deployments to manage."""
         self._deployments = deployments
         self._started_at_s = time.time()
 
     async def LoadBundle(self, request: pb.LoadBundleRequest, context: Any) -> AsyncIterator[pb.LoadBundleResponse]:
-        """Loads a bundle; the load goes on when the client leaves."""
+        """Loads a bundle; the load goes on if the client leaves."""
         yield pb.LoadBundleResponse(progress=pb.LoadProgress(stage=pb.LoadProgress.STAGE_RESOLVE))
         deployment = await self._deployments.load(spec_from_pb(request))
         async for progress in deployment.progress.watch():
@@ -66,12 +66,12 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         return pb.ListDeploymentsResponse(deployments=map(deployment_to_pb, self._deployments.list()))
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
-        """Tells everything about one deployment."""
+        """Returns one deployment as it is now."""
         deployment = self._deployments.get(request.deployment_id)
         return pb.GetDeploymentResponse(deployment=deployment_to_pb(deployment))
 
     async def ResetKVCache(self, request: pb.ResetKVCacheRequest, context: Any) -> pb.ResetKVCacheResponse:
-        """Zeroes the KV cache and hands out the receipt."""
+        """Zeroes a deployment's KV cache and returns the receipt."""
         check_scope(request)
         policy = policy_from_pb(request.in_flight_policy, default=InFlightPolicy.WAIT)
         deployment = self._deployments.get(request.deployment_id)
@@ -79,7 +79,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         return reset_receipt_to_pb(await engine.reset_kv_cache(policy))
 
     async def LoadWeights(self, request: pb.LoadWeightsRequest, context: Any) -> AsyncIterator[pb.LoadWeightsResponse]:
-        """Replaces weights; a client that leaves before the swap begins withdraws it."""
+        """Replaces a deployment's weights; if the client leaves before the swap begins, the old weights serve on."""
         policy, keep_kv = weight_policies_from_pb(request)
         deployment, feed = self._deployments.get(request.deployment_id), ProgressFeed()
         if deployment.followed_alias:
@@ -96,7 +96,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             task.cancel()
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
-        """Tells what this server is and has."""
+        """Returns the server's version, target, cores, memory and deployments."""
         cores, memory = self._deployments.resources.cores, self._deployments.resources.memory
         return pb.GetServerInfoResponse(
             version=metadata.version("kiln-runtime"),

@@ -1,4 +1,4 @@
-"""The runtime as a server: the parts joined."""
+"""Joins the parts of the runtime to a server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
-from runtime_svc.deployments.bring_up import BringUp
-from runtime_svc.deployments.convergence import Convergence
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.follower import AliasFollower
 from runtime_svc.deployments.launcher import StartRanks
+from runtime_svc.deployments.loader import Loader
 from runtime_svc.deployments.memory import MemoryPool
+from runtime_svc.deployments.reconciler import Reconciler
 from runtime_svc.deployments.records import RecordStore
 from runtime_svc.deployments.registry import FAREWELL_S, Deployments
 from runtime_svc.deployments.resources import Resources
@@ -43,8 +43,8 @@ _log = structlog.get_logger("runtime")
 class RuntimeServer:
     """The gRPC server and the deployments behind it."""
 
-    def __init__(self, settings: Settings, deployments: Deployments, convergence: Convergence) -> None:
-        """Builds the server; call it where the event loop runs."""
+    def __init__(self, settings: Settings, deployments: Deployments, reconciler: Reconciler) -> None:
+        """Builds the server; call it on the running event loop."""
 
         def register(server: grpc.aio.Server) -> None:
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
@@ -52,24 +52,26 @@ class RuntimeServer:
 
         self._edge = EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
         self._drain_timeout_s = settings.edge.drain_timeout_s
-        self._convergence = convergence
+        self._reconciler = reconciler
         self._reloads: set[asyncio.Task[None]] = set()
         self.deployments = deployments
 
     async def start(self) -> int:
-        """Listens, with the deployments of the last process and of the deployments file being loaded; returns the port.
+        """Begins to load recorded and declared deployments, then listens; returns the port.
 
         Raises:
             AddressUnavailable, TlsFileInvalid: See `EdgeServer.start`.
-            DeploymentsFileInvalid, StateInvalid, StateUnwritable: See `Convergence.start`.
+            DeploymentsFileInvalid, StateInvalid, StateUnwritable: See `Reconciler.start`.
         """
-        # First, so that nobody takes their ids and cores.
-        await self._convergence.start()
+        # Before the server listens, so that no client takes their ids and cores.
+        await self._reconciler.start()
         return await self._edge.start()
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING, streams may finish within the drain timeout, then they are told UNAVAILABLE and
-        every rank ends."""
+        """Ends the server: health reports NOT_SERVING, and streams may finish within the drain timeout.
+
+        Streams that still run then end with UNAVAILABLE, and every rank ends.
+        """
         draining = asyncio.create_task(self._edge.drain())
         await self.deployments.shut_down(self._drain_timeout_s - 2 * FAREWELL_S)
         await draining
@@ -86,17 +88,17 @@ class RuntimeServer:
         await self.drain()
 
     def _begin_reload(self) -> None:
-        reload = asyncio.create_task(self._convergence.reload())
+        reload = asyncio.create_task(self._reconciler.reload())
         self._reloads.add(reload)
         reload.add_done_callback(self._reloads.discard)
 
 
 @asynccontextmanager
 async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncIterator[RuntimeServer]:
-    """Opens blob cache and state, and builds the server; no rank is left running afterwards.
+    """Opens blob cache and state directory, and builds the server. At exit every rank ends.
 
     Args:
-        settings: Of this runtime.
+        settings: Settings of this runtime.
         start_ranks: Starts rank groups.
 
     Raises:
@@ -123,7 +125,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             captures = CaptureDirectory(settings.capture_directory)
             stack.push_async_callback(captures.close)
         deployments = Deployments(
-            BringUp(library, start_ranks, engine, workers, captures),
+            Loader(library, start_ranks, engine, workers, captures),
             Resources(
                 CorePool(settings.num_cores),
                 MemoryPool(settings.memory_bytes),
@@ -138,9 +140,9 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
         follower = AliasFollower(deployments, interval_s=settings.follow_interval_s)
         stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
-        patience_s = settings.edge.drain_timeout_s
-        convergence = Convergence(deployments, records, settings.deployments_file, patience_s=patience_s)
-        yield RuntimeServer(settings, deployments, convergence)
+        timeout_s = settings.edge.drain_timeout_s
+        reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
+        yield RuntimeServer(settings, deployments, reconciler)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

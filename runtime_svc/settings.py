@@ -1,4 +1,4 @@
-"""The service's settings: the only reader of the command line."""
+"""The service's settings; only this file reads the command line."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from edge.memory import measure_memory
 from edge.options import add_server_options, byte_size, positive_integer, read_edge_config
 from runtime_svc.bundles.channel import CompilerEndpoint
 
-#: Of the memory that this process may use, for deployments; the rest is for the ranks' own code and scratch memory.
+#: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
 _MEMORY_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of one runtime.
+    """The settings of one runtime.
 
     Attributes:
         edge: Address, limits, TLS.
-        compiler: Where the BundleService is.
-        store: The BundleService's own layout, where it is on this host; None fetches every blob.
-        cache: Directory of fetched blobs and of what has been verified.
-        state: Directory of what outlives a restart: which deployments there are.
-        verify_always: Hash every blob at every load, whatever has been verified before.
-        num_cores: Logical cores that deployments are placed on.
-        threads_per_core: Threads that a rank computes with where its deployment does not say.
+        compiler: Address of the BundleService, and TLS.
+        store: The BundleService's own layout if it is on this host; None fetches every blob.
+        cache: Directory of fetched blobs, and of the record of verified files.
+        state: Directory of the deployments' records, which outlive a restart.
+        verify_always: Whether to hash every blob at every load, even if it has been verified before.
+        num_cores: Number of logical cores for deployments.
+        threads_per_core: Threads that a rank computes with if its deployment sets no number.
         memory_bytes: Memory that deployments may use.
         capture_directory: Directory of captured inputs; None refuses requests that ask for them.
-        deployments_file: Which deployments there shall be; None leaves that to calls.
-        follow_interval_s: How often is asked where followed aliases point.
+        deployments_file: File that declares deployments; None leaves loading to calls.
+        follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
-        log_level: Least severe level that is logged.
+        log_level: Least severe level to log.
     """
 
     edge: EdgeConfig
@@ -59,7 +59,7 @@ class Settings:
 
 
 def parse_settings(arguments: Sequence[str]) -> Settings:
-    """Reads the command line; exits with a message where it is wrong."""
+    """Reads the command line; exits with a message if it is wrong."""
     parser = _build_parser()
     options = parser.parse_args(arguments)
     return Settings(

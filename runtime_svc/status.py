@@ -1,4 +1,4 @@
-"""Which gRPC code each error class has."""
+"""The gRPC code of each error class."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Bundles on their way to the ranks: resolved, fetched into a local layout, verified.
+"""Bundles of this runtime: resolves references, fetches blobs into a local layout, verifies them.
 
-Knows references, digests and files. Only `grpc_source` and `channel` know the wire; nothing here knows
-what a bundle is used for.
+Knows references, digests and files. Only `grpc_source` and `channel` know the wire; no module knows
+the use of a bundle.
 """

@@ -15,27 +15,27 @@ _OPTIONS: Final = (
     # A manifest with thousands of tensors is larger than gRPC's default limit.
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 1 << 20),
-    # A peer that is gone is noticed, in the middle of a blob too.
+    # The client notices a peer that is gone, also in the middle of a blob.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A compiler that comes back is found again soon.
+    # The client reconnects soon after a compiler comes back.
     ("grpc.max_reconnect_backoff_ms", 10_000),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CompilerEndpoint:
-    """Where the compiler is, and how to speak to it.
+    """The address of the compiler, and the files for TLS.
 
     Attributes:
         address: `host:port`.
-        ca_path: Certificates that the compiler's certificate must lead to, PEM; None speaks plaintext.
-        certificate_path: This runtime's certificate chain, PEM, for a compiler that asks for one.
+        ca_path: Certificates that the compiler's certificate must lead to, PEM; None connects in plaintext.
+        certificate_path: This runtime's certificate chain, PEM, if the compiler asks for one.
         key_path: Its private key, PEM.
-        allow_insecure: Allows plaintext to addresses other than loopback.
+        allow_insecure: Whether to connect in plaintext to addresses other than loopback.
 
     Raises:
-        PlaintextRefused: It is no loopback address, and there is neither a CA nor permission.
+        PlaintextRefused: `address` is not loopback, `ca_path` is None and `allow_insecure` is False.
     """
 
     address: str
@@ -50,7 +50,7 @@ class CompilerEndpoint:
             raise PlaintextRefused(self.address)
 
     def connect(self) -> grpc.aio.Channel:
-        """A channel, which connects when it is first used.
+        """Opens a channel, which connects at the first call.
 
         Raises:
             TlsFileInvalid: A certificate or key cannot be read.

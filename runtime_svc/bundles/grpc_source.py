@@ -1,4 +1,4 @@
-"""BundleService as a source of bundles: the one file here that knows the wire."""
+"""BundleService as a source of bundles. Only this file converts its messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GrpcBundleSource:
     """Client of a BundleService."""
 
     def __init__(self, endpoint: CompilerEndpoint) -> None:
-        """Connects when first used; call it where the event loop runs.
+        """Connects at the first call; make it on the running event loop.
 
         Raises:
             TlsFileInvalid: See `CompilerEndpoint.connect`.

@@ -13,7 +13,7 @@ from bundle.errors import BundleNotFound, KilnError
 
 _log = structlog.get_logger("leases")
 
-#: A runtime that vanishes for good keeps bundles from being collected for this long.
+#: How long the bundle service keeps the bundles of a runtime that has vanished.
 LEASE_S: Final = 24 * 3600.0
 RENEW_S: Final = 3600.0
 RETRY_S: Final = 15.0
@@ -30,7 +30,7 @@ class LeaseSource(Protocol):
 
 
 class LeaseKeeper:
-    """Takes, renews and gives back leases. A bundle service that is away is asked again, and never in the way."""
+    """Takes, renews and gives back leases. While the bundle service does not answer, it retries in the background."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class LeaseKeeper:
         renew_s: float = RENEW_S,
         retry_s: float = RETRY_S,
     ) -> None:
-        """Holds nothing yet; `run` does the work.
+        """Takes no lease before `run`.
 
         Args:
-            source: Who leases.
+            source: The bundle service.
             holder: Name of this runtime.
-            digests: Tells which bundles are in use.
+            digests: Returns the digests of the bundles in use.
             renew_s: Age at which a lease is renewed.
-            retry_s: Pause after a failure.
+            retry_s: Pause after a failed call.
         """
         self._source = source
         self._holder = holder
@@ -56,12 +56,12 @@ class LeaseKeeper:
         self._renew_s = renew_s
         self._retry_s = retry_s
         self._changed = asyncio.Event()
-        #: When each lease was taken or last renewed, by digest.
+        #: When each lease was taken or last renewed, in seconds of the monotonic clock, by digest.
         self._taken_s: dict[str, float] = {}
         self._is_complaining = False
 
     def wake(self) -> None:
-        """The bundles in use may have changed."""
+        """Makes `run` look at the bundles in use now."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class LeaseKeeper:
                 continue
 
     async def _settle(self) -> bool:
-        """Takes, renews and gives back what is due; False where that has to be tried again."""
+        """Takes, renews and gives back the leases that are due; returns False if a call failed."""
         used, now_s = self._digests(), time.monotonic()
         try:
             for digest in sorted(used):
@@ -100,6 +100,6 @@ class LeaseKeeper:
         try:
             await self._source.lease(digest, self._holder, LEASE_S)
         except BundleNotFound:
-            # Deleted there, and in use here: nothing is left to keep.
+            # The service has deleted a bundle in use here, so a lease cannot keep it.
             _log.warning("bundle to lease is gone", digest=digest)
         self._taken_s[digest] = time.monotonic()

@@ -1,4 +1,4 @@
-"""The bundles of a runtime: those of a shared store, and those that were fetched into its own cache."""
+"""The local bundles of a runtime: in a shared store, or fetched into the runtime's own cache."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bundle.verification import BlobVerifier
 from bundle.writer import register_bundle
 from runtime_svc.bundles.source import BundleSource, ResolvedBundle
 
-#: Called with bytes done and bytes in all.
+#: Called with done and total bytes.
 ByteProgress = Callable[[int, int], None]
 
 
 class BundleLibrary:
-    """Resolves references and makes bundles local. A bundle lies whole in one layout, or is not there."""
+    """Resolves references and makes bundles local. A layout holds a bundle whole, or does not hold it."""
 
     def __init__(self, source: BundleSource, *, store_root: Path | None, cache: Layout, verifier: BlobVerifier) -> None:
-        """Joins source and layouts.
+        """Joins a source with the local layouts.
 
         Args:
-            source: Where references are resolved and missing blobs come from.
-            store_root: The bundle service's own layout, where it is on this host; it may be made later. Only read.
+            source: Resolves references and sends missing blobs.
+            store_root: The bundle service's own layout if it is on this host; only read. It may not exist so far.
             cache: Layout for fetched blobs; only this runtime writes it.
-            verifier: Remembers which files have been verified.
+            verifier: Remembers the files that it has verified.
         """
         self._source = source
         self._store_root = store_root
@@ -37,10 +37,10 @@ class BundleLibrary:
         self._verifier = verifier
 
     async def resolve(self, ref: str) -> ResolvedBundle:
-        """Looks a reference up; a digest that is local needs no bundle service.
+        """Resolves a reference; needs no bundle service if it is the digest of a local bundle.
 
         Raises:
-            RefInvalid: `ref` is no reference.
+            RefInvalid: `ref` is malformed.
             BundleNotFound, BundleSourceUnavailable, ManifestInvalid, AbiUnsupported: See `BundleSource.resolve`.
         """
         digest = parse_reference(ref).digest
@@ -50,11 +50,11 @@ class BundleLibrary:
         return await self._source.resolve(ref)
 
     async def fetch(self, resolved: ResolvedBundle, progress: ByteProgress) -> Bundle:
-        """Makes a bundle local: as it lies in the shared store, otherwise blob by blob into the cache.
+        """Opens a bundle that a local layout holds; otherwise fetches its missing blobs into the cache first.
 
         Raises:
-            BlobCorrupt: The source sent other bytes than it named.
-            ManifestInvalid: The source described another manifest than the bundle has.
+            BlobCorrupt: The source sent bytes that do not match the blob's digest or size.
+            ManifestInvalid: The manifest that the source described is not the bundle's.
             BlobNotFound, BundleSourceUnavailable: See `BundleSource.read_blob`.
         """
         bundle = await asyncio.to_thread(self._open_local, resolved.digest)
@@ -67,7 +67,7 @@ class BundleLibrary:
         return bundle
 
     async def verify(self, bundle: Bundle, progress: ByteProgress | None = None) -> None:
-        """Verifies every blob, in a thread.
+        """Verifies every blob of a bundle, in a thread.
 
         Raises:
             BlobCorrupt, BlobNotFound: See `Bundle.verify`.
@@ -109,7 +109,7 @@ class BundleLibrary:
         progress(done_bytes, total_bytes)
 
     async def _fetch_blob(self, blob: BlobDescriptor) -> AsyncIterator[int]:
-        """Yields how many bytes have come."""
+        """Fetches a blob into the cache; yields the number of bytes received so far."""
         size_bytes = 0
         with self._cache.new_blob(expected_digest=blob.digest) as writer:
             async for data in self._source.read_blob(blob.digest):

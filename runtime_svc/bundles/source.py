@@ -1,4 +1,4 @@
-"""Where bundles come from."""
+"""The protocol of bundle sources."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bundle.oci import BlobDescriptor
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBundle:
-    """What a reference stands for now.
+    """The bundle that a reference names now.
 
     Attributes:
-        ref: The reference, as asked for.
+        ref: The reference, as the caller gave it.
         digest: Digest of the bundle.
-        manifest: As the source describes it: good for refusing early, not verified against the digest.
-        blobs: Every blob, the manifests included.
+        manifest: The manifest as the source describes it, for early refusals; not verified against the digest.
+        blobs: Every blob of the bundle, the manifests included.
     """
 
     ref: str
@@ -28,35 +28,35 @@ class ResolvedBundle:
 
 
 class BundleSource(Protocol):
-    """A bundle service."""
+    """A service that resolves references, sends blobs and grants leases."""
 
     async def resolve(self, ref: str) -> ResolvedBundle:
-        """Looks a reference up.
+        """Resolves a reference.
 
         Raises:
-            BundleNotFound: It names nothing.
+            BundleNotFound: The reference names no bundle.
             BundleSourceUnavailable: The service does not answer.
-            ManifestInvalid, AbiUnsupported: The bundle is of another kind than this code knows.
+            ManifestInvalid, AbiUnsupported: This code cannot read the bundle's manifest.
         """
 
     def read_blob(self, digest: str) -> AsyncIterator[bytes]:
-        """The bytes of a blob, in order, not verified.
+        """Yields the bytes of a blob in order, not verified.
 
         Raises:
-            BlobNotFound: The service does not hold it.
+            BlobNotFound: The service does not hold the blob.
             BundleSourceUnavailable: The service does not answer, or the connection broke.
         """
 
     async def lease(self, digest: str, holder: str, duration_s: float) -> None:
-        """Keeps a bundle from being collected for so long from now, instead of until the holder's last lease ends.
+        """Takes or renews a lease, which keeps a bundle from being collected for `duration_s` from now.
 
         Raises:
-            BundleNotFound: The service does not hold it.
+            BundleNotFound: The service does not hold the bundle.
             BundleSourceUnavailable: The service does not answer.
         """
 
     async def release(self, digest: str, holder: str) -> None:
-        """Gives a lease back, if there is one.
+        """Gives the holder's lease back, if it has one.
 
         Raises:
             BundleSourceUnavailable: The service does not answer.

@@ -1,17 +1,17 @@
-"""The file of one capture, in safetensors format: `STEP.INPUT` tensors, and what they belong to as metadata.
+"""Renders the safetensors file of one capture: a tensor `STEP.INPUT` for each input, and metadata about the steps.
 
 Metadata (every value is text):
 
 format                  kiln.inputs.v1
 deployment_id, bundle, request_id
-first_step, num_steps   what the request asked for
-captured_steps          steps that the file has, from first_step on
-dropped_steps           chosen steps that were left out because the file would have become too large
+first_step, num_steps   the steps that the request asked for
+captured_steps          number of steps in the file, from first_step on
+dropped_steps           number of steps left out because the file would have become too large
 STEP.executable, STEP.row, STEP.num_tokens, STEP.weight_epoch
                         the executable's tag, the request's row, its tokens in the step, and the weights in use
 
-Written by hand: the library writes arrays of torch or numpy, which this process does not load, or raw addresses. Tests
-read the files with the library.
+This file does not use the safetensors library, which writes arrays of torch or numpy, which this process does not load,
+or memory at raw addresses. Tests read the files with the library.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ALIGNMENT_BYTES: Final = 8
 
 
 def render_capture(capture: InputCapture, *, deployment_id: str, bundle: str, request_id: str) -> Iterator[bytes]:
-    """Yields the file, piece by piece. Equal captures give equal bytes.
+    """Yields the file in pieces. Equal captures give equal bytes.
 
     Args:
-        capture: Of a request that has ended.
-        deployment_id: Where it ran.
-        bundle: Digest of the bundle that has the executables.
-        request_id: Whose capture it is.
+        capture: The capture of a request that has ended.
+        deployment_id: The deployment that ran the request.
+        bundle: Digest of the bundle whose executables ran.
+        request_id: Id of the request.
     """
     metadata = {
         "format": FORMAT,

@@ -1,4 +1,7 @@
-"""The directory of captured inputs: names that clients cannot bend, whole files or none, bounded work."""
+"""The directory of captured inputs, and one capture from its admission to the event that names its file.
+
+Clients cannot choose a path outside the directory, a file is whole or absent, and the work is bounded.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,22 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
 import structlog
 
 from bundle.errors import KilnError
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.engine.capture import InputCapture
+from runtime_svc.engine.events import Event, Finished
+from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 
-#: Requests that may capture at once, from their admission until their file is written.
+#: How many requests may capture at once, from admission until the file is written.
 MAX_CAPTURES: Final = 16
 RETRY_AFTER_S: Final = 1.0
 
 SUFFIX: Final = ".safetensors"
-# File systems take 255 bytes.
+# File systems take names of 255 bytes.
 _MAX_NAME_CHARS: Final = 200
 
 _log = structlog.get_logger("captures")
@@ -34,35 +40,35 @@ _log = structlog.get_logger("captures")
 
 @dataclass(frozen=True, slots=True)
 class CaptureOutcome:
-    """A file that was written, or why it was not."""
+    """The path of the written file, or the error that prevented it."""
 
     path: Path | None = None
     error: KilnError | None = None
 
 
 class CaptureDirectory:
-    """Where captures go; files are `DEPLOYMENT/REQUEST.safetensors`, readable by their owner only."""
+    """The directory of captures. Files are `DEPLOYMENT/REQUEST.safetensors`, readable by their owner only."""
 
     def __init__(self, root: Path) -> None:
-        """Takes the directory, absolute; it is made when it is needed."""
+        """Takes the directory's absolute path; the first capture makes the directory."""
         self._root = root
-        # One at a time, so that a later request of the same id replaces the file of an earlier one.
+        # One write at a time, so that a later request with the same id replaces the file of an earlier one.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="captures")
         self._num_open = 0
         self._tasks: set[asyncio.Task[CaptureOutcome]] = set()
 
     async def begin(self, inputs: InputCapture, *, deployment_id: str, bundle: str, request_id: str) -> PendingCapture:
-        """Makes sure that a file can be written, before anything is computed for it.
+        """Reserves a capture and checks that its file can be written, before the request computes a step.
 
         Args:
-            inputs: What the request's steps will fill.
-            deployment_id: Where it runs.
-            bundle: Digest of its bundle.
-            request_id: As the client chose it; see `file_name`.
+            inputs: The capture that the request's steps will fill.
+            deployment_id: The deployment that runs the request.
+            bundle: Digest of the deployment's bundle.
+            request_id: Any id that a client chose; see `file_name`.
 
         Raises:
-            TooManyCaptures: As many requests capture as may.
-            CaptureUnwritable: The directory takes no file.
+            TooManyCaptures: MAX_CAPTURES requests capture already.
+            CaptureUnwritable: The disk does not take the file.
         """
         if self._num_open >= MAX_CAPTURES:
             raise TooManyCaptures(MAX_CAPTURES, RETRY_AFTER_S)
@@ -86,11 +92,11 @@ class CaptureDirectory:
         return task
 
     def release(self) -> None:
-        """Takes back what `begin` gave out."""
+        """Gives back the capture that `begin` reserved."""
         self._num_open -= 1
 
     async def close(self) -> None:
-        """Waits for the files that are being written."""
+        """Waits until every file that is being written is complete."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._disk.shutdown()
@@ -111,7 +117,7 @@ class CaptureDirectory:
 
 
 class PendingCapture:
-    """One capture from its admission to its file: end it with `write` or `cancel`."""
+    """One capture from its admission to its file. The caller ends it with `write` or `cancel`."""
 
     def __init__(
         self,
@@ -133,30 +139,64 @@ class PendingCapture:
         self._task: asyncio.Task[CaptureOutcome] | None = None
 
     def render(self) -> Iterable[bytes]:
-        """The file's bytes, in pieces."""
+        """Returns the file's bytes in pieces."""
         return render_capture(
             self.inputs, deployment_id=self._deployment_id, bundle=self._bundle, request_id=self.request_id
         )
 
     def cancel(self) -> None:
-        """Gives up before a step ran: nothing is written."""
+        """Gives the capture up before a step has run; no file is written."""
         assert self._task is None, "it is being written"
         self._directory.release()
 
     def write(self) -> asyncio.Task[CaptureOutcome]:
-        """Writes the file off the event loop, once, however often it is called. The request has ended.
+        """Writes the file in a thread, once the request has ended. Later calls return the same task.
 
-        The task ends with an outcome, never with an error, and goes on where nobody waits for it.
+        The task ends with an outcome, never with an error, and goes on if no caller waits for it.
         """
         if self._task is None:
             self._task = self._directory.start(self)
         return self._task
 
 
-def file_name(client_text: str) -> str:
-    """A file name for an id: percent-encoded, other names for other ids, inside its directory whatever the id says.
+class CapturingStream:
+    """An `OutputStream` whose terminal event names the file of captured inputs, or the error that prevented it.
 
-    Names that would become too long end in `+` and the id's SHA-256. None begins with a dot.
+    The terminal event therefore comes once the file is written.
+    """
+
+    def __init__(self, stream: OutputStream, pending: PendingCapture) -> None:
+        """Becomes the only reader of `stream`."""
+        self._stream = stream
+        self._pending = pending
+
+    def close(self) -> None:
+        """Ends the request unless it has ended, and writes its capture. The consumer calls it when it leaves."""
+        self._stream.close()
+        self._pending.write()
+
+    def __aiter__(self) -> CapturingStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._stream)
+        if not isinstance(event.payload, Finished):
+            return event
+        # The file is written even if the consumer leaves meanwhile.
+        outcome = await asyncio.shield(self._pending.write())
+        payload = msgspec.structs.replace(
+            event.payload,
+            captured_inputs_path="" if outcome.path is None else str(outcome.path),
+            capture_error=outcome.error,
+        )
+        return msgspec.structs.replace(event, payload=payload)
+
+
+def file_name(client_text: str) -> str:
+    """Returns the file name of an id: the percent-encoded id, so that no id leads out of its directory.
+
+    Different ids have different names. A name that would be too long is cut and ends in `+` and the id's SHA-256. No
+    name begins with a dot.
     """
     encoded = quote(client_text, safe="")
     if encoded.startswith("."):

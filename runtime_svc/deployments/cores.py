@@ -1,7 +1,7 @@
-"""Placement of ranks on this runtime's logical cores: one core a rank.
+"""Places ranks on this runtime's logical cores, one core for each rank.
 
-Cores are what is counted, not what threads are pinned to: the kernel knows better than a number where a thread runs
-best, and containers and hyper-threads make the numbers of processors mean little.
+The runtime counts cores and pins no thread to one: the kernel places threads better than fixed numbers do, and in
+containers and with hyper-threads the numbers of processors say little.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class CorePool:
 
     @property
     def free(self) -> tuple[int, ...]:
-        """Cores that nobody holds."""
+        """The cores that no deployment holds, ascending."""
         return tuple(core for core in range(self.num_cores) if core not in self._held)
 
     def reserve(self, num_ranks: int, wanted: Sequence[int], preferred: Sequence[int] = ()) -> tuple[int, ...]:
-        """Takes a core for every rank.
+        """Takes one core for each rank.
 
         Args:
             num_ranks: Ranks of the bundle.
-            wanted: The cores to take; empty takes the lowest free range, or the lowest free ones where no range is
-                long enough.
-            preferred: Cores to take where nothing else is wanted and they are all free.
+            wanted: The cores to take; empty takes the lowest free range, or the lowest free cores if no range is long
+                enough.
+            preferred: Cores to take if `wanted` is empty and all of them are free.
 
         Raises:
             RequestInvalid: `wanted` has another length, or a core twice.
@@ -51,7 +51,7 @@ class CorePool:
         return cores
 
     def release(self, cores: Sequence[int]) -> None:
-        """Gives cores back that are held."""
+        """Gives back cores that a deployment holds."""
         assert set(cores) <= self._held, f"{cores} are not all held"
         self._held.difference_update(cores)
 

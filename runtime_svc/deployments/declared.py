@@ -1,4 +1,4 @@
-"""The deployments file: which deployments there shall be.
+"""The deployments file, which declares deployments.
 
 - id: chat
   ref: story@prod
@@ -17,8 +17,8 @@ from typing import Any, Final
 import yaml
 
 from bundle.errors import FieldViolation
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.names import spec_violations
-from runtime_svc.deployments.spec import DeploymentSpec
 from runtime_svc.errors import DeploymentsFileInvalid
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -31,7 +31,7 @@ def read_deployments(path: Path) -> tuple[DeploymentSpec, ...]:
     """Reads a deployments file, YAML or JSON.
 
     Raises:
-        DeploymentsFileInvalid: It cannot be read, or asks for what cannot be; names every mistake.
+        DeploymentsFileInvalid: The file cannot be read, or an entry is invalid; names every mistake.
     """
     try:
         with path.open("rb") as file:
@@ -54,10 +54,14 @@ def read_deployments(path: Path) -> tuple[DeploymentSpec, ...]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that comes twice, of which YAML would take the last."""
+    """Refuses a mapping that has a key twice; YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Makes a mapping of a node."""
+        """Builds the mapping of a node.
+
+        Raises:
+            ConstructorError: A key comes twice.
+        """
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key, count in Counter(keys).items():
             if count > 1:
@@ -66,7 +70,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 class _Parser:
-    """Turns entries into specifications; keeps every mistake."""
+    """Turns entries into specifications, and collects every mistake."""
 
     def __init__(self) -> None:
         self.violations: list[FieldViolation] = []
@@ -111,7 +115,7 @@ class _Parser:
         value = entry.get(key)
         if value is None and (required or key in entry):
             self._refuse(f"{path}.{key}", value, accepted)
-        # A boolean is an integer to Python, not to people.
+        # In Python a boolean is an integer too, so `isinstance` would accept `true` as a number.
         elif value is not None and type(value) is not kind:
             self._refuse(f"{path}.{key}", value, accepted)
             return None
@@ -130,7 +134,7 @@ class _Parser:
 
 
 def _quote(value: object) -> str:
-    """A value for people. Lists and mappings are named only: few bytes of YAML can stand for endless ones."""
+    """Shortens a value for a message. Lists and mappings are only named: aliases in YAML can make them huge."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

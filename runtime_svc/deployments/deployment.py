@@ -1,4 +1,4 @@
-"""One deployment: a bundle on its cores, from the first stage of its load to its end."""
+"""One deployment: a bundle on its cores, from the first stage of its load until it is unloaded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from bundle.errors import FieldViolation, KilnError
 from runtime_svc.admission import GenerationCall, admit, check_call, check_prompt, check_token_ids, prompt_field
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
-from runtime_svc.captures.directory import CaptureDirectory, PendingCapture
-from runtime_svc.captures.stream import CapturingStream
+from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.engine.engine import Engine, EngineState
 from runtime_svc.engine.request import Request
 from runtime_svc.engine.streams import OutputStream
@@ -49,7 +48,7 @@ _ENGINE_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a loaded deployment serves with."""
+    """The parts that a loaded deployment serves with."""
 
     engine: Engine
     text: TextCodec
@@ -67,30 +66,30 @@ class Deployment:
         self.origin = origin
         self.threads_per_core = spec.threads_per_core or default_threads
         self.created_at_s = time.time()
-        #: Digest that its executables are pinned to; None before the reference was resolved.
+        #: Digest of the bundle whose executables run; None until the reference is resolved.
         self.digest: str | None = None
-        #: The bundle, once it was found.
+        #: The bundle; None until the reference is resolved.
         self.bundle: ResolvedBundle | None = None
-        #: Weights in use, or to be used once it is loaded.
+        #: The weights in use, or to use once the deployment is loaded; None while weights are awaited.
         self.weights: WeightsRecord | None = None
-        #: What a request may ask of it, once the bundle was found.
+        #: What requests may ask for; None until the bundle is resolved and its resources are reserved.
         self.capabilities: Capabilities | None = None
-        #: Cores that it holds.
+        #: The cores that it holds.
         self.cores: tuple[int, ...] = ()
-        #: Cores to prefer, where it ran before.
+        #: The cores that it had in an earlier process.
         self.preferred_cores: tuple[int, ...] = ()
-        #: Memory that it holds: for the state, and for the weights.
+        #: The memory that it holds: for the state, and for the weights.
         self.state_memory = MemoryNeed()
         self.weights_memory = MemoryNeed()
-        #: What a load that is tried again met last.
-        self.obstacle: KilnError | None = None
-        #: Why the newest version of the alias that it follows does not serve.
+        #: The last error of a load that retries; None once the load has ended.
+        self.last_error: KilnError | None = None
+        #: Why the newest weights of the followed alias do not serve; empty if they do.
         self.follow_message = ""
         self.progress = ProgressFeed()
-        #: Held while weights are loaded.
+        #: A weight load holds it.
         self.weights_lock = asyncio.Lock()
         self.is_unloading = False
-        #: Set when it has given back what it held.
+        #: Whether it has given back its cores and memory.
         self.is_gone = False
         self._recorded_epoch = 0
         self._serving: Serving | None = None
@@ -98,7 +97,7 @@ class Deployment:
 
     @classmethod
     def from_record(cls, record: DeploymentRecord, *, default_threads: int) -> Deployment:
-        """A deployment as a runtime that ended left it."""
+        """Makes the deployment that an earlier process recorded."""
         deployment = cls(record.spec, record.origin, default_threads=default_threads)
         deployment.created_at_s = record.created_at_s
         deployment.digest = record.digest
@@ -108,7 +107,7 @@ class Deployment:
         return deployment
 
     def to_record(self) -> DeploymentRecord:
-        """What it takes to load it again; its bundle has been found."""
+        """Returns the record that lets the next process load it again. Its bundle must be resolved."""
         assert self.digest is not None
         return DeploymentRecord(
             spec=self.spec,
@@ -122,22 +121,22 @@ class Deployment:
 
     @property
     def deployment_id(self) -> str:
-        """Its id."""
+        """The id that clients address it by."""
         return self.spec.deployment_id
 
     @property
     def weight_epoch(self) -> int:
-        """Epoch of the weights in use, or to be used once it is loaded; 0 while weights are awaited."""
+        """Epoch of the weights in use, or to use once the deployment is loaded; 0 while weights are awaited."""
         return self._recorded_epoch if self.engine is None else self.engine.weight_epoch
 
     @property
     def followed_alias(self) -> str:
-        """The alias that the weights follow, empty for none."""
+        """The alias that the weights follow; empty if they follow none."""
         return self.spec.ref if self.spec.follow_alias else ""
 
     @property
     def state(self) -> DeploymentState:
-        """Where it is in its life."""
+        """The state that clients see."""
         if self.is_unloading:
             return DeploymentState.UNLOADING
         if self._load_failure is not None:
@@ -150,22 +149,22 @@ class Deployment:
 
     @property
     def failure(self) -> KilnError | None:
-        """Why it is FAILED."""
+        """The error that made it FAILED; None if it has not failed."""
         return self._load_failure or (self._serving.engine.failure if self._serving is not None else None)
 
     @property
     def engine(self) -> Engine | None:
-        """The engine, None before the load has ended."""
+        """The engine; None until the load has succeeded."""
         return None if self._serving is None else self._serving.engine
 
     @property
     def bundle_digests(self) -> set[str]:
-        """Bundles that it uses."""
+        """Digests of the bundles that it uses: the executables' and the weights'."""
         digests = {self.digest, None if self.weights is None else self.weights.digest}
         return {digest for digest in digests if digest is not None}
 
     def find(self, bundle: ResolvedBundle) -> None:
-        """Its bundle was found: it is pinned to it, and uses its weights unless it has used others."""
+        """Pins the deployment to its resolved bundle, and takes the bundle's weights unless it has used others."""
         self.bundle = bundle
         self.digest = bundle.digest
         if not self._recorded_epoch and self.weights is None and bundle.manifest.has_weights:
@@ -173,25 +172,25 @@ class Deployment:
             self._recorded_epoch = 1
 
     def succeed(self, serving: Serving) -> None:
-        """The load ended well."""
+        """Ends the load; the deployment serves with `serving`."""
         self._serving = serving
-        self.obstacle = None
+        self.last_error = None
         self.progress.close()
 
     def fail(self, error: KilnError) -> None:
-        """The load failed."""
+        """Ends the load with an error; the deployment is FAILED."""
         self._load_failure = error
-        self.obstacle = None
+        self.last_error = None
         self.progress.close()
 
     def require_serving(self, *, while_recovering: bool = True) -> Serving:
-        """What it serves with.
+        """Returns the parts that it serves with.
 
         Args:
-            while_recovering: Requests may queue while ranks restart; other calls cannot use them then.
+            while_recovering: Whether to return them while ranks restart: requests may queue then, other calls must not.
 
         Raises:
-            DeploymentNotReady: It does not serve now.
+            DeploymentNotReady: The deployment does not serve now.
         """
         states = {DeploymentState.READY} | ({DeploymentState.RECOVERING} if while_recovering else set())
         if self._serving is None or self.state not in states or not self.weight_epoch:
@@ -199,21 +198,23 @@ class Deployment:
         return self._serving
 
     def require_loaded(self) -> Serving:
-        """What it will serve with, weights or not.
+        """Returns the parts that it serves with, even if it awaits its first weights.
 
         Raises:
-            DeploymentNotReady: It is not loaded, or its ranks restart.
+            DeploymentNotReady: The deployment is not loaded, or its ranks restart.
         """
         if self._serving is None or self.state not in {DeploymentState.READY, DeploymentState.AWAITING_WEIGHTS}:
             raise self._not_ready()
         return self._serving
 
     async def generate(self, call: GenerationCall, *, deadline_s: float | None) -> OutputStream | CapturingStream:
-        """Checks, tokenizes and queues a call.
+        """Checks and tokenizes a Generate call, and queues its request.
+
+        The client gets its output from the stream that this returns.
 
         Args:
-            call: As the client sent it.
-            deadline_s: When to end it, by the event loop's clock.
+            call: The call as the client sent it.
+            deadline_s: When to end the request, in seconds of the event loop's clock; None for no deadline.
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, PromptTooLong, RequestIdInUse, QueueFull: As named.
@@ -228,7 +229,7 @@ class Deployment:
         request = admit(call, token_ids, capabilities, request_id=request_id, now_s=now_s)
         pending = await self._begin_capture(request)
         try:
-            # Things may have changed while threads worked.
+            # The deployment may have changed state while threads worked.
             serving = self.require_serving()
             stream = serving.engine.submit(
                 request, serving.text.sequence_text(call.stop_strings), deadline_s=deadline_s
@@ -240,7 +241,7 @@ class Deployment:
         return stream if pending is None else CapturingStream(stream, pending)
 
     async def tokenize(self, prompt: Prompt | None) -> list[int]:
-        """Token ids that a prompt stands for.
+        """Returns the token ids of a prompt.
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
@@ -250,7 +251,7 @@ class Deployment:
         return await self._encode(prompt)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids.
+        """Returns the text of token ids.
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
@@ -279,7 +280,7 @@ class Deployment:
         if self.state is DeploymentState.AWAITING_WEIGHTS:
             detail = "LoadWeights makes it ready"
         else:
-            detail = str(self.failure or self.obstacle or "")
+            detail = str(self.failure or self.last_error or "")
         return DeploymentNotReady(self.deployment_id, self.state.name, detail)
 
     async def _encode(self, prompt: Prompt) -> list[int]:

@@ -1,4 +1,4 @@
-"""Deployments that follow an alias: when it moves, they load the weights of the version that it names."""
+"""Follows aliases: when an alias moves, its deployments load the weights of the version that it names now."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runtime_svc.errors import GraphAbiMismatch, TokenizerMismatch, WeightsMissi
 
 _log = structlog.get_logger("follower")
 
-#: What no second try mends: only another version does.
+#: Errors that a retry cannot mend: the follower waits for another version.
 FINAL_ERRORS: Final = (
     GraphAbiMismatch,
     TokenizerMismatch,
@@ -38,30 +38,30 @@ MAX_RETRY_S: Final = 300.0
 
 @dataclass(slots=True)
 class _Pursuit:
-    """Tries of one deployment to load one version."""
+    """The tries of one deployment to load one version."""
 
     digest: str
     delays_s: Iterator[float]
-    #: When to try again, by the event loop's clock; None for never.
+    #: When to try again, in seconds of the event loop's clock; None after a final error.
     due_s: float | None = 0.0
     task: asyncio.Task[None] | None = field(default=None)
 
 
 class AliasFollower:
-    """Asks where followed aliases point, once per interval and reference, and loads weights where that has changed."""
+    """Resolves each followed alias once per interval, and loads weights if the alias has moved."""
 
     def __init__(self, deployments: Deployments, *, interval_s: float) -> None:
-        """Follows nothing yet; `run` does the work."""
+        """Polls nothing before `run`; then about every `interval_s` seconds."""
         self._deployments = deployments
         self._interval_s = interval_s
         self._pursuits: dict[Deployment, _Pursuit] = {}
 
     async def run(self) -> None:
-        """Follows until it is cancelled; weights that are being loaded then are withdrawn."""
+        """Follows aliases until it is cancelled; then cancels the weight loads that it has begun."""
         try:
             while True:
                 await self._poll()
-                # Not all runtimes of a fleet at once.
+                # At random, so that the runtimes of a fleet do not all poll at once.
                 await asyncio.sleep(self._interval_s * random.uniform(0.8, 1.2))
         finally:
             tasks = [pursuit.task for pursuit in self._pursuits.values() if pursuit.task is not None]

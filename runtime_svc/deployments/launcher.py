@@ -1,4 +1,4 @@
-"""Starting rank groups: verify, start, map, warm up."""
+"""Launches rank groups: verifies blobs, starts processes, maps weights, warms up."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ StageReport = Callable[[LoadStage, int, int], None]
 
 
 class StartingRanks(Ranks, Protocol):
-    """A rank group that is up but not loaded."""
+    """A rank group whose processes run, without weights and executables so far."""
 
     async def load(self) -> None:
-        """Maps weights where there are any, loads every executable, allocates zeroed state."""
+        """Maps weights if the manifest has any, loads every executable, allocates zeroed state."""
 
 
 class StartRanks(Protocol):
@@ -39,18 +39,18 @@ class StartRanks(Protocol):
         num_threads: int,
         log_sink: Callable[[int, str], None],
     ) -> StartingRanks:
-        """Starts one process a rank."""
+        """Starts one process for each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsSource:
-    """A bundle whose weights are used, and what it was asked for as."""
+    """A bundle whose weights are used, and the reference that named it."""
 
     ref: str
     bundle: Bundle
 
     def shard_paths_by_rank(self) -> dict[int, Path]:
-        """Weight files of every rank."""
+        """Returns the weight file of each rank."""
         return {
             shard.rank: self.bundle.blob_path(shard.blob)
             for weight_set in self.bundle.manifest.weight_sets
@@ -61,15 +61,15 @@ class WeightsSource:
 
 @dataclass(frozen=True, slots=True)
 class GroupLauncher:
-    """Launches groups that run the executables of one bundle on the weights of one, usually the same.
+    """Launches groups that run the executables of one bundle with the weights of one bundle, usually the same.
 
     Attributes:
         executables: Bundle whose executables run.
-        weights: Bundle whose weights they run on; None where they come later.
-        library: Verifies both before anything is mapped, at restarts too: files may have changed since.
+        weights: Bundle whose weights they use; None if the weights are loaded later.
+        library: Verifies both bundles before ranks map a file, at restarts too: files may have changed since.
         start: Starts the processes.
         num_threads: Threads that each rank computes with.
-        report: Told of stages; None for nobody.
+        report: Called at each stage with done and total bytes; None at restarts, which no client watches.
     """
 
     deployment_id: str
@@ -89,7 +89,7 @@ class GroupLauncher:
         """See `RankLauncher.launch`.
 
         Raises:
-            BlobCorrupt, BlobNotFound: A file changed or went.
+            BlobCorrupt, BlobNotFound: A file has changed or is missing.
             ExecutionError: A rank could not be started or loaded.
         """
         await self._verify()
@@ -108,7 +108,7 @@ class GroupLauncher:
         return ranks
 
     async def warm_up(self, ranks: Ranks) -> None:
-        """See `RankLauncher.warm_up`; a bundle may ask to skip it."""
+        """See `RankLauncher.warm_up`; does not warm up if the manifest says `skip_warmup`."""
         if not self.executables.manifest.serving.skip_warmup:
             self._enter(LoadStage.WARMUP)
             await ranks.warm_up()

@@ -1,8 +1,8 @@
-"""Memory of this runtime: what deployments need, and whether it is there.
+"""Counts the memory that deployments need and hold.
 
-Counted are weights, KV caches and the memory that steps are passed in. Weights are pages of the blob itself, which all
-ranks that map it share: a blob counts once, however many deployments use it. The ranks' own code and their scratch
-memory are not counted; the share of the machine that deployments may not use is for them.
+It counts weights, KV caches and the shared memory that carries steps. Ranks map the weight blob itself and share its
+pages, so a blob counts once, however many deployments use it. It does not count code and scratch memory of the ranks;
+the share of the machine that `Settings.memory_bytes` leaves out is for them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from runtime_svc.errors import MemoryUnavailable
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Memory that something needs.
+    """The memory that a part of a deployment needs.
 
     Attributes:
-        private_bytes: Its own.
-        blobs: Sizes in bytes, by digest, of blobs that it maps and shares.
+        private_bytes: Memory that it shares with no other deployment.
+        blobs: Sizes in bytes of the blobs that it maps, by digest; deployments share them.
     """
 
     private_bytes: int = 0
@@ -31,13 +31,13 @@ class MemoryNeed:
 
 
 def state_need(manifest: Manifest) -> MemoryNeed:
-    """KV cache and step memory of a bundle, over all ranks."""
+    """Returns the need of a bundle's KV cache and step memory, over all ranks."""
     state_bytes = sum(prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype] for tensor in manifest.state.tensors)
     return MemoryNeed(manifest.tp_degree * state_bytes + StepLayout.of(manifest).size_bytes)
 
 
 def weights_need(manifest: Manifest) -> MemoryNeed:
-    """Weights of a bundle, over all ranks; where they come later, as much as their tensors will take."""
+    """Returns the need of a bundle's weights, over all ranks; while they are awaited, by tensor sizes."""
     shards = [shard for weight_set in manifest.weight_sets for shard in weight_set.shards]
     awaited = (tensor for shard in shards if shard.blob is None for tensor in shard.tensors)
     return MemoryNeed(
@@ -47,10 +47,10 @@ def weights_need(manifest: Manifest) -> MemoryNeed:
 
 
 class MemoryPool:
-    """Memory that deployments may use."""
+    """The memory that deployments may use."""
 
     def __init__(self, total_bytes: int) -> None:
-        """Begins with all of it free."""
+        """Starts with all `total_bytes` free."""
         self.total_bytes = total_bytes
         self._private_bytes = 0
         self._sizes: dict[str, int] = {}
@@ -58,14 +58,14 @@ class MemoryPool:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that nothing is reserved in."""
+        """The memory that is not reserved, in bytes."""
         return self.total_bytes - self._private_bytes - sum(self._sizes.values())
 
     def reserve(self, *needs: MemoryNeed) -> None:
-        """Takes what all the needs take together.
+        """Reserves memory for all the needs together.
 
         Raises:
-            MemoryUnavailable: It is more than is free; nothing was taken.
+            MemoryUnavailable: The needs exceed the free memory; nothing is reserved then.
         """
         new = {digest: size for need in needs for digest, size in need.blobs.items() if digest not in self._sizes}
         private_bytes = sum(need.private_bytes for need in needs)
@@ -78,7 +78,7 @@ class MemoryPool:
             self._users.update(need.blobs.keys())
 
     def release(self, *needs: MemoryNeed) -> None:
-        """Gives back what was reserved."""
+        """Gives back reserved memory."""
         for need in needs:
             self._private_bytes -= need.private_bytes
             self._users.subtract(need.blobs.keys())

@@ -1,4 +1,4 @@
-"""Checks of what clients and files ask for: ids, references, threads."""
+"""Checks deployment ids, bundle references and thread counts of calls and of the deployments file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from bundle.errors import FieldViolation, RefInvalid
 from bundle.reference import ACCEPTED_REF, parse_reference
-from runtime_svc.deployments.spec import DeploymentSpec
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.errors import RequestInvalid
 
 DEPLOYMENT_ID: Final = re.compile(r"[a-z0-9._-]{1,64}")
@@ -16,10 +16,10 @@ MAX_THREADS_PER_CORE: Final = 256
 
 
 def check_spec(spec: DeploymentSpec) -> None:
-    """Checks what LoadBundle asks for.
+    """Checks the specification of a LoadBundle call.
 
     Raises:
-        RequestInvalid: Every field that is malformed.
+        RequestInvalid: A field is malformed; names every such field.
     """
     violations = [*spec_violations(spec)]
     if violations:
@@ -27,7 +27,7 @@ def check_spec(spec: DeploymentSpec) -> None:
 
 
 def spec_violations(spec: DeploymentSpec) -> Iterator[FieldViolation]:
-    """Every field of a specification that is malformed; cores are checked where they are reserved."""
+    """Yields every malformed field of a specification; `CorePool.reserve` checks the cores."""
     if DEPLOYMENT_ID.fullmatch(spec.deployment_id) is None:
         accepted = "1 to 64 lower-case letters, digits, '.', '_', '-'"
         yield FieldViolation("deployment_id", repr(spec.deployment_id), accepted)
@@ -41,7 +41,7 @@ def check_ref(ref: str) -> None:
     """Checks a bundle reference.
 
     Raises:
-        RequestInvalid: It is none.
+        RequestInvalid: `ref` is malformed.
     """
     try:
         parse_reference(ref)

@@ -1,4 +1,4 @@
-"""How far a load has come, for any number of watchers."""
+"""The progress of a load, for any number of watchers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoadStage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Where a load stands; stages without bytes have 0 of 0."""
+    """The progress of one stage, in bytes; stages that count no bytes have 0 of 0."""
 
     stage: LoadStage
     done_bytes: int = 0
@@ -29,7 +29,7 @@ class LoadProgress:
 
 
 class ProgressFeed:
-    """The stages of one load, the newest of which moves. Watchers miss no stage, but steps within one."""
+    """The stages of one load. A watcher sees every stage, but not every count of bytes within a stage."""
 
     def __init__(self) -> None:
         self._stages: list[LoadProgress] = []
@@ -37,7 +37,7 @@ class ProgressFeed:
         self._changed = asyncio.Event()
 
     def report(self, stage: LoadStage, done_bytes: int = 0, total_bytes: int = 0) -> None:
-        """Begins a stage, or moves the newest one."""
+        """Begins a stage, or updates its counts if it is the newest one."""
         progress = LoadProgress(stage, done_bytes, total_bytes)
         if self._stages and self._stages[-1].stage is stage:
             self._stages[-1] = progress
@@ -46,12 +46,12 @@ class ProgressFeed:
         self._notify()
 
     def close(self) -> None:
-        """The load has ended, well or not."""
+        """Ends the feed; the load has succeeded or failed."""
         self._is_closed = True
         self._notify()
 
     async def watch(self) -> AsyncIterator[LoadProgress]:
-        """Every stage from the first, until the load ends."""
+        """Yields every stage from the first on, until the load ends."""
         index, seen = 0, None
         while True:
             changed = self._changed
@@ -66,6 +66,6 @@ class ProgressFeed:
                 await changed.wait()
 
     def _notify(self) -> None:
-        # Each change has an event of its own, so that no watcher waits for one that has passed.
+        # Each change has an event of its own, so that no watcher waits for an event that was set and cleared.
         self._changed.set()
         self._changed = asyncio.Event()

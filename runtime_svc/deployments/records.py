@@ -1,7 +1,7 @@
-"""What outlives this process: which deployments there are, and who this runtime is.
+"""Records that outlive this process: its deployments, and the id of this runtime.
 
-A record is written before its deployment is begun, again with every change of weights, and goes with the deployment.
-SQLite makes each of these whole or not at all, whenever the process is killed.
+The registry writes a record before it begins a load and after every change of weights, and removes it when it unloads
+the deployment. SQLite makes each write atomic, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.errors import StateInUse, StateInvalid, StateUnwritable
 
 FILE_NAME: Final = "runtime.db"
@@ -30,20 +30,20 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WI
 
 
 class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights in use: the bundle that they come from, as asked for, and its digest."""
+    """The weights in use: the reference of the bundle that they come from, and its digest."""
 
     ref: str
     digest: str
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to load a deployment again as it was."""
+    """All that the next process needs in order to load a deployment again as it was."""
 
     spec: DeploymentSpec
     origin: Origin
     #: Digest of the bundle whose executables run.
     digest: str
-    #: Where its ranks were placed.
+    #: Cores that its ranks were placed on.
     cores: tuple[int, ...]
     #: None while weights are awaited.
     weights: WeightsRecord | None
@@ -52,17 +52,17 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordStore:
-    """The records of one state directory, which this process holds alone."""
+    """The records of one state directory, which no other process can open meanwhile."""
 
     def __init__(self, directory: Path) -> None:
-        """Opens or makes the directory; `close` gives it up.
+        """Opens the directory and makes it if it does not exist; `close` gives it up.
 
         Raises:
-            StateInUse: Another runtime holds it.
-            StateInvalid: It cannot be made or opened, or its file is broken.
+            StateInUse: Another runtime holds the directory.
+            StateInvalid: The directory cannot be made or opened, or its database is damaged.
         """
         self._path = directory / FILE_NAME
-        # One connection, one thread at a time.
+        # One connection, used by one thread at a time.
         self._turn = asyncio.Lock()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -84,10 +84,10 @@ class RecordStore:
             raise StateInvalid(str(self._path), str(error)) from error
 
     def list(self) -> list[DeploymentRecord]:
-        """Every record, by deployment id.
+        """Returns every record, sorted by deployment id.
 
         Raises:
-            StateInvalid: One cannot be read.
+            StateInvalid: A record cannot be read.
         """
         try:
             rows = self._database.execute("SELECT record FROM deployments ORDER BY id").fetchall()
@@ -96,7 +96,7 @@ class RecordStore:
             raise StateInvalid(str(self._path), str(error)) from error
 
     async def save(self, record: DeploymentRecord) -> None:
-        """Writes a record in place of the deployment's last one; on the disk when this returns.
+        """Replaces the deployment's record; the new one is on the disk when this returns.
 
         Raises:
             StateUnwritable: The disk does not take it.
@@ -105,7 +105,7 @@ class RecordStore:
         await self._write("INSERT OR REPLACE INTO deployments VALUES (?, ?)", row)
 
     async def forget(self, deployment_id: str) -> None:
-        """Removes a record, if there is one.
+        """Removes a deployment's record, if it has one.
 
         Raises:
             StateUnwritable: The disk does not take it.
@@ -113,13 +113,13 @@ class RecordStore:
         await self._write("DELETE FROM deployments WHERE id = ?", (deployment_id,))
 
     def close(self) -> None:
-        """Gives the directory up."""
+        """Gives the directory up to other processes."""
         self._database.close()
         self._lock.close()
 
     async def _write(self, statement: str, row: Sequence[Any]) -> None:
         async with self._turn:
-            # A caller that gives up must not let the next write begin beside this one.
+            # If the caller is cancelled, the next write must still wait for this one.
             writing = asyncio.ensure_future(asyncio.to_thread(self._execute, statement, row))
             try:
                 await asyncio.shield(writing)

@@ -1,4 +1,4 @@
-"""Every deployment of this runtime: loading, finding, unloading."""
+"""The registry: loads, finds and unloads the deployments of this runtime."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import structlog
 from bundle.errors import BundleNotFound, KilnError
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.backoff import backoff_delays
-from runtime_svc.deployments.bring_up import BringUp
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
+from runtime_svc.deployments.loader import Loader
 from runtime_svc.deployments.names import check_spec
 from runtime_svc.deployments.records import DeploymentRecord, RecordStore
 from runtime_svc.deployments.resources import Resources, check_bundle
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.deployments.weights import WeightsLoad, load_weights
 from runtime_svc.engine.engine import WeightsReceipt
 from runtime_svc.engine.operations import InFlightPolicy
@@ -35,7 +35,7 @@ from runtime_svc.errors import (
 
 _log = structlog.get_logger("deployments")
 
-# Streams that shutting down ends get this long to say so to their clients.
+# When the runtime shuts down, its streams get this long to deliver their terminal events.
 FAREWELL_S: Final = 0.5
 
 FIRST_RETRY_S: Final = 0.5
@@ -43,22 +43,22 @@ MAX_RETRY_S: Final = 30.0
 
 
 class Deployments:
-    """Deployments by id. Loads and unloads go on when their callers leave; the next process resumes loads."""
+    """Deployments by id. Loads and unloads go on if their callers leave; the next process resumes unfinished loads."""
 
-    def __init__(self, bring_up: BringUp, resources: Resources, records: RecordStore, *, threads_per_core: int) -> None:
-        """Begins with none.
+    def __init__(self, loader: Loader, resources: Resources, records: RecordStore, *, threads_per_core: int) -> None:
+        """Starts without deployments.
 
         Args:
-            bring_up: Brings them up.
-            resources: What they are placed on.
-            records: What outlives this process; `restore` reads it.
-            threads_per_core: Threads of a rank where a deployment does not say.
+            loader: Loads them.
+            resources: Cores and memory to place them on.
+            records: Where deployments are recorded, so that they outlive this process.
+            threads_per_core: Threads of a rank if its deployment sets no number.
         """
-        self.library = bring_up.library
+        self.library = loader.library
         self.resources = resources
-        #: Called after the bundles in use have changed.
+        #: The registry calls it after the bundles in use have changed.
         self.on_bundles_changed: Callable[[], None] = lambda: None
-        self._bring_up = bring_up
+        self._loader = loader
         self._records = records
         self._threads_per_core = threads_per_core
         self._deployments: dict[str, Deployment] = {}
@@ -69,11 +69,11 @@ class Deployments:
         self._last_digests: set[str] | None = None
 
     def list(self) -> list[Deployment]:
-        """Every deployment, by id."""
+        """Returns every deployment, sorted by id."""
         return [self._deployments[deployment_id] for deployment_id in sorted(self._deployments)]
 
     def get(self, deployment_id: str) -> Deployment:
-        """One deployment.
+        """Returns one deployment.
 
         Raises:
             DeploymentNotFound: There is none with this id.
@@ -84,10 +84,10 @@ class Deployments:
         return deployment
 
     def get_for_requests(self, deployment_id: str) -> Deployment:
-        """One deployment, to generate with.
+        """Returns one deployment, unless the runtime is shutting down.
 
         Raises:
-            ShuttingDown: No new requests are taken.
+            ShuttingDown: The runtime takes no new requests.
             DeploymentNotFound: There is none with this id.
         """
         if self._is_shutting_down:
@@ -95,25 +95,25 @@ class Deployments:
         return self.get(deployment_id)
 
     def bundle_digests(self) -> set[str]:
-        """Bundles that deployments use; while shutting down, those that the next process will use."""
+        """Digests of the bundles in use; during shutdown, of the bundles that the next process will use."""
         if self._last_digests is not None:
             return self._last_digests
         return {digest for deployment in self._deployments.values() for digest in deployment.bundle_digests}
 
     async def load(self, spec: DeploymentSpec) -> Deployment:
-        """Begins to load a bundle; `Deployment.progress` tells how it goes, `Deployment.failure` how it went.
+        """Begins to load a bundle; `Deployment.progress` reports its stages, `Deployment.failure` its error.
 
-        The same bundle under the same id is not loaded twice; one that failed is replaced.
+        If a deployment has the id and the same bundle already, returns it; replaces one that has failed.
 
         Raises:
             RequestInvalid: Id, reference, cores or threads are malformed.
             BundleNotFound, BundleSourceUnavailable, AbiUnsupported: See `BundleLibrary.resolve`.
-            ManifestInvalid: Its parts do not fit each other.
+            ManifestInvalid: Parts of the manifest contradict each other.
             DeploymentExists: The id belongs to another bundle, or was loaded in another way.
             DeploymentNotReady: The deployment is being unloaded.
-            IsaUnsupported, ExecutablesMissing, CoresUnavailable, MemoryUnavailable: It cannot run here. Nothing has
-                changed.
-            ShuttingDown: Nothing is loaded any more.
+            IsaUnsupported, ExecutablesMissing, CoresUnavailable, MemoryUnavailable: The bundle cannot run here. No
+                deployment has changed.
+            ShuttingDown: The runtime loads no more bundles.
         """
         check_spec(spec)
         bundle = await self.library.resolve(spec.ref)
@@ -135,8 +135,10 @@ class Deployments:
         return deployment
 
     def restore(self, record: DeploymentRecord) -> Deployment:
-        """Begins to load a deployment of an earlier process again, from the same bundle; where its cores are free, on
-        the same ones. A bundle service that does not answer is asked again until it does."""
+        """Begins to load a recorded deployment, from the same bundle and on the same cores if they are free.
+
+        While the bundle service does not answer, the load retries.
+        """
         deployment = Deployment.from_record(record, default_threads=self._threads_per_core)
         self._deployments[deployment.deployment_id] = deployment
         try:
@@ -148,7 +150,7 @@ class Deployments:
         return deployment
 
     def declare(self, spec: DeploymentSpec) -> Deployment:
-        """Begins to load what the deployments file asks for, as soon as its bundle can be found."""
+        """Begins to load a deployment of the deployments file; retries until its bundle is found."""
         assert spec.deployment_id not in self._deployments
         deployment = Deployment(spec, Origin.FILE, default_threads=self._threads_per_core)
         self._deployments[spec.deployment_id] = deployment
@@ -156,15 +158,15 @@ class Deployments:
         return deployment
 
     async def unload(self, deployment_id: str, policy: InFlightPolicy) -> int:
-        """Ends a deployment, for good; its cores are free when this returns.
+        """Ends a deployment and forgets its record; its cores are free when this returns.
 
         Returns:
-            Requests that it ended.
+            How many requests it ended.
 
         Raises:
             DeploymentNotFound: There is none with this id.
             RequestsInFlight: Policy REFUSE, and a request has not ended.
-            StateUnwritable: It has ended, but may be loaded again by the next process.
+            StateUnwritable: The deployment has ended, but the next process may load it again.
         """
         deployment = self.get(deployment_id)
         if deployment_id in self._unloads:
@@ -180,8 +182,8 @@ class Deployments:
         """Replaces the weights of a deployment; see `weights.load_weights`.
 
         Raises:
-            StateUnwritable: The new weights serve, but a restart would bring back the old ones.
-            KilnError: The old weights serve.
+            StateUnwritable: The new weights serve, but a restart would load the old ones.
+            KilnError: The load failed; the old weights serve.
         """
         saves: list[asyncio.Task[None]] = []
         receipt = await load_weights(
@@ -191,8 +193,10 @@ class Deployments:
         return receipt
 
     async def shut_down(self, timeout_s: float) -> None:
-        """Takes no new requests, lets running ones finish, ends what is left after `timeout_s`, ends every rank. The
-        next process loads the deployments again."""
+        """Refuses new requests, waits up to `timeout_s` for running ones, ends the others, then ends every rank.
+
+        The records stay, so the next process loads the deployments again.
+        """
         self._is_shutting_down = True
         self._last_digests = self.bundle_digests()
         engines = [deployment.engine for deployment in self.list() if deployment.engine is not None]
@@ -212,7 +216,7 @@ class Deployments:
         await asyncio.gather(*self._unloads.values(), *self._saves, return_exceptions=True)
 
     def _begin(self, deployment: Deployment) -> None:
-        # An empty context, because the engine's log lines must not carry the loading call's request id for ever.
+        # In an empty context: otherwise every log line of the engine would carry the request id of the LoadBundle call.
         name = f"load {deployment.deployment_id}"
         self._loads[deployment.deployment_id] = asyncio.create_task(
             self._load(deployment), name=name, context=Context()
@@ -222,10 +226,10 @@ class Deployments:
     async def _load(self, deployment: Deployment) -> None:
         try:
             if deployment.bundle is None:
-                await self._bring_up_patiently(deployment)
+                await self._load_with_retries(deployment)
             else:
                 await asyncio.shield(self._save(deployment))
-                deployment.succeed(await self._bring_up.run(deployment))
+                deployment.succeed(await self._loader.load(deployment))
         except KilnError as error:
             _log.warning("load failed", deployment_id=deployment.deployment_id, error=str(error))
             self._fail(deployment, error)
@@ -235,24 +239,24 @@ class Deployments:
         finally:
             del self._loads[deployment.deployment_id]
 
-    async def _bring_up_patiently(self, deployment: Deployment) -> None:
-        """Loads what nobody waits for: a bundle that cannot be found yet is looked for again and again."""
+    async def _load_with_retries(self, deployment: Deployment) -> None:
+        """Loads a declared or recorded deployment; retries while its bundle cannot be found."""
         delays_s = backoff_delays(FIRST_RETRY_S, MAX_RETRY_S)
         while deployment.engine is None:
             try:
                 if deployment.bundle is None:
                     await self._find(deployment)
-                deployment.succeed(await self._bring_up.run(deployment))
+                deployment.succeed(await self._loader.load(deployment))
             except (BundleSourceUnavailable, BundleNotFound) as error:
-                # What was found once and is gone does not come back.
+                # A pinned bundle that the service no longer has does not come back.
                 if isinstance(error, BundleNotFound) and deployment.digest is not None:
                     raise
                 _log.warning("load is delayed", deployment_id=deployment.deployment_id, error=str(error))
-                deployment.obstacle = error
+                deployment.last_error = error
                 await asyncio.sleep(next(delays_s))
 
     async def _find(self, deployment: Deployment) -> None:
-        """Finds the bundle of a deployment that nobody waits for, and reserves what it needs."""
+        """Resolves the bundle of a declared or recorded deployment, and reserves its cores and memory."""
         bundle = await self.library.resolve(deployment.digest or deployment.spec.ref)
         check_bundle(bundle)
         weights = bundle
@@ -264,7 +268,7 @@ class Deployments:
         self.on_bundles_changed()
 
     def _save(self, deployment: Deployment) -> asyncio.Task[None]:
-        """Records a deployment as it is now, unless it is about to be forgotten."""
+        """Begins to record a deployment as it is now; the task writes no record once the deployment is gone."""
 
         async def save() -> None:
             if not deployment.is_gone:
@@ -318,14 +322,14 @@ def _abort_requests(deployment: Deployment) -> int:
 
 
 def _require_same(existing: Deployment, spec: DeploymentSpec, digest: str) -> None:
-    """Checks that a deployment is what LoadBundle asks for; what is unset there may be anything.
+    """Checks that a deployment is the one that LoadBundle asks for. Options that the call leaves unset match any.
 
     Raises:
-        DeploymentExists: It is another bundle, or was loaded in another way.
-        DeploymentNotReady: It is being unloaded.
+        DeploymentExists: It has another bundle, or was loaded with other options.
+        DeploymentNotReady: The deployment is being unloaded.
     """
     holds = existing.digest or "that is looked up"
-    # Where a followed alias points by now is the follower's business.
+    # The digest is not compared if the deployment follows an alias: the follower loads what the alias names.
     if existing.digest not in (None, digest) and not (spec.follow_alias and existing.followed_alias == spec.ref):
         raise DeploymentExists(spec.deployment_id, holds)
     if existing.spec.follow_alias != spec.follow_alias:

@@ -1,4 +1,4 @@
-"""What a deployment takes of this host, and whether this host can run it at all."""
+"""Reserves cores and memory of this host for deployments, and checks that this host can run a bundle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime_svc.errors import CoresUnavailable, ExecutablesMissing
 from targets.cpu import CPU
 from targets.errors import IsaUnsupported
 
-#: What this host has.
+#: The target that this host is.
 HOST_TARGET: Final = CPU
 
 
@@ -29,25 +29,25 @@ class Resources:
     input_capture: bool = False
 
     def prefer_cores(self, deployment: Deployment) -> None:
-        """Takes as many cores as a deployment had before, the same ones where they are free.
+        """Reserves as many cores as a deployment had before, the same ones if they are free.
 
         Raises:
-            CoresUnavailable: There are too few.
+            CoresUnavailable: Too few cores are free.
         """
         preferred = deployment.preferred_cores
         deployment.cores = self.cores.reserve(len(preferred), (), preferred)
 
     def reserve(self, deployment: Deployment, weights: Manifest) -> None:
-        """Takes what a deployment needs whose bundle was found.
+        """Reserves the cores and memory of a deployment, whose bundle is resolved.
 
         Args:
-            deployment: Keeps the cores that it has, if it has any.
-            weights: Of the bundle whose weights it uses.
+            deployment: Keeps its cores if it holds any.
+            weights: Manifest of the bundle whose weights it uses.
 
         Raises:
-            ManifestInvalid: Its executables do not cover what its limits promise.
-            RequestInvalid: It asks for other than one core a rank.
-            CoresUnavailable, MemoryUnavailable: There is too little; nothing has been taken.
+            ManifestInvalid: The executables do not cover the limits that the manifest states.
+            RequestInvalid: The specification does not name one core for each rank.
+            CoresUnavailable, MemoryUnavailable: Too little is free; nothing is reserved then.
         """
         assert deployment.bundle is not None
         manifest = deployment.bundle.manifest
@@ -68,7 +68,7 @@ class Resources:
         deployment.state_memory, deployment.weights_memory = needs
 
     def release(self, deployment: Deployment) -> None:
-        """Gives back what a deployment holds; calling it again is harmless."""
+        """Gives back the cores and memory that a deployment holds, if it holds any."""
         self.cores.release(deployment.cores)
         self.memory.release(deployment.state_memory, deployment.weights_memory)
         deployment.preferred_cores = deployment.cores or deployment.preferred_cores
@@ -80,9 +80,9 @@ def check_bundle(bundle: ResolvedBundle) -> None:
     """Checks that this host can run a bundle.
 
     Raises:
-        ExecutablesMissing: It holds weights only.
-        IsaUnsupported: It was made for other hardware.
-        FormatUnknown, FormatInvalid: Nothing installed here runs its executables.
+        ExecutablesMissing: The bundle holds weights only.
+        IsaUnsupported: The bundle was made for other hardware.
+        FormatUnknown, FormatInvalid: No installed executor runs its executables.
     """
     if not bundle.manifest.has_executables:
         raise ExecutablesMissing(bundle.ref)

@@ -1,4 +1,4 @@
-"""New weights for a running deployment: fetch, verify, compare, stage, swap."""
+"""Loads new weights into a running deployment: compares, fetches, verifies, stages and swaps them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class WeightsLoad:
     """One load of weights.
 
     Attributes:
-        find: Finds the bundle.
-        progress: Told of stages.
-        policy: What happens to running requests.
-        keep_kv: Leave the KV cache as it is.
+        find: Resolves the bundle.
+        progress: Gets each stage.
+        policy: How the swap treats running requests.
+        keep_kv: Whether the KV cache stays as it is; otherwise the swap zeroes it.
     """
 
     find: Callable[[], Awaitable[ResolvedBundle]]
@@ -42,22 +42,22 @@ async def load_weights(
     memory: MemoryPool,
     on_swapped: Callable[[], None],
 ) -> WeightsReceipt:
-    """Replaces the weights of a deployment. Whatever fails, and a caller that is cancelled before the swap, leaves the
-    old ones serving.
+    """Replaces the weights of a deployment. If the load fails, or the caller is cancelled before the swap, the old ones
+    serve on.
 
     Args:
-        deployment: Whose weights.
-        load: What to load and how.
-        library: Where bundles come from.
-        memory: Both weights are held in it until the swap is over.
-        on_swapped: Called with the deployment changed, also where the caller was cancelled during the swap.
+        deployment: The deployment that gets them.
+        load: The bundle to find, and the options of the load.
+        library: Fetches and verifies the bundle.
+        memory: Holds old and new weights until the swap is over.
+        on_swapped: Called once the deployment names the new weights, even if the caller was cancelled during the swap.
 
     Raises:
         DeploymentNotReady: The deployment is not loaded, or its ranks restart.
         LoadInProgress: Other weights are being loaded.
-        RequestsInFlight: Policy REFUSE met running requests.
+        RequestsInFlight: The policy is REFUSE, and a request runs.
         WeightsMissing, GraphAbiMismatch, TokenizerMismatch: The weights do not fit.
-        MemoryUnavailable: There is no room for both.
+        MemoryUnavailable: The new weights do not fit beside the old ones.
         BundleError, BundleSourceUnavailable: See `BundleLibrary`.
         ExecutionError: The ranks could not map them.
     """
@@ -117,7 +117,7 @@ def compare_manifests(serving: Manifest, offered: Manifest) -> None:
     """Checks that the weights of one bundle can run in the executables of another, on the same text.
 
     Raises:
-        GraphAbiMismatch, TokenizerMismatch: They cannot.
+        GraphAbiMismatch, TokenizerMismatch: The graph ABI or the tokenizer differs.
     """
     if serving.graph_abi_digest != offered.graph_abi_digest:
         raise GraphAbiMismatch(serving.graph_abi_digest, offered.graph_abi_digest)

@@ -49,7 +49,7 @@ class CapturedStep:
 
 
 class InputCapture:
-    """What one request captures."""
+    """The capture of one request."""
 
     def __init__(self, first_step: int, num_steps: int) -> None:
         """Captures `num_steps` steps from `first_step` on, of those that the request takes part in."""
@@ -88,7 +88,7 @@ class CapturedRow:
 
 
 class CaptureLog:
-    """Gives captures what a step is called with."""
+    """Records the inputs of steps in the captures of their requests."""
 
     def __init__(self, manifest: Manifest) -> None:
         """Takes the dtypes and shapes of inputs from the manifest."""

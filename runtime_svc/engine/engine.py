@@ -70,7 +70,7 @@ class EngineState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetReceipt:
-    """What a KV reset did; `affected_sequences` were running when it ended them."""
+    """The receipt of a KV reset; `affected_sequences` counts the running sequences that it ended."""
 
     affected_sequences: int
     zeroed_bytes: int
@@ -80,7 +80,7 @@ class ResetReceipt:
 
 @dataclass(frozen=True, slots=True)
 class WeightsReceipt:
-    """What a weight swap did."""
+    """The receipt of a weight swap."""
 
     previous_weight_epoch: int
     weight_epoch: int
@@ -154,7 +154,7 @@ class Engine:
             weight_epoch: Epoch of the launcher's weights; 0 if it has none.
 
         Raises:
-            KilnError: What the launcher raised; nothing is left running.
+            KilnError: The launcher failed; no rank is left running.
         """
         assert launcher.has_weights == (weight_epoch > 0), "epochs count weights"
         return cls(deployment_id, manifest, config, launcher, await launcher.launch(), weight_epoch=weight_epoch)
@@ -186,7 +186,7 @@ class Engine:
         return self.requests.submit(request, text, deadline_s=deadline_s)
 
     def check_policy(self, policy: InFlightPolicy) -> None:
-        """Fails early what the policy will refuse anyway.
+        """Refuses an operation early if its policy would refuse it later.
 
         Raises:
             RequestsInFlight: Policy REFUSE, and a request runs.
@@ -237,15 +237,15 @@ class Engine:
 
         Args:
             launcher: Launches ranks with the new weights, from the swap on.
-            shard_paths_by_rank: What was staged; staged again if the ranks were restarted since.
-            policy: What happens to running requests.
+            shard_paths_by_rank: The staged files; the engine stages them again if the ranks were restarted since.
+            policy: How the swap treats running requests.
             keep_kv: Leave the KV cache as it is.
             on_swapped: Called between the same two steps, also if the caller was cancelled meanwhile.
 
         Raises:
             RequestsInFlight: Policy REFUSE, and a request runs.
-            KilnError: The swap failed. As with every error here, and when the caller is cancelled before the swap
-                begins, the old weights serve on; if some ranks may have swapped, after a restart of all of them.
+            KilnError: The swap failed. After every error, and if the caller is cancelled before the swap begins, the
+                old weights serve on. If some ranks may have swapped, the engine restarts all of them first.
         """
         staged_in = self._ranks
         previous_epoch = self.weight_epoch
@@ -308,7 +308,7 @@ class Engine:
             await self._work.wait()
             self._work.clear()
             return
-        # A capture shows what a step is called with, its tokens included.
+        # A capture holds all inputs of a step, the tokens included.
         if self._operations.is_empty and not self.requests.num_captures:
             await self._async_scheduling.begin_behind(running)
         result = await running.result
@@ -351,7 +351,7 @@ class Engine:
         return zeroed_bytes
 
     async def _recover(self, error: ExecutionError) -> None:
-        """Ends what ran, restarts the ranks; requests that wait keep waiting.
+        """Ends running requests and restarts the ranks; waiting requests keep waiting.
 
         Raises:
             KilnError: The ranks do not come up again.

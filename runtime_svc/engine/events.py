@@ -1,4 +1,4 @@
-"""What a stream carries. Structs: every token makes several."""
+"""The events of a stream. They are msgspec structs, which are cheap, because every token makes several."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TokenDelta(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The end, with what it cost, and the file of captured inputs or why there is none."""
+    """The end of a stream: the cost, and the file of captured inputs or the error that prevented it."""
 
     finish: Finish
     usage: Usage

@@ -19,7 +19,7 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class InFlightPolicy(enum.Enum):
-    """What happens to running requests, those that a slow client pauses included."""
+    """How an operation treats running requests, those that a slow client pauses included."""
 
     WAIT = enum.auto()
     ABORT = enum.auto()
@@ -29,7 +29,7 @@ class InFlightPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OperationReceipt:
-    """What an operation did.
+    """The receipt of an operation.
 
     Attributes:
         aborted_requests: Running requests that it ended.
@@ -66,7 +66,7 @@ class OperationQueue:
         Raises:
             RequestsInFlight: Policy REFUSE, and a request runs.
             QueueFull: Too many operations wait.
-            KilnError: What `action` raised.
+            KilnError: `action` failed.
         """
         if len(self._queue) >= MAX_OPERATIONS:
             raise QueueFull(MAX_OPERATIONS, RETRY_AFTER_S)

@@ -33,7 +33,7 @@ class OutputText(Protocol):
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """What a step gave. Every list has one entry a row of the batch, and that has one entry a token of the row.
+    """The result of a step. Every list has an entry for each row of the batch, and that one for each token of the row.
 
     Attributes:
         tokens: New tokens.
@@ -64,7 +64,7 @@ class StepOutcome(msgspec.Struct, frozen=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True):
-    """What a step gave to the requests that took tokens from it, and the epoch of its weights."""
+    """The tokens that requests took from a step, and the epoch of its weights."""
 
     rows: Sequence[RowTokens]
     outcome: StepOutcome

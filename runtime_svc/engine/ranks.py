@@ -1,4 +1,4 @@
-"""What the engine asks of a rank group; `execution.ranks.group.RankGroup` is the real one."""
+"""The protocol of rank groups; `execution.ranks.group.RankGroup` implements it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ class Ranks(Protocol):
         """Runs every executable once."""
 
     async def begin(self, step: Step) -> Awaitable[StepResult]:
-        """Calls every rank to run one executable once; returns what to wait for. The previous step must have ended,
-        unless this one depends on it."""
+        """Calls every rank to run one executable once; returns the awaitable of the result.
+
+        The previous step must have ended, unless this one depends on it.
+        """
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
         """Maps new weights beside the ones in use; steps may run meanwhile."""

@@ -30,7 +30,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """What ends a sequence.
+    """The conditions that end a sequence.
 
     Attributes:
         max_new_tokens: The limit in force, at least 1.
@@ -62,7 +62,7 @@ class Finish:
         reason: Why.
         stop_string: The string that stopped it, for STOP_STRING.
         stop_token_id: The token that stopped it, for STOP_TOKEN.
-        error: What the call ends with, for TIME, ABORTED and ERROR.
+        error: The error that the call ends with, for TIME, ABORTED and ERROR.
     """
 
     reason: FinishReason
@@ -80,7 +80,7 @@ class BucketKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BucketUsage:
-    """How often an executable ran for a sequence, and what its static shape wasted, in tokens."""
+    """How often an executable ran for a sequence, and how many tokens its static shape wasted."""
 
     key: BucketKey
     steps: int
@@ -89,7 +89,7 @@ class BucketUsage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a sequence cost, partial when it did not end by itself."""
+    """The cost of a sequence; partial if it did not end by itself."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -135,7 +135,7 @@ class Request:
     num_computed_tokens: int = 0
     #: Set while the client reads too slowly; the request keeps its part of the KV cache.
     is_paused: bool = False
-    #: Set once, by what ends the request first.
+    #: How the request ended; only the first cause sets it.
     finish: Finish | None = None
     bucket_steps: Counter[BucketKey] = field(default_factory=Counter)
     bucket_padding: Counter[BucketKey] = field(default_factory=Counter)
@@ -159,7 +159,7 @@ class Request:
         return [*self.prompt_token_ids[start : start + count], *self.output_token_ids][:count]
 
     def usage(self) -> Usage:
-        """What the request cost until it ended: a stage that it did not reach took no time."""
+        """Returns the cost of the request until it ended. A stage that it did not reach took no time."""
         timeline = self.timeline
         assert timeline.ended_s is not None
         started_s = timeline.ended_s if timeline.started_s is None else timeline.started_s

@@ -22,7 +22,8 @@ MIN_RETRY_S: Final = 0.1
 class RequestTable:
     """Requests by id, with their streams and deadlines.
 
-    What ends a request first wins: `Request.claim_finish` decides, and only the winner writes the terminal event.
+    The first cause that ends a request wins: `Request.claim_finish` decides, and only the winner writes the terminal
+    event.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class RequestTable:
             self._unpublished.append(output)
 
     def publish(self) -> None:
-        """Writes what steps have given since the last call, and ends the sequences that a stop string ends."""
+        """Writes the tokens of the steps since the last call, and ends sequences whose text has met a stop string."""
         outputs, self._unpublished = self._unpublished, []
         for output in outputs:
             for new in output.rows:
@@ -171,5 +172,5 @@ class RequestTable:
 
 
 def aborted(request: Request, cause: str) -> Finish:
-    """The end of a request that something else than the request itself ends."""
+    """Returns the finish of an aborted request; `cause` names who ended it, such as the call."""
     return Finish(FinishReason.ABORTED, error=RequestAborted(request.request_id, cause))

@@ -13,7 +13,7 @@ class OutputStream:
     """Events of one request. The engine puts, one consumer iterates.
 
     `put` never waits: a stream that is full asks the engine to pause the request, so it exceeds its capacity by at most
-    what the step under way adds, and by the terminal event.
+    the events of the running step, and by the terminal event.
     """
 
     def __init__(self, capacity: int, *, on_drained: Callable[[], None], on_closed: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja in a sandbox, with what Hugging Face's templates expect."""
+"""Chat templates: Jinja in a sandbox, with the filters and functions that Hugging Face's templates expect."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# What expressions of a template can raise beside Jinja's own errors.
+# Errors that expressions of a template can raise beside Jinja's own.
 EXPRESSION_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class ChatTemplateError(Exception):
-    """A template that cannot be read, or that does not take the messages."""
+    """A template that is not Jinja, or that refuses the messages."""
 
 
 class ChatTemplate:
-    """One compiled template."""
+    """A compiled template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compiles a template.
 
         Args:
-            source: Jinja source.
-            special_tokens: Variables such as `bos_token`.
+            source: The Jinja source.
+            special_tokens: Variables of the template, such as `bos_token`.
 
         Raises:
-            ChatTemplateError: The source is not Jinja.
+            ChatTemplateError: The source is not valid Jinja.
         """
         self._special_tokens = dict(special_tokens)
         try:
@@ -43,12 +43,12 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> str:
-        """The prompt of a conversation. Slow templates are slow: call it in a thread.
+        """Returns the prompt of a conversation. A template may be slow: call it in a thread.
 
         Args:
             messages: Turns with `role` and `content`, oldest first.
-            tools: What the model may call, usually JSON schemas; the template sees None where there are none.
-            add_generation_prompt: Open the assistant's turn.
+            tools: Tools that the model may call, usually JSON schemas; the template gets None if there are none.
+            add_generation_prompt: Whether the prompt opens the assistant's turn.
 
         Raises:
             ChatTemplateError: The template refused the messages, or failed.
@@ -68,12 +68,12 @@ class ChatTemplate:
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's tokens for training; here it is its body."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's tokens for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> Node:
-        """Parses the block."""
+        """Parses the block into a scope with its body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return Scope(body).set_lineno(line)

@@ -1,4 +1,4 @@
-"""Everything that a deployment knows about text."""
+"""Converts prompts and text to tokens and back, with the tokenizer and chat template of a bundle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runtime_svc.text.tools import parse_tool
 
 
 class TextCodec:
-    """Prompts to tokens, tokens to text, for one bundle; without a tokenizer it takes token ids only."""
+    """Converts prompts to tokens and tokens to text. If the bundle has no tokenizer, it takes only token ids."""
 
     def __init__(self, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
-        """Joins the two; a chat template needs a tokenizer."""
+        """Takes the parts that the bundle has; a chat template needs a tokenizer."""
         self.tokenizer = tokenizer
         self._chat_template = chat_template
 
@@ -26,12 +26,13 @@ class TextCodec:
         """Reads a bundle's tokenizer. Slow: call it in a thread.
 
         Args:
-            files: Verified files by title: `tokenizer.json`, and `tokenizer_config.json` where there is one.
-            chat_template: Jinja source.
-            tokens: Where the special tokens of templates come from without `tokenizer_config.json`.
+            files: Verified files by title: `tokenizer.json`, and `tokenizer_config.json` if the bundle has one.
+            chat_template: The Jinja source; None if the bundle has none.
+            tokens: Ids of the special tokens that templates get if there is no `tokenizer_config.json`.
 
         Raises:
-            ChatTemplateError, ValueError: One of them cannot be read.
+            ChatTemplateError: The template is not valid Jinja.
+            ValueError: A file cannot be read.
         """
         if "tokenizer.json" not in files:
             return cls(None, None)
@@ -45,10 +46,10 @@ class TextCodec:
         return cls(tokenizer, ChatTemplate(chat_template, special_tokens))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt that admission has let pass. Slow for long ones: call it in a thread.
+        """Returns the token ids of a prompt that admission has checked. Slow for long prompts: call it in a thread.
 
         Raises:
-            ChatTemplateError: The template does not take the messages.
+            ChatTemplateError: The template refused the messages, or failed.
         """
         if isinstance(prompt, TokenPrompt):
             return list(prompt.token_ids)
@@ -58,7 +59,7 @@ class TextCodec:
         return self.tokenizer.encode(self._render(prompt), add_special_tokens=False)
 
     def sequence_text(self, stop_strings: Sequence[str]) -> SequenceText | NoText:
-        """The text of a new sequence."""
+        """Makes the output text of a new sequence."""
         return NoText() if self.tokenizer is None else SequenceText(self.tokenizer, stop_strings)
 
     def _render(self, prompt: ChatPrompt) -> str:

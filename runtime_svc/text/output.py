@@ -1,11 +1,10 @@
-"""The text of one generated sequence."""
+"""The text of one generated sequence: detokenized, and cut at the first stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from runtime_svc.text.detokenizer import Detokenizer
-from runtime_svc.text.stopping import StopStringMatcher
 from runtime_svc.text.tokenizer import Tokenizer
 
 
@@ -20,35 +19,78 @@ class SequenceText:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that the text has met, None before."""
+        """The stop string that the text has met; None before."""
         return self._matcher.matched
 
     def push(self, token_id: int) -> str:
-        """Text that is certain now; nothing after a stop string."""
+        """Takes the next token; returns the text that is certain now. After a stop string, returns no text."""
         return self._matcher.push(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
-        """Text that was held back, at the end of the sequence."""
+        """Returns the text that is still held back at the end of the sequence."""
         return self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself."""
+        """Returns the text of one token alone."""
         return self._tokenizer.token_text(token_id)
 
 
 class NoText:
-    """The text of a sequence of a bundle without tokenizer: none."""
+    """The output text of a bundle without a tokenizer: it is always empty."""
 
     stop_string: str | None = None
 
     def push(self, token_id: int) -> str:  # noqa: ARG002
-        """Nothing."""
+        """Takes the next token; returns no text."""
         return ""
 
     def flush(self) -> str:
-        """Nothing."""
+        """Returns no text."""
         return ""
 
     def token_text(self, token_id: int) -> str:  # noqa: ARG002
-        """Nothing."""
+        """Returns no text for any token."""
         return ""
+
+
+class StopStringMatcher:
+    """Finds the stop string that is complete first, in text that comes in pieces of any length.
+
+    If two end at the same character, the one that begins earlier wins. The matcher holds back text that may begin a
+    stop string. It delivers the text before a stop string, never the stop string or the text behind it.
+    """
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        """Looks for `stop_strings`; none may be empty."""
+        assert all(stop_strings), "a stop string is empty"
+        self._stop_strings = tuple(stop_strings)
+        self._held = ""
+        #: The stop string that the text has met; None before.
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Takes the next piece; returns the text to deliver. After a stop string, returns no text."""
+        if not self._stop_strings:
+            return text
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        found = [(start + len(stop), start, stop) for stop in self._stop_strings if (start := text.find(stop)) >= 0]
+        if found:
+            _, start, self.matched = min(found)
+            self._held = ""
+            return text[:start]
+        held = max((_overlap(text, stop) for stop in self._stop_strings), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """Returns the text that is still held back at the end: it became no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Returns the length of the longest end of `text` that begins `stop` without completing it."""
+    longest = min(len(stop) - 1, len(text))
+    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

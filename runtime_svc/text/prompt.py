@@ -1,4 +1,4 @@
-"""Prompts as clients give them."""
+"""The kinds of prompts that clients send."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text, tokenized with the tokenizer's own special tokens."""
+    """Text. The tokenizer adds its own special tokens."""
 
     text: str
 
@@ -19,8 +19,8 @@ class ChatPrompt:
 
     Attributes:
         messages: Turns with `role` and `content`, oldest first.
-        tools_json: What the model may call, one JSON object each; see `runtime_svc.text.tools`.
-        add_generation_prompt: Open the assistant's turn.
+        tools_json: Tools that the model may call, one JSON object each; see `runtime_svc.text.tools`.
+        add_generation_prompt: Whether the prompt opens the assistant's turn.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -30,7 +30,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, used as they are."""
+    """Token ids, which the runtime uses as they are."""
 
     token_ids: tuple[int, ...]
 
@@ -39,7 +39,7 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
 def prompt_size(prompt: Prompt) -> int:
-    """How long a prompt is, in characters or tokens."""
+    """Returns the length of a prompt, in characters or tokens."""
     match prompt:
         case TextPrompt(text=text):
             return len(text)

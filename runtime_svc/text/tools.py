@@ -1,19 +1,19 @@
-"""Tools that a chat offers to the model: JSON text, so that templates see keys and numbers as they were written."""
+"""Tools that a chat offers to the model. They come as JSON text, so templates see the client's order and numbers."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Final
 
-#: What a tool's text has to be.
+#: How errors name an acceptable tool.
 ACCEPTED_TOOL: Final = "one JSON object"
 
 
 def parse_tool(text: str) -> dict[str, Any]:
-    """Reads a tool, keys in the order given and integers exact.
+    """Reads a tool; keeps the order of keys and exact integers.
 
     Raises:
-        ValueError: The text is no JSON object, or one that cannot be written down again: nested too deeply, with
+        ValueError: The text is no JSON object, or JSON cannot write the object again: it is nested too deeply, or has
             numbers out of range or halves of surrogate pairs.
     """
     try:

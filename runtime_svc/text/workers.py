@@ -1,6 +1,6 @@
-"""Threads that turn text into tokens and back, with a bound on what may wait for them.
+"""Threads that turn text into tokens and back, with a bound on the text that may wait for them.
 
-They are not the threads that hash and fetch bundles: a prompt never waits for a gigabyte.
+Other threads hash and fetch bundles, so a prompt never waits for a large blob.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, ParamSpec, TypeVar
 from runtime_svc.errors import QueueFull
 
 MAX_THREADS: Final = 4
-#: Text that may be at work or wait, in characters; a token id counts as one.
+#: Bound on the text that threads work on or that waits, in characters; a token id counts as one.
 CAPACITY_CHARS: Final = 64 << 20
-# The least that a call counts, so that their number is bounded too.
+# Every call counts at least this much, so that the number of calls is bounded too.
 MIN_CALL_CHARS: Final = 4096
 RETRY_AFTER_S: Final = 1.0
 
@@ -25,10 +25,10 @@ R = TypeVar("R")
 
 
 class TextWorkers:
-    """A bounded pool. One call is always taken, however long its text."""
+    """A pool of threads with a bound. An idle pool takes any call, even if its text exceeds the bound."""
 
     def __init__(self, capacity_chars: int = CAPACITY_CHARS) -> None:
-        """Starts idle."""
+        """Makes the pool; its threads start with the first calls."""
         self._capacity_chars = capacity_chars
         self._pending_chars = 0
         self._num_pending = 0
@@ -36,10 +36,10 @@ class TextWorkers:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
 
     async def run(self, num_chars: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs a function of so much text in a thread.
+        """Runs a function in a thread; `num_chars` is the amount of text that it works on.
 
         Raises:
-            QueueFull: Too much text waits.
+            QueueFull: The text at work and this call exceed the bound.
         """
         cost = max(num_chars, MIN_CALL_CHARS)
         if self._num_pending and self._pending_chars + cost > self._capacity_chars:
@@ -47,12 +47,12 @@ class TextWorkers:
         self._pending_chars += cost
         self._num_pending += 1
         work = asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
-        # A caller that gives up does not stop its thread.
+        # A cancelled caller does not stop its thread, so the text counts until the thread is done.
         work.add_done_callback(lambda _: self._release(cost))
         return await asyncio.shield(work)
 
     def close(self) -> None:
-        """Takes no more calls; those that wait are dropped."""
+        """Takes no more calls, and drops those that wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _release(self, cost: int) -> None:

@@ -1,1 +1,1 @@
-"""Messages of the API to values and back, by functions. Must not decide anything."""
+"""Functions that convert messages of the API to values and back. Must not make decisions."""

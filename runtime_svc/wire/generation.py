@@ -1,4 +1,4 @@
-"""Conversions of the data plane."""
+"""Converts messages of GenerationService."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FINISH_REASONS = {
 
 
 def call_from_pb(request: pb.GenerateRequest) -> GenerationCall:
-    """A Generate call, unset fields as None."""
+    """Converts a Generate request; unset fields become None."""
     sampling, stop = request.sampling, request.stop
     return GenerationCall(
         request_id=request.request_id,
@@ -46,7 +46,7 @@ def call_from_pb(request: pb.GenerateRequest) -> GenerationCall:
 
 
 def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt | None:
-    """The prompt, None where the request has none that this code knows."""
+    """Converts the prompt; None if the request has none that this code knows."""
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(request.text)
@@ -58,11 +58,11 @@ def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt |
 
 
 def event_to_pb(event: Event) -> pb.GenerateResponse:
-    """One event of a stream."""
+    """Converts one event of a stream."""
     response = pb.GenerateResponse(sequence_number=event.sequence_number, weight_epoch=event.weight_epoch)
     match event.payload:
         case TokenDelta() as delta:
-            # In place: there is one for every token.
+            # In place, because there is one for every token.
             message = response.delta
             message.text = delta.text
             for token in delta.tokens:
@@ -75,7 +75,7 @@ def event_to_pb(event: Event) -> pb.GenerateResponse:
 
 
 def duration_to_pb(seconds: float) -> Duration:
-    """A time span."""
+    """Converts a time span from seconds."""
     duration = Duration()
     duration.FromNanoseconds(round(seconds * 1e9))
     return duration

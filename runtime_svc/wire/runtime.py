@@ -1,4 +1,4 @@
-"""Conversions of the control plane."""
+"""Converts messages of RuntimeService."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from bundle.errors import FieldViolation
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.progress import LoadProgress, LoadStage
-from runtime_svc.deployments.spec import DeploymentSpec
 from runtime_svc.engine.engine import Engine, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import FeatureNotServed, RequestInvalid
@@ -41,7 +41,7 @@ _POLICIES = {
 
 
 def spec_from_pb(request: pb.LoadBundleRequest) -> DeploymentSpec:
-    """What LoadBundle asks for."""
+    """Converts a LoadBundle request to a specification."""
     return DeploymentSpec(
         deployment_id=request.deployment_id,
         ref=request.ref,
@@ -52,10 +52,10 @@ def spec_from_pb(request: pb.LoadBundleRequest) -> DeploymentSpec:
 
 
 def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolicy) -> InFlightPolicy:
-    """What UnloadBundle and ResetKVCache do to running requests.
+    """Converts the policy of UnloadBundle and ResetKVCache for running requests.
 
     Raises:
-        RequestInvalid: It is no policy of theirs.
+        RequestInvalid: These calls do not have the policy.
     """
     policy = _find_policy(value, default)
     if policy is None or policy is InFlightPolicy.CONTINUE:
@@ -64,7 +64,7 @@ def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolic
 
 
 def check_scope(request: pb.ResetKVCacheRequest) -> None:
-    """Makes sure that a scope of a later API is not taken for none, which would forget everything.
+    """Refuses a scope of a later API: without this, a narrow reset would reset the whole cache.
 
     Raises:
         FeatureNotServed: The request has fields that this code does not know.
@@ -74,11 +74,11 @@ def check_scope(request: pb.ResetKVCacheRequest) -> None:
 
 
 def weight_policies_from_pb(request: pb.LoadWeightsRequest) -> tuple[InFlightPolicy, bool]:
-    """What LoadWeights does to running requests, and whether it keeps the KV cache.
+    """Returns the policy of LoadWeights for running requests, and whether it keeps the KV cache.
 
     Raises:
-        RequestInvalid: It names no policies, or CONTINUE without KEEP; an unknown role.
-        FeatureNotServed: Another role than the target.
+        RequestInvalid: A policy or the role is unknown, or CONTINUE comes without KEEP.
+        FeatureNotServed: The request names another role than `target`.
     """
     violations = []
     if request.role not in pb.Role.values():
@@ -98,14 +98,14 @@ def weight_policies_from_pb(request: pb.LoadWeightsRequest) -> tuple[InFlightPol
 
 
 def progress_to_pb(progress: LoadProgress) -> pb.LoadProgress:
-    """Where a load stands."""
+    """Converts the progress of a load."""
     return pb.LoadProgress(
         stage=_STAGES[progress.stage], done_bytes=progress.done_bytes, total_bytes=progress.total_bytes
     )
 
 
 def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
-    """A deployment as it is now."""
+    """Converts a deployment as it is now."""
     engine = deployment.engine
     return pb.Deployment(
         id=deployment.deployment_id,
@@ -114,7 +114,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         cores=deployment.cores,
         capabilities=_capabilities_to_pb(deployment.capabilities),
         load=None if engine is None else _load_to_pb(engine),
-        message=str(deployment.failure or deployment.obstacle or ""),
+        message=str(deployment.failure or deployment.last_error or ""),
         create_time=timestamp_to_pb(deployment.created_at_s),
         weights_bytes=0 if engine is None else engine.weights_bytes,
         kv_bytes=0 if engine is None else engine.state_bytes,
@@ -125,7 +125,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
 
 
 def deployment_info_to_pb(deployment: Deployment) -> pb.DeploymentInfo:
-    """What a client needs to know of a deployment before it generates."""
+    """Converts the facts that a client needs before it generates."""
     return pb.DeploymentInfo(
         id=deployment.deployment_id,
         state=_STATES[deployment.state],
@@ -134,7 +134,7 @@ def deployment_info_to_pb(deployment: Deployment) -> pb.DeploymentInfo:
 
 
 def reset_receipt_to_pb(receipt: ResetReceipt) -> pb.ResetKVCacheResponse:
-    """What a reset did."""
+    """Converts the receipt of a reset."""
     return pb.ResetKVCacheResponse(
         affected_sequences=receipt.affected_sequences,
         freed_slots=receipt.affected_sequences,
@@ -145,7 +145,7 @@ def reset_receipt_to_pb(receipt: ResetReceipt) -> pb.ResetKVCacheResponse:
 
 
 def weights_receipt_to_pb(receipt: WeightsReceipt, deployment: Deployment) -> pb.LoadWeightsResult:
-    """What a weight load did."""
+    """Converts the receipt of a weight load."""
     return pb.LoadWeightsResult(
         deployment=deployment_to_pb(deployment),
         previous_weight_epoch=receipt.previous_weight_epoch,
@@ -156,7 +156,7 @@ def weights_receipt_to_pb(receipt: WeightsReceipt, deployment: Deployment) -> pb
 
 
 def timestamp_to_pb(seconds: float) -> Timestamp:
-    """A point in time, from seconds since 1970."""
+    """Converts a point in time from seconds since 1970."""
     timestamp = Timestamp()
     timestamp.FromNanoseconds(round(seconds * 1e9))
     return timestamp

@@ -38,8 +38,10 @@ COVERED = (
     "clients/typescript/README.md",
     "compiler_svc/config",
     "docs",
+    "edge",
     "examples",
     "execution/forkserver",
+    "runtime_svc",
 )
 
 #: Written by programs from sources elsewhere, text that models are trained on, and this list itself.

@@ -54,7 +54,7 @@ def requests(draw: st.DrawFn) -> pb.GenerateRequest:
     return request
 
 
-def judge(call: GenerationCall, capabilities: Capabilities) -> Request | RuntimeServiceError:
+def validate(call: GenerationCall, capabilities: Capabilities) -> Request | RuntimeServiceError:
     """The request, or why there is none."""
     try:
         check_call(call, capabilities)
@@ -67,7 +67,7 @@ def judge(call: GenerationCall, capabilities: Capabilities) -> Request | Runtime
 @given(requests(), st.sampled_from(CAPABILITIES))
 def test_anything_is_admitted_or_refused_by_name(request_: pb.GenerateRequest, capabilities: Capabilities) -> None:
     call = call_from_pb(request_)
-    outcome = judge(call, capabilities)
+    outcome = validate(call, capabilities)
     if not isinstance(outcome, Request):
         assert outcome.violations
         assert all(violation.field and violation.accepted for violation in outcome.violations)

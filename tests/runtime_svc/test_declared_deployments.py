@@ -27,7 +27,7 @@ def declare(file: Path, *entries: dict[str, Any]) -> str:
 
 
 async def reload(served: Runtime) -> None:
-    await served.server._convergence.reload()
+    await served.server._reconciler.reload()
 
 
 async def ids_of(served: Runtime) -> list[str]:

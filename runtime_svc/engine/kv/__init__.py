@@ -1,1 +1,4 @@
-"""The KV cache as the scheduler sees it: who holds which part of it. No tensors; the ranks hold the keys and values."""
+"""The KV cache as the scheduler sees it: which request holds which part of it.
+
+Must not know tensors; the ranks hold the keys and values.
+"""

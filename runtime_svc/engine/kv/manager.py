@@ -1,4 +1,4 @@
-"""What the scheduler asks of a KV manager; `SlotManager` is the one for the contiguous cache."""
+"""The protocol of KV managers; `SlotManager` implements it for the contiguous cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KvManager(Protocol):
         """
 
     def release(self, request: Request) -> None:
-        """Takes back everything that a request holds; does nothing if it holds nothing.
+        """Takes back every part of the cache that a request holds, if it holds any.
 
         Steps in flight may still write it. The next owner's steps run after them.
         """

@@ -19,7 +19,7 @@ class SlotManager:
         self._held: dict[Request, Placement] = {}
 
     def reserve(self, request: Request, num_tokens: int) -> Placement | None:  # noqa: ARG002
-        """The slot of a request, which has room for all its tokens; None if it has none and none is free."""
+        """Returns the slot of a request, which has room for all its tokens; None if other requests hold every slot."""
         placement = self._held.get(request)
         if placement is None and self._free:
             placement = self._held[request] = self._slots[heapq.heappop(self._free)]
@@ -32,7 +32,7 @@ class SlotManager:
             heapq.heappush(self._free, placement.blocks[0])
 
     def reset(self) -> None:
-        """Does nothing: a request never reads what another one left in its slot."""
+        """Keeps all slots as they are: a request never reads values that another one left in its slot."""
 
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Asserts that every slot is either free or held once, by one of `requests`."""

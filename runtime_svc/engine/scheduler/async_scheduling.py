@@ -1,8 +1,8 @@
 """Async scheduling: the engine calls step N+1 while step N runs.
 
 The ranks take the tokens of step N, which they know first, as inputs of step N+1, so that they need not wait for the
-engine in between. Everything about it is in this file, `StepPlan.depends_on_previous` and what the inputs of such a
-step leave out; off, the engine calls steps one by one and gives the same tokens.
+engine in between. This file has all of it but `StepPlan.depends_on_previous` and the tokens that the inputs of such a
+step leave out. If it is off, the engine calls steps one by one and gives the same tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runtime_svc.engine.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """A step that the engine has called, and what to wait for."""
+    """A step that the engine has called, and the awaitable of its result."""
 
     plan: StepPlan
     result: Awaitable[StepResult]

@@ -21,7 +21,7 @@ class BucketTable:
         """The executables of a bundle.
 
         Raises:
-            ManifestInvalid: They do not cover what the bundle's limits promise.
+            ManifestInvalid: The executables do not cover the limits that the manifest states.
         """
         limits = manifest.limits
         table = cls(

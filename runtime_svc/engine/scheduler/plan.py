@@ -1,4 +1,4 @@
-"""What one step computes."""
+"""The plan of one step."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime_svc.deployments.declared import MAX_FILE_BYTES, read_deployments
-from runtime_svc.deployments.spec import DeploymentSpec
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.errors import DeploymentsFileInvalid
 
 YAML = """

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.records import FILE_NAME, DeploymentRecord, RecordStore, WeightsRecord
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.errors import StateInUse, StateInvalid, StateUnwritable
 
 ROOT = Path(__file__).parents[3]

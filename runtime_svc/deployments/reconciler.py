@@ -1,4 +1,4 @@
-"""Makes deployments be what the deployments file says."""
+"""Brings deployments into line with the deployments file."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ import structlog
 from bundle.errors import KilnError
 from runtime_svc.deployments.declared import read_deployments
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.records import RecordStore
 from runtime_svc.deployments.registry import Deployments
-from runtime_svc.deployments.spec import DeploymentSpec, Origin
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import DeploymentsFileInvalid
 
-_log = structlog.get_logger("convergence")
+_log = structlog.get_logger("reconciler")
 
 
-class Convergence:
-    """Loads what the file has and the runtime lacks, unloads what the file had. Deployments that were made by calls are
-    never touched."""
+class Reconciler:
+    """Loads declared deployments that are missing; unloads those that the file has dropped or changed or that failed.
 
-    def __init__(self, deployments: Deployments, records: RecordStore, path: Path | None, *, patience_s: float) -> None:
-        """Converges nothing yet.
+    It never changes deployments that clients loaded by calls.
+    """
+
+    def __init__(self, deployments: Deployments, records: RecordStore, path: Path | None, *, timeout_s: float) -> None:
+        """Changes nothing; `start` and `reload` do.
 
         Args:
-            deployments: What to change.
+            deployments: The deployments of this runtime.
             records: Deployments of earlier processes.
-            path: The file; without one, what an earlier file had declared is left as it is.
-            patience_s: How long requests of what is unloaded may take to finish.
+            path: The deployments file; None keeps the deployments that an earlier file declared.
+            timeout_s: How long running requests may take to finish before an unload aborts them.
         """
         self._deployments = deployments
         self._records = records
         self._path = path
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
-        """Loads again what an earlier process had, but for what the file has dropped or changed since, and what is new
-        in the file.
+        """Loads recorded deployments of an earlier process, then declared ones that are missing.
+
+        A recorded deployment that came from the file is forgotten if the file has dropped or changed it since.
 
         Raises:
-            DeploymentsFileInvalid: See `read_deployments`; nothing is loaded then.
+            DeploymentsFileInvalid: See `read_deployments`; no deployment is loaded then.
             StateInvalid, StateUnwritable: See `RecordStore`.
         """
         declared = None if self._path is None else read_deployments(self._path)
@@ -56,7 +59,7 @@ class Convergence:
         self._load_missing(declared or ())
 
     async def reload(self) -> None:
-        """Reads the file again and converges; mistakes in it are logged, and change nothing."""
+        """Reads the file again and reconciles. If the file is invalid, logs its mistakes and changes no deployment."""
         if self._path is None:
             _log.warning("nothing to reload: the runtime was started without --deployments")
             return
@@ -71,7 +74,7 @@ class Convergence:
                 for one in self._deployments.list()
                 if one.origin is Origin.FILE and (one.spec not in declared or one.state is DeploymentState.FAILED)
             ]
-            # First, because what is new may need the same cores.
+            # Before the loads, because new deployments may need the same cores.
             await asyncio.gather(*map(self._unload, stale))
             self._load_missing(declared)
             _log.info("deployments file is followed", unloaded=[one.deployment_id for one in stale])
@@ -89,7 +92,7 @@ class Convergence:
         deployment_id = deployment.deployment_id
         waiting = asyncio.create_task(self._deployments.unload(deployment_id, InFlightPolicy.WAIT))
         try:
-            await asyncio.wait([waiting], timeout=self._patience_s)
+            await asyncio.wait([waiting], timeout=self._timeout_s)
             if not waiting.done():
                 await self._deployments.unload(deployment_id, InFlightPolicy.ABORT)
             await waiting

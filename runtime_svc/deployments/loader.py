@@ -1,4 +1,4 @@
-"""From a bundle that was found to an engine that serves it."""
+"""Loads a resolved bundle: fetches and verifies its blobs, starts ranks and engine."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from runtime_svc.text.workers import TextWorkers
 
 
 @dataclass(frozen=True, slots=True)
-class BringUp:
-    """Brings deployments up.
+class Loader:
+    """Loads deployments.
 
     Attributes:
-        library: Where bundles come from.
+        library: Fetches and verifies bundles.
         start_ranks: Starts rank groups.
         engine: Bounds of every engine.
-        workers: Where text is worked on.
-        captures: Where captured inputs go; None for nowhere.
+        workers: Threads that encode prompts and decode tokens.
+        captures: Directory of captured inputs; None if requests cannot capture.
     """
 
     library: BundleLibrary
@@ -39,11 +39,11 @@ class BringUp:
     workers: TextWorkers
     captures: CaptureDirectory | None = None
 
-    async def run(self, deployment: Deployment) -> Serving:
-        """Fetches and verifies the bundles, starts the ranks and the engine; reports progress on the way.
+    async def load(self, deployment: Deployment) -> Serving:
+        """Fetches and verifies the bundles, then starts ranks and engine; reports each stage.
 
         Raises:
-            KilnError: Whatever went wrong; nothing is left running.
+            KilnError: A stage failed. Ranks and engine are closed again.
         """
         assert deployment.bundle is not None
         report = deployment.progress.report
@@ -72,7 +72,7 @@ class BringUp:
             raise
 
     async def _find_weights(self, deployment: Deployment, executables: Bundle) -> WeightsSource | None:
-        """The weights that the deployment is to use: its bundle's own, those that were loaded last, or none yet."""
+        """Returns the weights to start with: the bundle's own or those loaded last; None while weights are awaited."""
         weights = deployment.weights
         if weights is None:
             return None

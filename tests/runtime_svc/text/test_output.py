@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_svc.text.stopping import StopStringMatcher
+from runtime_svc.text.output import StopStringMatcher
 
 ALPHABET = "ab🙂"
 TEXT = st.text(ALPHABET, max_size=30)

@@ -1,4 +1,4 @@
-"""What a deployment was asked for, and by whom."""
+"""The specification of a deployment, and its origin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Origin(enum.Enum):
-    """Who asked for a deployment, and so who may end it."""
+    """Who asked for a deployment: a client by LoadBundle, or the deployments file."""
 
     RPC = "rpc"
     FILE = "file"
@@ -15,14 +15,14 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """What LoadBundle, or an entry of the deployments file, asks for.
+    """The options of LoadBundle, or of an entry of the deployments file.
 
     Attributes:
         deployment_id: Id of the deployment.
         ref: Bundle reference.
-        cores: Cores to use, one a rank; empty lets the runtime place it.
+        cores: Cores to use, one for each rank; empty lets the runtime choose.
         threads_per_core: Threads that each rank computes with; None takes the runtime's default.
-        follow_alias: Load the weights that the alias of `ref` names whenever it moves.
+        follow_alias: Whether the runtime loads new weights whenever the alias in `ref` moves.
     """
 
     deployment_id: str
