@@ -11,9 +11,9 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from bundle.errors import FieldViolation
 from compiler_svc.errors import ConfigInvalid, TooManyStreams
 
-MOST_REQUEST_BYTES: Final = 256 << 10
-MOST_REQUEST_ID_CHARACTERS: Final = 128
-MOST_SALT_CHARACTERS: Final = 256
+MAX_REQUEST_BYTES: Final = 256 << 10
+MAX_REQUEST_ID_CHARACTERS: Final = 128
+MAX_SALT_CHARACTERS: Final = 256
 
 
 def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWeightsRequest) -> None:
@@ -23,15 +23,15 @@ def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWe
         ConfigInvalid: Something is too long.
     """
     violations = []
-    if request.ByteSize() > MOST_REQUEST_BYTES:
+    if request.ByteSize() > MAX_REQUEST_BYTES:
         violations.append(
-            FieldViolation("request", f"{request.ByteSize()} bytes", f"at most {MOST_REQUEST_BYTES} bytes")
+            FieldViolation("request", f"{request.ByteSize()} bytes", f"at most {MAX_REQUEST_BYTES} bytes")
         )
     salt = "" if isinstance(request, pb.ShardWeightsRequest) else request.salt
     request_id = "" if isinstance(request, pb.PlanCompileRequest) else request.request_id
     for field, text, most in (
-        ("request_id", request_id, MOST_REQUEST_ID_CHARACTERS),
-        ("salt", salt, MOST_SALT_CHARACTERS),
+        ("request_id", request_id, MAX_REQUEST_ID_CHARACTERS),
+        ("salt", salt, MAX_SALT_CHARACTERS),
     ):
         if len(text) > most:
             violations.append(FieldViolation(field, f"{len(text)} characters", f"at most {most}"))

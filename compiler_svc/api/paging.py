@@ -10,14 +10,14 @@ import msgspec
 from compiler_svc.errors import PageTokenInvalid
 
 DEFAULT_PAGE_SIZE: Final = 100
-LARGEST_PAGE_SIZE: Final = 1000
+MAX_PAGE_SIZE: Final = 1000
 
 KeyT = TypeVar("KeyT")
 
 
 def choose_page_size(asked: int) -> int:
     """Page size for what a client asked; 0 and less ask for the default."""
-    return min(asked, LARGEST_PAGE_SIZE) if asked > 0 else DEFAULT_PAGE_SIZE
+    return min(asked, MAX_PAGE_SIZE) if asked > 0 else DEFAULT_PAGE_SIZE
 
 
 def write_page_token(key: object | None) -> str:

@@ -15,7 +15,7 @@ from compiler_svc.errors import ConfigInvalid
 from compiler_svc.planning.cost import CostEstimate
 from compiler_svc.planning.memory import RankMemory
 from compiler_svc.planning.planner import PlanRequest
-from compiler_svc.planning.report import LargestSizes, Plan
+from compiler_svc.planning.report import LargestSizes, PlanReport
 
 _LEAST_CORE_BYTES: Final = 1 << 20
 
@@ -34,7 +34,7 @@ def plan_request_from_pb(request: pb.PlanCompileRequest) -> PlanRequest:
     return PlanRequest(core_memory_bytes=core_bytes or None, **fields)
 
 
-def plan_to_pb(plan: Plan) -> pb.PlanCompileResponse:
+def plan_to_pb(plan: PlanReport) -> pb.PlanCompileResponse:
     """Writes a plan."""
     return pb.PlanCompileResponse(
         submodels=[

@@ -11,7 +11,7 @@ from compiler_svc.builds.job import BuildJob
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.database.engine import Database
 from compiler_svc.planning.build_plan import BuildPlan
-from compiler_svc.planning.job_spec import CompileSpec
+from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.forkserver.client import ForkserverClient
 from execution.ranks.forkservers import OpenForkserver
@@ -44,7 +44,7 @@ class Build:
     """
 
     job: BuildJob
-    spec: CompileSpec
+    spec: CompileJobSpec
     checkpoint: Checkpoint
     plan: BuildPlan
     layout: Layout

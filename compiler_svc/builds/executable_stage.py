@@ -21,7 +21,7 @@ from compiler_svc.lower.program import stage_job
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from targets.registry import find_format
 
 
@@ -36,7 +36,7 @@ class TracedExecutable:
         job: What has to be run where there is no result.
     """
 
-    spec: SubmodelSpec
+    spec: ExecutableSpec
     graph_digest: str
     constants: tuple[ConstantBinding, ...]
     action_digest: str
@@ -132,7 +132,7 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     return tuple(_store(build, one, finished) for one in traced)
 
 
-def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
+def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
     spec = build.spec
     traced = export_submodel(build.plan.model, build.plan.weights, submodel)
     action_digest = spec.executable_action_digest(

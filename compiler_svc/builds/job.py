@@ -20,7 +20,7 @@ import msgspec
 
 from compiler_svc.database.actuals import BuildFacts
 from compiler_svc.database.cache import CachedExecutable
-from compiler_svc.planning.job_spec import BuildSpec, read_path
+from compiler_svc.planning.job_spec import JobSpec, read_path
 from compiler_svc.records import ExecutableResult
 from execution.failure import Failure
 
@@ -55,7 +55,7 @@ class BuildJob(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     build_id: str
-    spec: BuildSpec
+    spec: JobSpec
     checkpoint_digest: str
     environment: BuildEnvironment
     graphs_of: str | None = None

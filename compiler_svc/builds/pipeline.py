@@ -35,7 +35,7 @@ from compiler_svc.errors import BuildFailed
 from compiler_svc.golden.check import check_golden
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import CompileSpec, ShardSpec
+from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit
 from compiler_svc.records import Stage
@@ -58,9 +58,9 @@ def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, fo
     """
     database = Database(job.environment.database_url)
     with Layout(job.environment.store).pinning() as layout:
-        if isinstance(job.spec, CompileSpec) and job.graphs_of is not None:
+        if isinstance(job.spec, CompileJobSpec) and job.graphs_of is not None:
             result = keep_graphs(job.spec, job.graphs_of, layout, report)
-        elif isinstance(job.spec, CompileSpec):
+        elif isinstance(job.spec, CompileJobSpec):
             result = build_bundle(
                 job, job.spec, layout, database, directory=directory, report=report, forkservers=forkservers
             )
@@ -79,7 +79,7 @@ def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, fo
 
 def build_bundle(
     job: BuildJob,
-    spec: CompileSpec,
+    spec: CompileJobSpec,
     layout: Layout,
     database: Database,
     directory: JobDirectory,
@@ -145,7 +145,7 @@ def build_bundle(
 
 
 def build_weights(
-    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, forkservers: Forkservers
+    job: BuildJob, spec: ShardJobSpec, layout: Layout, report: ProgressReport, forkservers: Forkservers
 ) -> BuildResult:
     """Writes a checkpoint's weights for the executables of a bundle.
 
@@ -205,7 +205,7 @@ def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:
     return aside.get(digest) or layout.blob_path(digest)
 
 
-def keep_graphs(spec: CompileSpec, digest: str, layout: Layout, report: ProgressReport) -> BuildResult:
+def keep_graphs(spec: CompileJobSpec, digest: str, layout: Layout, report: ProgressReport) -> BuildResult:
     """Traces the executables of a bundle once more and attaches their graphs. The bundle stays as it is.
 
     Traced again also where they have just been built: builds do without source lines, which cost them a third of the

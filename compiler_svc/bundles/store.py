@@ -27,9 +27,9 @@ from compiler_svc.errors import AliasInvalid, OffsetInvalid
 
 CHUNK_SIZE_BYTES: Final = 1 << 20
 
-LONGEST_HOLDER: Final = 128
+MAX_HOLDER_CHARACTERS: Final = 128
 LEASE_DURATION_S: Final = 24 * 3600.0
-LONGEST_LEASE_S: Final = 30 * 24 * 3600.0
+MAX_LEASE_S: Final = 30 * 24 * 3600.0
 
 T = TypeVar("T")
 
@@ -152,12 +152,12 @@ class BundleStore:
             LeaseInvalid: Holder or duration are none.
             RefInvalid, BundleNotFound: See `get`.
         """
-        if not 1 <= len(holder) <= LONGEST_HOLDER:
-            raise LeaseInvalid("holder", repr(holder), f"1 to {LONGEST_HOLDER} characters")
+        if not 1 <= len(holder) <= MAX_HOLDER_CHARACTERS:
+            raise LeaseInvalid("holder", repr(holder), f"1 to {MAX_HOLDER_CHARACTERS} characters")
         if duration_s is None:
             duration_s = LEASE_DURATION_S
-        if not 1 <= duration_s <= LONGEST_LEASE_S:
-            raise LeaseInvalid("duration", f"{duration_s:g} s", f"1 s to {LONGEST_LEASE_S:g} s")
+        if not 1 <= duration_s <= MAX_LEASE_S:
+            raise LeaseInvalid("duration", f"{duration_s:g} s", f"1 s to {MAX_LEASE_S:g} s")
         async with self._naming:
             digest = (await self.get(text)).bundle.digest
             lease = partial(leases.set_lease, holder=holder, digest=digest, duration_s=duration_s)

@@ -19,11 +19,11 @@ from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import BuildSpec
+from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.records import ExecutableResult
 from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
 
-_MOST_HASHING: Final = 2
+_MAX_HASHING: Final = 2
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class BundleCache:
         self._store = store
         self._digests = FileDigests(database)
         # Hashing must not take every thread from those who read blobs.
-        self._hashing = asyncio.Semaphore(_MOST_HASHING)
+        self._hashing = asyncio.Semaphore(_MAX_HASHING)
 
-    async def identify(self, spec: BuildSpec) -> Identity:
+    async def identify(self, spec: JobSpec) -> Identity:
         """Hashes what a compile depends on. Files that were hashed before are not read again.
 
         Raises:
@@ -85,7 +85,7 @@ class BundleCache:
 
         await self._database.run(work)
 
-    def _identify(self, spec: BuildSpec, cancelled: threading.Event) -> Identity:
+    def _identify(self, spec: JobSpec, cancelled: threading.Event) -> Identity:
         def stop_when_cancelled(_size_bytes: int) -> None:
             if cancelled.is_set():
                 raise InterruptedError

@@ -22,9 +22,9 @@ from compiler_svc.records import CompileResult, Progress
 from execution.failure import Failure
 
 #: Changes kept for a slow watcher; it misses the oldest of them, never the end.
-_MOST_KEPT: Final = 256
+_MAX_KEPT: Final = 256
 #: Calls that watch one operation, or wait for it, at once.
-MOST_WATCHERS: Final = 128
+MAX_WATCHERS: Final = 128
 _RETRY_AFTER_S: Final = 5.0
 
 
@@ -49,9 +49,9 @@ class OperationFeed:
         Raises:
             TooManyWatchers: Too many do so already.
         """
-        if len(self._watchers.get(operation_id, ())) >= MOST_WATCHERS:
-            raise TooManyWatchers(f"operations/{operation_id}", MOST_WATCHERS, _RETRY_AFTER_S)
-        queue: asyncio.Queue[Operation] = asyncio.Queue(_MOST_KEPT)
+        if len(self._watchers.get(operation_id, ())) >= MAX_WATCHERS:
+            raise TooManyWatchers(f"operations/{operation_id}", MAX_WATCHERS, _RETRY_AFTER_S)
+        queue: asyncio.Queue[Operation] = asyncio.Queue(_MAX_KEPT)
         self._watchers[operation_id].add(queue)
         try:
             yield queue

@@ -24,7 +24,7 @@ from compiler_svc.database.operations import Operation
 from compiler_svc.database.versions import Version
 from compiler_svc.errors import BuildFailed, CompileCancelled
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import BuildSpec, CompileSpec
+from compiler_svc.planning.job_spec import CompileJobSpec, JobSpec
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
 
@@ -53,7 +53,7 @@ class CompileRun:
         queued: Set when the compile has its place in the line of builds, or needs none.
     """
 
-    def __init__(self, services: CompileServices, operation: Operation, spec: BuildSpec) -> None:
+    def __init__(self, services: CompileServices, operation: Operation, spec: JobSpec) -> None:
         """Takes an operation that runs, and what it is to build."""
         self.queued = asyncio.Event()
         self._services = services
@@ -113,7 +113,7 @@ class CompileRun:
             self._build_id = identity.action_digest.removeprefix("sha256:")
             cached = await self._services.cache.find(identity.action_digest)
         built = cached or await self._build(identity)
-        if isinstance(self._spec, CompileSpec) and self._spec.debug:
+        if isinstance(self._spec, CompileJobSpec) and self._spec.debug:
             await self._keep_graphs(identity, built.bundle_digest)
         await self._record(built, is_cached=cached is not None)
 

@@ -14,14 +14,14 @@ from compiler_svc.config.rules import model_rules
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
-from compiler_svc.planning.job_spec import CompileSpec
+from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
 from targets.registry import TARGETS
 
 #: In one list; each is an executable, or several beside another list.
-MOST_BUCKETS: Final = 128
+MAX_BUCKETS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class CompileRequest(BuildRequest):
     debug: bool = False
 
 
-def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileSpec:
+def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileJobSpec:
     """Judges a request. Reads JSON files and tensor headers: call it from a thread.
 
     Pickled weights are left to the build: opening them takes torch.
@@ -76,7 +76,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     checkpoint, resolution = resolve_request(request, model_roots)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config)
-    return CompileSpec(
+    return CompileJobSpec(
         name=request.name,
         model=checkpoint.path,
         model_roots=model_roots,
@@ -86,7 +86,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
         debug=request.debug,
-        warnings=(*resolution.warnings, *note_doubts(checkpoint, resolution.config.neuron_config)),
+        warnings=(*resolution.warnings, *find_warnings(checkpoint, resolution.config.neuron_config)),
     )
 
 
@@ -169,12 +169,12 @@ def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
     return declared.removeprefix("torch.") if isinstance(declared, str) else None
 
 
-def note_doubts(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """What the caller should know about a compile that can be carried out."""
-    return (*note_untrained_positions(checkpoint, config), *note_unchecked_executables(config))
+    return (*warn_of_untrained_positions(checkpoint, config), *warn_of_unchecked_executables(config))
 
 
-def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """What the caller should know about sequences longer than the model was made for."""
     trained = describe_model(checkpoint.config).max_position_embeddings
     if config.longest_sequence <= trained:
@@ -182,7 +182,7 @@ def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tu
     return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)
 
 
-def note_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
+def warn_of_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
     """What the caller should know about a bundle that is published without a golden check."""
     if not config.skip_sharding:
         return ()
@@ -197,6 +197,6 @@ def check_num_executables(config: NeuronConfig) -> None:
     """
     for name in ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets", "token_generation_batches"):
         num_buckets = len(getattr(config, name))
-        if num_buckets > MOST_BUCKETS:
-            violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MOST_BUCKETS}")
+        if num_buckets > MAX_BUCKETS:
+            violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MAX_BUCKETS}")
             raise ConfigInvalid([violation])

@@ -14,7 +14,7 @@ from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import fuse_qkv
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.submodels import SubmodelSpec, describe_submodel
+from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 
 
@@ -30,7 +30,7 @@ class BuildPlan:
 
     model: GraphSpec
     weights: WeightPlan
-    submodels: tuple[SubmodelSpec, ...]
+    submodels: tuple[ExecutableSpec, ...]
     sampling: Sampling
     limits: Limits
     tokens: Tokens
@@ -82,7 +82,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
     )
 
 
-def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[SubmodelSpec]:
+def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[ExecutableSpec]:
     for shape in describe_submodels(config):
         for bucket in shape.buckets:
             # Configurations of submodels that are not served, or with buckets of two numbers, are refused before.

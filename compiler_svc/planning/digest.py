@@ -15,7 +15,7 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.manifest import Target
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from targets.registry import TARGETS
 
 
@@ -43,5 +43,5 @@ def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[
     }
 
 
-def _describe(submodel: SubmodelSpec) -> object:
+def _describe(submodel: ExecutableSpec) -> object:
     return msgspec.to_builtins(asdict(submodel))

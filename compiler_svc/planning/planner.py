@@ -20,7 +20,7 @@ from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
     find_checkpoint,
-    note_doubts,
+    find_warnings,
     read_declared_dtype,
     resolve_request,
 )
@@ -29,7 +29,7 @@ from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.model_overrides import override_model
-from compiler_svc.planning.report import Plan, PlannedExecutable
+from compiler_svc.planning.report import PlannedExecutable, PlanReport
 from compiler_svc.planning.variation import Variations
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
@@ -86,7 +86,7 @@ class Planner:
         self._model_roots = model_roots
         self._num_lowerings = num_lowerings
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan(self, request: PlanRequest) -> PlanReport:
         """Plans a compile. Reads JSON files and tensor headers: call it from a thread.
 
         Raises:
@@ -112,7 +112,7 @@ class Planner:
             resolve=lambda document: _resolve(request, document, checkpoint),
             fits=lambda varied: memory_model.measure(varied).total_bytes <= limit.measure(varied.neuron_config),
         )
-        return Plan(
+        return PlanReport(
             config=config,
             submodels=describe_submodels(config.neuron_config),
             memory=memory,
@@ -121,7 +121,7 @@ class Planner:
             cores_needed=variations.count_cores(planned_target),
             executables=executables,
             hints=resolution.hints,
-            warnings=(*_without_hints(resolution), *_note_doubts(request, checkpoint, config)),
+            warnings=(*_without_hints(resolution), *_find_warnings(request, checkpoint, config)),
             cost=self._estimate_cost(
                 request,
                 Work(
@@ -186,13 +186,13 @@ def _resolve(request: PlanRequest, document: Mapping[str, Any], checkpoint: Chec
     return resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind).config
 
 
-def _note_doubts(request: PlanRequest, checkpoint: Checkpoint, config: InferenceConfig) -> Iterator[str]:
+def _find_warnings(request: PlanRequest, checkpoint: Checkpoint, config: InferenceConfig) -> Iterator[str]:
     """What the caller should know about the plan and about the compile."""
     if note := TARGETS[request.target_kind].note:
         yield note
     if checkpoint.is_pickled:
         yield "model: its weights are pickles, which plans do not open: tensors are those that config.json implies"
-    yield from note_doubts(checkpoint, config.neuron_config)
+    yield from find_warnings(checkpoint, config.neuron_config)
 
 
 def _without_hints(resolution: Resolution) -> list[str]:

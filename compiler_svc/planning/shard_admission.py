@@ -13,7 +13,7 @@ from bundle.reference import is_name
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
 from compiler_svc.planning.admission import find_checkpoint
 from compiler_svc.planning.build_plan import plan_build
-from compiler_svc.planning.job_spec import ShardSpec
+from compiler_svc.planning.job_spec import ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, read_config
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ class ShardRequest:
     skip_cache_lookup: bool
 
 
-def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardSpec:
+def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardJobSpec:
     """Judges a request. Reads JSON files and tensor headers: call it from a thread.
 
     Pickled weights are left to the build: opening them takes torch.
@@ -64,18 +64,18 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
     checkpoint = override_model(checkpoint, config)
     if not checkpoint.is_pickled:
         check_weights_fit(manifest, plan_build(checkpoint, config.neuron_config))
-    return ShardSpec(
+    return ShardJobSpec(
         name=request.name,
         model=path,
         model_roots=model_roots,
         config=config,
         skip_cache_lookup=request.skip_cache_lookup,
-        warnings=_note_other_tokenizer(checkpoint, manifest),
+        warnings=_warn_of_other_tokenizer(checkpoint, manifest),
         executables=executables.digest,
     )
 
 
-def _note_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
+def _warn_of_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
     own = next((file for file in checkpoint.tokenizer_files if file.name == _TOKENIZER_FILE), None)
     if own is None or manifest.tokenizer is None or sha256_file(own) == manifest.tokenizer.digest:
         return ()
