@@ -1,4 +1,4 @@
-"""Sizes of requests: what clients send is kept, hashed and compared, so that none of it may be huge."""
+"""Limits on requests: the service keeps, hashes and compares their content, so it must not be huge."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_SALT_CHARACTERS: Final = 256
 
 
 def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWeightsRequest) -> None:
-    """Checks lengths before anything else is done with a request.
+    """Checks lengths before the service does anything else with a request.
 
     Raises:
-        ConfigInvalid: Something is too long.
+        ConfigInvalid: A field is too long.
     """
     violations = []
     if request.ByteSize() > MAX_REQUEST_BYTES:
@@ -43,20 +43,20 @@ _RETRY_AFTER_S: Final = 5.0
 
 
 class StreamLimit:
-    """Lets a limited number of streams of one method be open."""
+    """Limits how many streams of one method are open."""
 
     def __init__(self, method: str, most: int) -> None:
-        """Starts with none open."""
+        """Starts without open streams."""
         self._method = method
         self._most = most
         self._num_open = 0
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Counts a stream as long as the context lasts.
+        """Counts a stream until the context ends.
 
         Raises:
-            TooManyStreams: As many are open as may be.
+            TooManyStreams: The method has as many open streams as it may.
         """
         if self._num_open >= self._most:
             raise TooManyStreams(self._method, self._most, _RETRY_AFTER_S)

@@ -1,4 +1,4 @@
-"""protobuf ↔ records, for plans."""
+"""protobuf ↔ records, for plan reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan_request_from_pb(request: pb.PlanCompileRequest) -> PlanRequest:
 
 
 def plan_to_pb(plan: PlanReport) -> pb.PlanCompileResponse:
-    """Writes a plan."""
+    """Writes a plan report."""
     return pb.PlanCompileResponse(
         submodels=[
             pb.SubmodelPlan(
@@ -82,7 +82,7 @@ def _rank_to_pb(rank: int, memory: RankMemory, limit_bytes: int) -> pb.RankPlan:
 
 
 def _int64(size_bytes: int) -> int:
-    """The size, or the largest that the wire can carry: configurations can ask for more than exists anywhere."""
+    """Limits a size to what the wire can carry: a configuration can ask for more memory than exists anywhere."""
     return min(size_bytes, 2**63 - 1)
 
 

@@ -1,4 +1,4 @@
-"""One build in progress: what its stages share."""
+"""The state that the stages of one build share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from execution.ranks.forkservers import OpenForkserver
 
 @dataclass(frozen=True, slots=True)
 class Forkservers:
-    """Where a build's processes come from.
+    """The forkservers that a build takes processes from.
 
     Attributes:
-        ranks: Gives the forkserver of the golden check's ranks.
+        ranks: Returns the forkserver of the golden check's ranks.
         lowerings: The forkserver of all builds' lowerings.
     """
 
@@ -34,13 +34,13 @@ class Forkservers:
 class Build:
     """One build in progress.
 
-    Attributes:
+    layout: Store that the bundle is published in; pins every blob that the build writes.
         layout: Store that the bundle is published in; pins what is written.
         database: Holds the action cache.
-        finished: What is lowered already, by this attempt or an earlier one.
+        finished: Executables that this attempt or an earlier one has lowered.
         work: Scratch directory of this attempt alone.
-        report: Where progress goes.
-        forkservers: Where processes come from.
+        report: Receives progress.
+        forkservers: The forkservers of the build's processes.
     """
 
     job: BuildJob

@@ -1,4 +1,4 @@
-"""Judging a request for weights: everything that can be known without torch and without reading a weight."""
+"""Validates ShardWeights requests: finds every mistake that shows without torch and without reading weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TOKENIZER_FILE: Final = "tokenizer.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRequest:
-    """What a client asks for.
+    """A ShardWeights request of a client.
 
     Attributes:
         model: Checkpoint directory, absolute or relative to a model root.
-        executables_ref: Reference of the bundle that the weights are for.
+        executables_ref: Reference of the bundle whose executables the weights are for.
     """
 
     name: str
@@ -38,19 +38,19 @@ class ShardRequest:
 
 
 def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardJobSpec:
-    """Judges a request. Reads JSON files and tensor headers: call it from a thread.
+    """Validates a request. Reads JSON files and tensor headers: call it from a thread.
 
-    Pickled weights are left to the build: opening them takes torch.
+    Leaves pickled weights to the build, because opening them needs torch.
 
     Args:
-        executables: What `request.executables_ref` names.
+        executables: The bundle that `request.executables_ref` names.
 
     Raises:
-        NameInvalid, ExecutablesMissing: Mistakes of the request.
-        IsaUnsupported, FormatUnknown, FormatInvalid: Executables that this host could not verify the weights with.
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
-        ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
-        GraphAbiMismatch: A model whose weights do not fit.
+        NameInvalid, ExecutablesMissing: The request has mistakes.
+        IsaUnsupported, FormatUnknown, FormatInvalid: This host cannot run the executables to verify the weights.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
+        GraphAbiMismatch: The model's weights do not fit the executables.
     """
     if not is_name(request.name):
         raise NameInvalid(request.name)
