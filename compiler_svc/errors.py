@@ -37,8 +37,8 @@ from bundle.errors import FieldViolation, KilnError
 from bundle.reference import ACCEPTED_ALIAS, ACCEPTED_NAME
 
 # A status travels in HTTP/2 headers, of which peers accept some 8 KiB.
-_MOST_VIOLATIONS: Final = 16
-_MOST_SUMMARIZED: Final = 4
+_MAX_VIOLATIONS: Final = 16
+_MAX_SUMMARIZED: Final = 4
 
 
 class CompilerError(KilnError):
@@ -54,7 +54,7 @@ class ConfigInvalid(CompilerError):
 
     def __init__(self, violations: Iterable[FieldViolation]) -> None:
         listed = tuple(violations)
-        super().__init__(_summarize("invalid configuration", listed), violations=listed[:_MOST_VIOLATIONS])
+        super().__init__(_summarize("invalid configuration", listed), violations=listed[:_MAX_VIOLATIONS])
 
 
 class FeatureNotServed(CompilerError):
@@ -65,7 +65,7 @@ class FeatureNotServed(CompilerError):
     def __init__(self, violations: Iterable[FieldViolation]) -> None:
         listed = tuple(violations)
         features = ",".join(violation.field for violation in listed)
-        super().__init__(_summarize("not served", listed), violations=listed[:_MOST_VIOLATIONS], features=features)
+        super().__init__(_summarize("not served", listed), violations=listed[:_MAX_VIOLATIONS], features=features)
 
 
 class NameInvalid(CompilerError):
@@ -313,6 +313,6 @@ class DatabaseSchemaUnsupported(CompilerError):
 
 
 def _summarize(what: str, violations: tuple[FieldViolation, ...]) -> str:
-    summary = "; ".join(map(str, violations[:_MOST_SUMMARIZED]))
-    more = len(violations) - _MOST_SUMMARIZED
+    summary = "; ".join(map(str, violations[:_MAX_SUMMARIZED]))
+    more = len(violations) - _MAX_SUMMARIZED
     return f"{what}: {summary}" + (f"; and {more} more" if more > 0 else "")

@@ -25,7 +25,7 @@ from compiler_svc.bundles.importer import BundleImporter, ImportOrder
 from compiler_svc.bundles.store import BundleStore
 
 #: Streams of blobs at once; each holds a file open and a piece of at most 1 MiB.
-MOST_BLOB_STREAMS: Final = 64
+MAX_BLOB_STREAMS: Final = 64
 
 
 class BundleService(bundle_pb2_grpc.BundleServiceServicer):
@@ -35,7 +35,7 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
         """Takes the bundles to serve, and what brings in others."""
         self._store = store
         self._importer = importer
-        self._reading = StreamLimit("ReadBlob", MOST_BLOB_STREAMS)
+        self._reading = StreamLimit("ReadBlob", MAX_BLOB_STREAMS)
 
     async def GetBundle(self, request: pb.GetBundleRequest, context: Any) -> pb.GetBundleResponse:
         """Resolves a reference to a bundle."""

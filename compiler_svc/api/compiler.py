@@ -47,7 +47,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         planner: Planner,
         model_roots: tuple[Path, ...],
     ) -> None:
-        """Takes the queue that compiles go to, and the roots that checkpoints lie in."""
+        """Takes the services that requests use, and the roots that checkpoints must lie in."""
         self._database = database
         self._journal = journal
         self._queue = queue
@@ -56,7 +56,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         self._model_roots = model_roots
 
     async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
-        """Judges a request, then starts a compile."""
+        """Validates a request, then starts a compile."""
         check_limits(request)
         digest = digest_request(request)
         operation = await self._find(request.request_id, digest)
@@ -67,13 +67,13 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         return operation_to_pb(operation)
 
     async def PlanCompile(self, request: pb.PlanCompileRequest, context: Any) -> pb.PlanCompileResponse:
-        """Tells what a compile would make and take."""
+        """Predicts what a compile would make and need."""
         check_limits(request)
         plan = await asyncio.to_thread(self._planner.plan, plan_request_from_pb(request))
         return plan_to_pb(plan)
 
     async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
-        """Judges a request, then starts to write weights."""
+        """Validates a request, then starts to write weights."""
         check_limits(request)
         digest = digest_request(request)
         operation = await self._find(request.request_id, digest)
@@ -94,7 +94,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
                 yield event_to_pb(operation)
 
     async def _find(self, request_id: str, request_digest: str) -> Operation | None:
-        """The operation of a repeated call, whatever became of the checkpoint since."""
+        """Finds the operation of a repeated call, even if the checkpoint has changed since."""
         if not request_id:
             return None
         find = partial(operations.find_by_request_id, request_id=request_id, request_digest=request_digest)

@@ -1,4 +1,4 @@
-"""Sizes of requests: what clients send is kept, hashed and compared, so that none of it may be huge."""
+"""Limits on requests: the service keeps, hashes and compares their content, so it must not be huge."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from bundle.errors import FieldViolation
 from compiler_svc.errors import ConfigInvalid, TooManyStreams
 
-MOST_REQUEST_BYTES: Final = 256 << 10
-MOST_REQUEST_ID_CHARACTERS: Final = 128
-MOST_SALT_CHARACTERS: Final = 256
+MAX_REQUEST_BYTES: Final = 256 << 10
+MAX_REQUEST_ID_CHARACTERS: Final = 128
+MAX_SALT_CHARACTERS: Final = 256
 
 
 def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWeightsRequest) -> None:
-    """Checks lengths before anything else is done with a request.
+    """Checks lengths before the service does anything else with a request.
 
     Raises:
-        ConfigInvalid: Something is too long.
+        ConfigInvalid: A field is too long.
     """
     violations = []
-    if request.ByteSize() > MOST_REQUEST_BYTES:
+    if request.ByteSize() > MAX_REQUEST_BYTES:
         violations.append(
-            FieldViolation("request", f"{request.ByteSize()} bytes", f"at most {MOST_REQUEST_BYTES} bytes")
+            FieldViolation("request", f"{request.ByteSize()} bytes", f"at most {MAX_REQUEST_BYTES} bytes")
         )
     salt = "" if isinstance(request, pb.ShardWeightsRequest) else request.salt
     request_id = "" if isinstance(request, pb.PlanCompileRequest) else request.request_id
     for field, text, most in (
-        ("request_id", request_id, MOST_REQUEST_ID_CHARACTERS),
-        ("salt", salt, MOST_SALT_CHARACTERS),
+        ("request_id", request_id, MAX_REQUEST_ID_CHARACTERS),
+        ("salt", salt, MAX_SALT_CHARACTERS),
     ):
         if len(text) > most:
             violations.append(FieldViolation(field, f"{len(text)} characters", f"at most {most}"))
@@ -43,20 +43,20 @@ _RETRY_AFTER_S: Final = 5.0
 
 
 class StreamLimit:
-    """Lets a limited number of streams of one method be open."""
+    """Limits how many streams of one method are open."""
 
     def __init__(self, method: str, most: int) -> None:
-        """Starts with none open."""
+        """Starts without open streams."""
         self._method = method
         self._most = most
         self._num_open = 0
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Counts a stream as long as the context lasts.
+        """Counts a stream until the context ends.
 
         Raises:
-            TooManyStreams: As many are open as may be.
+            TooManyStreams: The method has as many open streams as it may.
         """
         if self._num_open >= self._most:
             raise TooManyStreams(self._method, self._most, _RETRY_AFTER_S)

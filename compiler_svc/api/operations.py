@@ -22,7 +22,7 @@ from compiler_svc.database.operations import Operation, parse_resource_name
 from compiler_svc.errors import FilterInvalid, OperationNotFound
 
 _FILTERS: Final = {"": None, "done=true": True, "done=false": False}
-# What the answer needs to arrive before the client's deadline.
+# Time that the answer needs to arrive before the client's deadline.
 _ANSWER_TIME_S: Final = 0.2
 
 
@@ -30,7 +30,7 @@ class OperationsService(operations_pb2_grpc.OperationsServicer):  # type: ignore
     """Serves compile operations."""
 
     def __init__(self, *, database: Database, journal: OperationJournal, queue: CompileQueue) -> None:
-        """Takes the database that keeps operations, the journal that tells of them, and the queue that runs them."""
+        """Takes the database of operations, the journal that publishes their changes, and the queue that runs them."""
         self._database = database
         self._journal = journal
         self._queue = queue

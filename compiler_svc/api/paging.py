@@ -10,26 +10,26 @@ import msgspec
 from compiler_svc.errors import PageTokenInvalid
 
 DEFAULT_PAGE_SIZE: Final = 100
-LARGEST_PAGE_SIZE: Final = 1000
+MAX_PAGE_SIZE: Final = 1000
 
 KeyT = TypeVar("KeyT")
 
 
 def choose_page_size(asked: int) -> int:
-    """Page size for what a client asked; 0 and less ask for the default."""
-    return min(asked, LARGEST_PAGE_SIZE) if asked > 0 else DEFAULT_PAGE_SIZE
+    """Chooses the page size for a client's request; 0 and less mean the default."""
+    return min(asked, MAX_PAGE_SIZE) if asked > 0 else DEFAULT_PAGE_SIZE
 
 
 def write_page_token(key: object | None) -> str:
-    """The token of the page that begins after `key`; empty where there is none."""
+    """Makes the token of the page that begins after `key`; empty if there is no further page."""
     return "" if key is None else base64.urlsafe_b64encode(msgspec.json.encode(key)).decode()
 
 
 def read_page_token(token: str, key: type[KeyT]) -> KeyT | None:
-    """The key that a token holds; None for the first page.
+    """Reads the key in a token; None for the first page.
 
     Raises:
-        PageTokenInvalid: It holds no such key.
+        PageTokenInvalid: The token holds no such key.
     """
     if not token:
         return None

@@ -1,4 +1,4 @@
-"""protobuf ↔ records, for plans."""
+"""protobuf ↔ records, for plan reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler_svc.errors import ConfigInvalid
 from compiler_svc.planning.cost import CostEstimate
 from compiler_svc.planning.memory import RankMemory
 from compiler_svc.planning.planner import PlanRequest
-from compiler_svc.planning.report import LargestSizes, Plan
+from compiler_svc.planning.report import LargestSizes, PlanReport
 
 _LEAST_CORE_BYTES: Final = 1 << 20
 
@@ -34,8 +34,8 @@ def plan_request_from_pb(request: pb.PlanCompileRequest) -> PlanRequest:
     return PlanRequest(core_memory_bytes=core_bytes or None, **fields)
 
 
-def plan_to_pb(plan: Plan) -> pb.PlanCompileResponse:
-    """Writes a plan."""
+def plan_to_pb(plan: PlanReport) -> pb.PlanCompileResponse:
+    """Writes a plan report."""
     return pb.PlanCompileResponse(
         submodels=[
             pb.SubmodelPlan(
@@ -82,7 +82,7 @@ def _rank_to_pb(rank: int, memory: RankMemory, limit_bytes: int) -> pb.RankPlan:
 
 
 def _int64(size_bytes: int) -> int:
-    """The size, or the largest that the wire can carry: configurations can ask for more than exists anywhere."""
+    """Limits a size to what the wire can carry: a configuration can ask for more memory than exists anywhere."""
     return min(size_bytes, 2**63 - 1)
 
 

@@ -62,5 +62,5 @@ STATUS_TABLE: Final[StatusTable] = {
 
 
 def status_from_failure(failure: Failure) -> status_pb2.Status:
-    """Renders an error that was recorded."""
+    """Renders a recorded error."""
     return status_from_error(failure.to_error(), STATUS_TABLE)

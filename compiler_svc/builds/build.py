@@ -1,4 +1,4 @@
-"""One build in progress: what its stages share."""
+"""The state that the stages of one build share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler_svc.builds.job import BuildJob
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.database.engine import Database
 from compiler_svc.planning.build_plan import BuildPlan
-from compiler_svc.planning.job_spec import CompileSpec
+from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.forkserver.client import ForkserverClient
 from execution.ranks.forkservers import OpenForkserver
@@ -19,10 +19,10 @@ from execution.ranks.forkservers import OpenForkserver
 
 @dataclass(frozen=True, slots=True)
 class Forkservers:
-    """Where a build's processes come from.
+    """The forkservers that a build takes processes from.
 
     Attributes:
-        ranks: Gives the forkserver of the golden check's ranks.
+        ranks: Returns the forkserver of the golden check's ranks.
         lowerings: The forkserver of all builds' lowerings.
     """
 
@@ -34,17 +34,17 @@ class Forkservers:
 class Build:
     """One build in progress.
 
-    Attributes:
+    layout: Store that the bundle is published in; pins every blob that the build writes.
         layout: Store that the bundle is published in; pins what is written.
         database: Holds the action cache.
-        finished: What is lowered already, by this attempt or an earlier one.
+        finished: Executables that this attempt or an earlier one has lowered.
         work: Scratch directory of this attempt alone.
-        report: Where progress goes.
-        forkservers: Where processes come from.
+        report: Receives progress.
+        forkservers: The forkservers of the build's processes.
     """
 
     job: BuildJob
-    spec: CompileSpec
+    spec: CompileJobSpec
     checkpoint: Checkpoint
     plan: BuildPlan
     layout: Layout

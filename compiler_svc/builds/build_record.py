@@ -1,4 +1,4 @@
-"""What is published about a build beside its bundle: facts that differ from one build to the next."""
+"""The build record, which is published beside a bundle: facts that differ from one build to the next."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ BUILD_TYPE: Final = "application/vnd.kiln.build.v1+json"
 
 
 class BuildRecorder:
-    """Collects what a build has to tell, and attaches it to the bundle.
+    """Collects the facts of a build and attaches them to its bundle.
 
     Attributes:
-        golden: The result of the golden check, None where there was none.
+        golden: The result of the golden check; None if the build skipped it.
     """
 
     def __init__(self, report: ProgressReport) -> None:
-        """Takes the progress that says how long each stage took."""
+        """Takes the progress, which measures each stage."""
         self.golden: GoldenResult | None = None
         self._report = report
 
@@ -52,7 +52,7 @@ class BuildRecorder:
             "stages_s": {stage: round(seconds, 3) for stage, seconds in self._report.measure_stages().items()},
             "executables": msgspec.to_builtins(executables),
             "host": {"cpu": _read_cpu_name(), "cpu_count": os.cpu_count(), "system": platform.platform()},
-            # Of one process each: the build's own, and the largest that it started.
+            # Each of a single process: the build's own, and the largest that it started.
             "peak_memory_bytes": {
                 "build": _peak_memory_bytes(resource.RUSAGE_SELF),
                 "lowering": _peak_memory_bytes(resource.RUSAGE_CHILDREN),
@@ -70,7 +70,7 @@ def _peak_memory_bytes(who: int) -> int:
 
 
 def _read_cpu_name() -> str:
-    """The processor's name; its architecture where the system does not tell."""
+    """The processor's name, or its architecture if the system does not tell the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -80,7 +80,7 @@ def _read_cpu_name() -> str:
 
 
 def describe_facts(build: Build, executables: Sequence[BuiltExecutable]) -> BuildFacts:
-    """The facts of a build that is about to end."""
+    """Describes a build that is about to end."""
     spec, plan = build.spec, build.plan
     digests = digest_plan(plan, target=spec.target, optimization_level=spec.optimization_level, salt=spec.salt)
     stages_s = build.report.measure_stages()

@@ -1,7 +1,7 @@
-"""The file of a bundle's graphs: what is in it, and whether a bundle has one. Needs no torch.
+"""The file of a bundle's graphs: its format, and whether a bundle has one. Needs no torch.
 
-It is gzip of JSON lines. The first line is a `GraphsHeader`; then, for each executable in manifest order, a
-`GraphHeader` and as many `compiler_svc.trace.annotated_graph.Operation` as it says.
+The file is JSON lines, compressed by gzip. The first line is a `GraphsHeader`. For each executable, in manifest order,
+a `GraphHeader` follows, then as many `compiler_svc.trace.annotated_graph.Operation` lines as it says.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TITLE: Final = "graphs.jsonl.gz"
 
 
 class GraphsHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose graphs they are.
+    """The bundle that the graphs belong to.
 
     Attributes:
         bundle: Digest of the bundle.
-        code_digest: Digest of the compiler's sources that the lines are of.
-        executables: Graphs that follow.
+        code_digest: Digest of the compiler's sources that the lines refer to.
+        executables: Number of graphs that follow.
     """
 
     bundle: str
@@ -36,12 +36,12 @@ class GraphsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph.
+    """The beginning of one graph.
 
     Attributes:
-        executable: Tag.
-        graph_digest: As in the bundle's manifest.
-        operations: Lines that follow.
+        executable: Tag of the executable.
+        graph_digest: Graph digest in the bundle's manifest.
+        operations: Number of lines that follow.
     """
 
     executable: str
@@ -50,12 +50,12 @@ class GraphHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphsWriter:
-    """Collects the lines, compressed: graphs of large models have many that are much alike."""
+    """Collects the lines and compresses them: graphs of large models have many similar lines."""
 
     def __init__(self, header: GraphsHeader) -> None:
         """Begins with the header."""
         self._data = io.BytesIO()
-        # Without a time, equal lines give equal bytes.
+        # Without a time in the file, equal lines give equal bytes.
         self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._data, mtime=0)
         self._write(header)
 
@@ -66,7 +66,7 @@ class GraphsWriter:
             self._write(operation)
 
     def finish(self) -> bytes:
-        """The whole file."""
+        """Ends the file and returns all of its bytes."""
         self._file.close()
         return self._data.getvalue()
 
@@ -75,12 +75,12 @@ class GraphsWriter:
 
 
 def has_graphs(layout: Layout, digest: str, code_digest: str) -> bool:
-    """Whether a bundle has its graphs, with the lines of these sources."""
+    """Whether a bundle has its graphs, and they refer to lines of these sources."""
     try:
         files = [read_referrer(layout, one.digest) for one in list_referrers(layout, digest, DEBUG_TYPE)]
         return any(_read_header(file).code_digest == code_digest for file in files)
     except (BundleError, ValueError, OSError, EOFError):
-        # Whatever is broken is written anew.
+        # The caller writes a broken file anew.
         return False
 
 

@@ -1,4 +1,4 @@
-"""The executables of a bundle: traced, then found in the cache or lowered."""
+"""The stage that makes executables: traces graphs, then finds their executables in the cache or lowers them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compiler_svc.lower.program import stage_job
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from targets.registry import find_format
 
 
@@ -30,13 +30,13 @@ class TracedExecutable:
     """An executable whose graph is known.
 
     Attributes:
-        action_digest: What identifies the result of lowering it.
-        cached: That result, where the cache has it.
-        finished: That result, where an earlier attempt at this build came so far.
-        job: What has to be run where there is no result.
+        action_digest: Identifies the result of lowering the graph.
+        cached: The result in the action cache, if there is one.
+        finished: The result of an earlier attempt at this build, if there is one.
+        job: The lowering to run; None if there is a result.
     """
 
-    spec: SubmodelSpec
+    spec: ExecutableSpec
     graph_digest: str
     constants: tuple[ConstantBinding, ...]
     action_digest: str
@@ -50,7 +50,7 @@ class BuiltExecutable:
     """An executable that the store holds.
 
     Attributes:
-        duration_s: Lowering time, None where it came from the cache.
+        duration_s: Lowering time; None if the cache had the executable.
     """
 
     traced: TracedExecutable
@@ -59,7 +59,7 @@ class BuiltExecutable:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the cache had it."""
+        """Whether the cache had the executable."""
         return self.duration_s is None
 
     @property
@@ -79,7 +79,7 @@ class BuiltExecutable:
 
     @property
     def result(self) -> ExecutableResult:
-        """What the caller of the compile is told."""
+        """The record for the caller of the compile."""
         return ExecutableResult(
             tag=self.traced.spec.tag,
             submodel=self.traced.spec.submodel,
@@ -90,7 +90,7 @@ class BuiltExecutable:
         )
 
     def describe(self) -> Executable:
-        """The manifest's record."""
+        """Describes the executable for the manifest."""
         spec = self.traced.spec
         return Executable(
             tag=spec.tag,
@@ -110,7 +110,7 @@ class BuiltExecutable:
 
 
 def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
-    """Traces every executable, lowers those that the cache does not have, and puts them into the store.
+    """Traces every executable, lowers those that are not in the cache, and puts them into the store.
 
     Raises:
         LoweringError: A graph could not be lowered.
@@ -132,7 +132,7 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     return tuple(_store(build, one, finished) for one in traced)
 
 
-def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
+def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
     spec = build.spec
     traced = export_submodel(build.plan.model, build.plan.weights, submodel)
     action_digest = spec.executable_action_digest(
@@ -144,7 +144,7 @@ def _trace(build: Build, submodel: SubmodelSpec) -> TracedExecutable:
     finished = build.finished.find(action_digest) if cached is None else None
     staged = None
     if cached is None and finished is None:
-        # Staged at once, so that one program at a time is in memory.
+        # Staged at once, so that only one program is in memory at a time.
         staged = stage_job(
             traced.program,
             tag=submodel.tag,
@@ -161,14 +161,14 @@ def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
     if cached is None or not build.layout.pin(cached.blob):
         return None
     if sha256_file(build.layout.blob_path(cached.blob)) != cached.blob:
-        # Out of the way: the store would keep it instead of the same blob built anew.
+        # The file is corrupt. Unless it is deleted, the store keeps it when lowering makes the same blob again.
         build.layout.delete_blob(cached.blob)
         return None
     return cached
 
 
 def _lower(build: Build, traced: Sequence[TracedExecutable]) -> dict[str, FinishedLowering]:
-    """Runs the jobs of executables, keeping each result as soon as it is there; returns them by tag."""
+    """Runs the lowering jobs and keeps each result at once; returns the results by tag."""
     environment = build.job.environment
     action_digests = {one.spec.tag: one.action_digest for one in traced}
     finished: dict[str, FinishedLowering] = {}
@@ -194,6 +194,6 @@ def _store(build: Build, traced: TracedExecutable, finished: dict[str, FinishedL
     if traced.cached is not None:
         return BuiltExecutable(traced, traced.cached, None)
     result = traced.finished or finished[traced.spec.tag]
-    # Copied: an attempt that is killed from here on leaves it to the next one.
+    # Copied, not moved: if this attempt is killed from here on, the next one still finds the file.
     build.layout.ingest_file(build.finished.path(traced.action_digest))
     return BuiltExecutable(traced, result.executable, result.duration_s)

@@ -1,7 +1,7 @@
-"""What a build has lowered so far, kept over the death of its process.
+"""The executables that a build has lowered so far. They outlive the build process.
 
-Results enter the action cache only when a whole build has succeeded, its golden check included. Until then they are
-here, for nobody but the next attempt at the same build.
+Results enter the action cache only when a whole build has succeeded, including its golden check. Until then only the
+next attempt at the same build uses them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FinishedLowering(msgspec.Struct, frozen=True, kw_only=True):
     """One finished lowering.
 
     Attributes:
-        duration_s: Seconds that it took.
+        duration_s: Seconds that the lowering took.
     """
 
     executable: CachedExecutable
@@ -37,11 +37,11 @@ class FinishedLowerings:
         self._directory = directory
 
     def path(self, action_digest: str) -> Path:
-        """Where the executable of an action is, or would be."""
+        """The path for the executable of an action, whether the file exists or not."""
         return self._directory / action_digest.removeprefix("sha256:")
 
     def keep(self, action_digest: str, lowered: LoweredExecutable, duration_s: float) -> FinishedLowering:
-        """Takes an executable's file and records it, the record last."""
+        """Moves an executable's file into the directory, then writes its record."""
         path = self.path(action_digest)
         lowered.path.rename(path)
         finished = FinishedLowering(
@@ -60,11 +60,11 @@ class FinishedLowerings:
         return finished
 
     def find(self, action_digest: str) -> FinishedLowering | None:
-        """What an earlier attempt lowered, None where there is nothing or its bytes are not what was recorded."""
+        """Finds the result of an earlier attempt; None if there is none or its bytes differ from the record."""
         path = self.path(action_digest)
         try:
             finished = msgspec.json.decode(path.with_suffix(_RECORD_SUFFIX).read_bytes(), type=FinishedLowering)
-            # A power cut may have left a record whose file is not whole.
+            # A power cut may have left a record with an incomplete file.
             return finished if sha256_file(path) == finished.executable.blob else None
         except (OSError, msgspec.MsgspecError):
             return None

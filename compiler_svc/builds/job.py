@@ -1,10 +1,10 @@
-"""What a build process is told, and what it tells back. Files of a job directory:
+"""The job of a build process, and its outcome. Files of a job directory:
 
 job.json        the job, written before the process starts
 result.json     the outcome, written by atomic rename at the end
 lock            held by the process as long as it lives
 work/           scratch space of this attempt at the build
-lowered/        executables that are finished; outlives the attempt
+lowered/        finished executables; outlives the attempt
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import msgspec
 
 from compiler_svc.database.actuals import BuildFacts
 from compiler_svc.database.cache import CachedExecutable
-from compiler_svc.planning.job_spec import BuildSpec, read_path
+from compiler_svc.planning.job_spec import JobSpec, read_path
 from compiler_svc.records import ExecutableResult
 from execution.failure import Failure
 
 
 class BuildEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What every build of a service shares.
+    """The settings that all builds of a service share.
 
     Attributes:
         store: OCI layout that bundles are published in.
-        database_url: Where the action cache is looked up.
+        database_url: SQLAlchemy URL of the database with the action cache.
         lowering_cache: Cache directory of the code generator, shared by all lowerings.
-        num_lowerings: Lowerings of one build that run at once.
-        lowering_timeout_s: Of one lowering.
-        lowering_memory_bytes: Of each process of one lowering.
+        num_lowerings: Number of lowerings of one build that run at once.
+        lowering_timeout_s: Time limit of one lowering.
+        lowering_memory_bytes: Memory limit of each process of one lowering.
     """
 
     store: Path
@@ -49,13 +49,13 @@ class BuildJob(msgspec.Struct, frozen=True, kw_only=True):
     """One build.
 
     Attributes:
-        build_id: Equal for all attempts at the same build, and for nothing else; a file name.
+        build_id: Equal for all attempts at the same build, different for different builds; a file name.
         checkpoint_digest: Digest of the weights, the configuration and the tokenizer.
-        graphs_of: Digest of the bundle that the specification gave, to be given its graphs; None builds a bundle.
+        graphs_of: Digest of the bundle that this job attaches graphs to; None to build a bundle.
     """
 
     build_id: str
-    spec: BuildSpec
+    spec: JobSpec
     checkpoint_digest: str
     environment: BuildEnvironment
     graphs_of: str | None = None
@@ -65,9 +65,9 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     """A published bundle.
 
     Attributes:
-        new_executables: What was lowered, by action digest: entries for the cache.
-        facts: What later plans are told; None for weights alone, and for a bundle that was there already.
-        warnings: Notes that only building brings to light.
+        new_executables: Entries for the action cache, by action digest: the executables that the build lowered.
+        facts: Facts for later plans; None for weights alone, and for a bundle that the store already had.
+        warnings: Warnings that only a build can find.
     """
 
     bundle_digest: str
@@ -83,7 +83,7 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A result or an error."""
+    """The end of a build: a result or an error."""
 
     result: BuildResult | None = None
     error: Failure | None = None
@@ -101,9 +101,9 @@ class JobDirectory:
         self.lowered = path / "lowered"
 
     def begin(self, job: BuildJob) -> None:
-        """Makes the directory ready for an attempt; of a former one, finished executables stay.
+        """Prepares the directory for an attempt. Keeps executables that a former attempt finished.
 
-        The job is readable by its owner only: a database's URL may hold a password.
+        Only the owner may read the job, because a database's URL may hold a password.
         """
         self.lowered.mkdir(parents=True, exist_ok=True)
         self._outcome.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ class JobDirectory:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Gives a process the scratch space, empty, for itself: the process of a killed compiler may be dying still."""
+        """Holds the empty scratch space for one process. Waits until a killed compiler's process has released it."""
         fd = os.open(self._path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -123,11 +123,11 @@ class JobDirectory:
             os.close(fd)
 
     def end(self) -> None:
-        """Removes what only the attempt needed."""
+        """Removes the files that only the attempt needed."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def remove(self) -> None:
-        """Removes everything."""
+        """Removes the directory with all of its files."""
         shutil.rmtree(self._path, ignore_errors=True)
 
     def read_job(self) -> BuildJob:
@@ -141,7 +141,7 @@ class JobDirectory:
         unfinished.replace(self._outcome)
 
     def read_outcome(self) -> BuildOutcome | None:
-        """Reads the outcome; None where the process ended without one."""
+        """Reads the outcome; None if the process ended without one."""
         if not self._outcome.exists():
             return None
         return msgspec.json.decode(self._outcome.read_bytes(), type=BuildOutcome)

@@ -1,4 +1,4 @@
-"""Describing a built bundle: the manifest."""
+"""The stage that describes a built bundle: it makes the manifest."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def describe_bundle(
     shards: Sequence[WeightShard],
     tokenizer_files: Sequence[BlobDescriptor],
 ) -> Manifest:
-    """Puts the manifest together.
+    """Makes the manifest.
 
     Args:
-        executables: In manifest order.
-        shards: Of every rank, in order.
+        executables: The executables in manifest order.
+        shards: The shards of all ranks, in order.
         tokenizer_files: Blobs of the checkpoint's tokenizer files.
     """
     spec, plan, model = build.spec, build.plan, build.plan.model
@@ -60,7 +60,7 @@ def describe_bundle(
 
 
 def resolved_config(build: Build) -> dict[str, Any]:
-    """The configuration as it was compiled: `neuron_config` beside the model's attributes, and those replaced."""
+    """The compiled configuration: `neuron_config`, the model's attributes, and the overrides of these."""
     config = build.spec.config
     sections = {name: value for name, value in config.to_json().items() if name not in config.model_attributes}
     replaced = {MODEL_ATTRIBUTES: config.model_attributes} if config.model_attributes else {}
@@ -68,10 +68,10 @@ def resolved_config(build: Build) -> dict[str, Any]:
 
 
 def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) -> Tokenizer | None:
-    """The manifest's record of a checkpoint's tokenizer, None if it has none.
+    """Describes a checkpoint's tokenizer for the manifest; None if it has none.
 
     Args:
-        files: Blobs of its files.
+        files: Blobs of the tokenizer's files.
     """
     digest = next((file.digest for file in files if file.title == TOKENIZER_FILE), None)
     if digest is None:

@@ -1,7 +1,7 @@
-"""A build from end to end, in a build process.
+"""Runs a build from end to end, in a build process.
 
-Blobs enter the store on the way, where nothing refers to them until the manifest is published; the action cache is
-written by the service once it has the result. So a build that fails, or is killed, leaves nothing that counts.
+The build writes blobs into the store as it makes them; no manifest refers to them until the end. The service writes the
+action cache once it has the result. So a build that fails or is killed leaves neither a bundle nor a cache entry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from compiler_svc.errors import BuildFailed
 from compiler_svc.golden.check import check_golden
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import CompileSpec, ShardSpec
+from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit
 from compiler_svc.records import Stage
@@ -43,30 +43,30 @@ from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 
-# NxD Inference's name.
+# The name that NxD Inference gives the file.
 CONFIG_TITLE: Final = "neuron_config.json"
 
 
 def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, forkservers: Forkservers) -> BuildResult:
-    """Builds and publishes what a job asks for.
+    """Builds and publishes a job's bundle.
 
     Args:
-        forkservers: Where the build's processes come from.
+        forkservers: The forkservers of the build's processes.
 
     Raises:
-        KilnError: What went wrong; nothing was published.
+        KilnError: The build failed; it has published nothing.
     """
     database = Database(job.environment.database_url)
     with Layout(job.environment.store).pinning() as layout:
-        if isinstance(job.spec, CompileSpec) and job.graphs_of is not None:
+        if isinstance(job.spec, CompileJobSpec) and job.graphs_of is not None:
             result = keep_graphs(job.spec, job.graphs_of, layout, report)
-        elif isinstance(job.spec, CompileSpec):
+        elif isinstance(job.spec, CompileJobSpec):
             result = build_bundle(
                 job, job.spec, layout, database, directory=directory, report=report, forkservers=forkservers
             )
         else:
             result = build_weights(job, job.spec, layout, report, forkservers)
-        # The pins end with this process: from here on, until a version names the bundle, a lease keeps it.
+        # The pins end with this process. Until a version names the bundle, a lease keeps it.
         keep = partial(
             leases.set_lease,
             holder=leases.BUILD_HOLDER,
@@ -79,7 +79,7 @@ def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, fo
 
 def build_bundle(
     job: BuildJob,
-    spec: CompileSpec,
+    spec: CompileJobSpec,
     layout: Layout,
     database: Database,
     directory: JobDirectory,
@@ -90,7 +90,7 @@ def build_bundle(
     """Compiles a checkpoint.
 
     Args:
-        layout: Pins what is written.
+        layout: Pins every blob that the build writes.
         database: Holds the action cache.
     """
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
@@ -145,16 +145,16 @@ def build_bundle(
 
 
 def build_weights(
-    job: BuildJob, spec: ShardSpec, layout: Layout, report: ProgressReport, forkservers: Forkservers
+    job: BuildJob, spec: ShardJobSpec, layout: Layout, report: ProgressReport, forkservers: Forkservers
 ) -> BuildResult:
     """Writes a checkpoint's weights for the executables of a bundle.
 
     Args:
-        layout: Pins what is written.
+        layout: Pins every blob that the build writes.
 
     Raises:
-        GraphAbiMismatch: They do not fit.
-        BundleNotFound: The executables are gone.
+        GraphAbiMismatch: The weights do not fit the executables.
+        BundleNotFound: The executables' bundle is gone.
     """
     layout.pin(spec.executables)
     executables = open_bundle(layout, spec.executables)
@@ -173,12 +173,12 @@ def build_weights(
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
     tokenizer = describe_tokenizer(checkpoint, tokenizer_files)
     if tokenizer is None:
-        # A checkpoint of weights alone is for the text that the executables' bundle is for.
+        # A checkpoint without a tokenizer uses that of the executables' bundle.
         tokenizer = manifest.tokenizer
         for layer in executables.image.layers:
             if layer.media_type == TOKENIZER_TYPE:
                 writer.add_blob(layout.stored(layer.digest), TOKENIZER_TYPE, layer.title)
-    # Whatever the other bundle was compiled without, this one has.
+    # This bundle has weights even if the executables' bundle was compiled without.
     neuron_config = replace(spec.config.neuron_config, save_sharded_checkpoint=True, skip_sharding=False)
     _add_config(writer, replace(spec.config, neuron_config=neuron_config), checkpoint)
     whole = {"save_sharded_checkpoint": True, "skip_sharding": False}
@@ -205,19 +205,19 @@ def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:
     return aside.get(digest) or layout.blob_path(digest)
 
 
-def keep_graphs(spec: CompileSpec, digest: str, layout: Layout, report: ProgressReport) -> BuildResult:
-    """Traces the executables of a bundle once more and attaches their graphs. The bundle stays as it is.
+def keep_graphs(spec: CompileJobSpec, digest: str, layout: Layout, report: ProgressReport) -> BuildResult:
+    """Traces the executables of a bundle again and attaches their graphs. Leaves the bundle as it is.
 
-    Traced again also where they have just been built: builds do without source lines, which cost them a third of the
-    tracing, and a bundle from the cache was traced by another process long ago.
+    Traces again even right after a build: builds trace without source lines, which take a third of the tracing time.
+    Another process may have traced a cached bundle long ago.
 
     Args:
-        spec: What the bundle was built from.
-        digest: Of the bundle.
-        layout: Pins what is written.
+        spec: The job that built the bundle.
+        digest: Digest of the bundle.
+        layout: Pins every blob that this writes.
 
     Raises:
-        BuildFailed: A graph is not the one that the bundle has.
+        BuildFailed: A graph differs from the bundle's.
         BundleNotFound: The bundle is gone.
     """
     layout.pin(digest)

@@ -1,7 +1,7 @@
-"""What a build process does once it has been forked.
+"""The build process, from its fork to its end.
 
-Reads the job from its directory, sends progress to the service, one JSON document a packet, and leaves the outcome in
-the directory.
+Reads the job from its directory, sends progress to the service, one JSON document in each packet, and leaves the
+outcome in the directory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from execution.failure import Failure
 from execution.forkserver.client import ForkserverClient
 from targets.cpu import EXPORTED_PROGRAM
 
-#: What a build imports sooner or later, beside its own code.
+#: Modules that every build imports, besides its own code.
 _LOADED: Final = ("torch.export._trace", *(family.reference.partition(":")[0] for family in list_families().values()))
 
 
 def preload() -> None:
-    """Imports what builds need, and the ranks of their golden checks. Importing this module did the rest."""
+    """Imports the modules that builds and the ranks of their golden checks need, besides those of this module."""
     for module in _LOADED:
         import_module(module)
     preload_executor(EXPORTED_PROGRAM.name)
@@ -43,8 +43,8 @@ def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> N
 
     Args:
         path: The directory.
-        progress_fd: The socket that progress goes to.
-        builds_fd: Connection to the forkserver of builds, which has loaded what ranks need, too. Ranks set their number
+        progress_fd: The socket that receives progress.
+        builds_fd: Connection to the forkserver of builds, which has also loaded what ranks need. Ranks set their number
             of threads themselves, so it serves ranks of any kind.
         lowerings_fd: Connection to the forkserver of lowerings.
     """

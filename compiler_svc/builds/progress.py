@@ -1,4 +1,4 @@
-"""A build's progress, as it goes."""
+"""The progress of a running build."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 
 from compiler_svc.records import Progress, Stage
 
-#: Bytes and counts move faster than anybody reads.
+#: Counts change faster than clients read.
 _SHORTEST_INTERVAL_S: Final = 0.1
 
 
 class ProgressReport:
-    """Keeps the newest progress and passes it on, often enough."""
+    """Keeps the newest progress and passes it on at intervals."""
 
     def __init__(self, write: Callable[[Progress], None]) -> None:
-        """Takes where progress goes."""
+        """Takes the function that receives progress."""
         self._write = write
         self._progress = Progress(stage=Stage.TRACE)
         self._written_at_s = 0.0
@@ -26,14 +26,14 @@ class ProgressReport:
         self._durations_s: dict[Stage, float] = {}
 
     def enter(self, stage: Stage, message: str) -> None:
-        """Begins a stage. What earlier stages counted stays."""
+        """Begins a stage. Keeps the counts of earlier stages."""
         self._durations_s = self.measure_stages()
         self._entered_at_s = time.monotonic()
         self._progress = msgspec.structs.replace(self._progress, stage=stage, message=message, eta_s=None)
         self._pass_on()
 
     def measure_stages(self) -> dict[Stage, float]:
-        """Seconds of each stage so far."""
+        """Seconds that each stage has taken so far."""
         elapsed_s = time.monotonic() - self._entered_at_s
         stage = self._progress.stage
         return self._durations_s | {stage: self._durations_s.get(stage, 0.0) + elapsed_s}
@@ -49,7 +49,7 @@ class ProgressReport:
         self.update(sharded_bytes=self._progress.sharded_bytes + size_bytes)
 
     def add_executable(self, message: str, *, cached: bool, eta_s: float | None = None) -> None:
-        """Counts an executable that is there."""
+        """Counts a finished executable."""
         self._progress = msgspec.structs.replace(
             self._progress,
             executables_done=self._progress.executables_done + 1,

@@ -1,4 +1,4 @@
-"""The weights of a bundle: written shard by shard, into the store or for the golden check alone."""
+"""The stage that writes weights, shard by shard: into the store, or into files for the golden check alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compiler_svc.records import Stage
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.weights.checkpoint import Checkpoint
 
-#: NxD Inference's name.
+#: The name that NxD Inference gives the file.
 WEIGHTS_TITLE: Final = "weights/tp{rank}_sharded_checkpoint.safetensors"
 
 
@@ -26,13 +26,13 @@ class WeightStage:
     """Writes the rank shards of one checkpoint."""
 
     def __init__(self, plan: BuildPlan, checkpoint: Checkpoint, report: ProgressReport) -> None:
-        """Takes what to write, and where progress goes."""
+        """Takes the plan and the checkpoint to write, and the receiver of progress."""
         self._plan = plan
         self._checkpoint = checkpoint
         self._report = report
 
     def publish(self, layout: Layout, writer: BundleWriter) -> tuple[WeightShard, ...]:
-        """Streams the shards into the store, hashing them on the way, and adds them to a bundle."""
+        """Streams the shards into the store, hashes them on the way, and adds them to a bundle."""
         return tuple(self._publish(layout, writer, rank) for rank in self._enter("writing the rank weight shards"))
 
     def write_aside(self, directory: Path) -> tuple[tuple[WeightShard, ...], dict[str, Path]]:
@@ -44,7 +44,7 @@ class WeightStage:
         return shards, paths
 
     def describe(self) -> tuple[WeightShard, ...]:
-        """The shards as a bundle without weights has them."""
+        """Describes the shards for a bundle without weights."""
         return tuple(self._plan.weights.describe_shard(rank, None, 0) for rank in self._ranks)
 
     @property
@@ -75,6 +75,6 @@ class WeightStage:
 
 
 def with_shards(manifest: Manifest, shards: tuple[WeightShard, ...]) -> Manifest:
-    """The manifest with other shards in its weight set."""
+    """The manifest with these shards in its weight set."""
     (weight_set,) = manifest.weight_sets
     return msgspec.structs.replace(manifest, weight_sets=(msgspec.structs.replace(weight_set, shards=shards),))

@@ -1,4 +1,4 @@
-"""The bundles of the store: names and versions, imports from elsewhere, and the collection of garbage.
+"""Manages the bundles of the store: names and versions, imports from elsewhere, and garbage collection.
 
 Must not know how bundles are built, nor protobuf.
 """

@@ -1,4 +1,4 @@
-"""Collecting garbage without being asked: at the start, and from time to time."""
+"""Collects garbage at the start and at intervals, without a client's request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = structlog.get_logger("compiler")
 
 @asynccontextmanager
 async def collecting(store: BundleStore, interval_s: float = INTERVAL_S) -> AsyncIterator[None]:
-    """Collects now and then again and again, as long as the context lasts.
+    """Collects now, and then at intervals until the context ends.
 
-    What killed builds, removals and imports left goes with the first collection: a bundle without version, and blobs
-    without bundle.
+    The first collection removes what killed builds, removals and imports left: bundles without a version and blobs
+    without a bundle.
     """
     await _warn_of_lost_bundles(store)
     await _collect(store)
@@ -59,7 +59,7 @@ async def _collect(store: BundleStore) -> None:
 
 
 async def _warn_of_lost_bundles(store: BundleStore) -> None:
-    # Nothing here makes one: the store was tampered with, or another one was mounted in its place.
+    # This service never causes such an error: the store was edited, or another store is mounted in its place.
     with suppress(BundleError):
         for ref in await store.list_lost_versions():
             _log.warning("the store has lost the bundle of a version", ref=ref)

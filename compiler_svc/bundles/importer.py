@@ -1,4 +1,4 @@
-"""Bringing bundles in from other layouts on this host."""
+"""Imports bundles from other layouts on this host."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from compiler_svc.errors import AliasInvalid, NameInvalid
 
 @dataclass(frozen=True, slots=True)
 class ImportOrder:
-    """What to import, and as what.
+    """A bundle to import and the names that it gets.
 
     Attributes:
         layout: Directory of the other layout.
-        source_ref: Digest or tag in it; empty where it holds one bundle.
+        source_ref: Digest or tag in the layout; empty if the layout holds one bundle.
         name: Bundle name of the new version.
-        alias: What shall name the version, None for nothing.
+        alias: Alias to point at the version, or None.
         alias_etag: See `versions.set_alias`.
     """
 
@@ -45,7 +45,7 @@ class ImportOrder:
 
 @dataclass(frozen=True, slots=True)
 class ImportProgress:
-    """Where an import stands."""
+    """The progress of an import."""
 
     done_bytes: int
     total_bytes: int
@@ -53,7 +53,7 @@ class ImportProgress:
 
 @dataclass(frozen=True, slots=True)
 class ImportedBundle:
-    """What an import brought."""
+    """The result of an import."""
 
     named: NamedBundle
     transfer: Transfer
@@ -63,10 +63,10 @@ class BundleImporter:
     """Imports bundles into the service's store."""
 
     def __init__(self, store: BundleStore, *, roots: tuple[Path, ...], verifier: BlobVerifier) -> None:
-        """Takes the store.
+        """Takes the store to import into.
 
         Args:
-            roots: Directories that other layouts must lie in once symbolic links are followed; none means nowhere.
+            roots: Directories that may contain other layouts, after symbolic links are followed; empty forbids imports.
             verifier: Remembers which blobs of the store have been verified.
         """
         self._store = store
@@ -76,12 +76,12 @@ class BundleImporter:
     async def run(self, order: ImportOrder) -> AsyncGenerator[ImportProgress | ImportedBundle, None]:
         """Copies a bundle, names it, and points the alias at it in the same transaction; yields the result last.
 
-        Closing the generator ends the copy; what was copied is there for the next import.
+        Closing the generator ends the copy. The next import reuses the blobs that were copied.
 
         Raises:
-            NameInvalid, AliasInvalid, AliasChanged: The name or alias are none, or the alias is another's by now.
+            NameInvalid, AliasInvalid, AliasChanged: The name or alias is malformed, or the alias has changed.
             PathOutsideImportRoots: The layout leaves the roots.
-            SourceLayoutInvalid: It is no OCI image layout, or its index is broken.
+            SourceLayoutInvalid: The directory is not an OCI image layout, or its index is broken.
             BundleNotFound, BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
         """
         if not is_name(order.name):
@@ -89,7 +89,7 @@ class BundleImporter:
         if order.alias is not None:
             if not is_alias(order.alias):
                 raise AliasInvalid(order.alias)
-            # Before bytes move. The transaction that sets it looks again.
+            # Checks before bytes move; the transaction that sets the alias checks again.
             await self._store.check_alias(order.name, order.alias, order.alias_etag)
         source, digest = await asyncio.to_thread(self._find_source, order)
         with self._store.layout.pinning() as target:
@@ -105,7 +105,7 @@ class BundleImporter:
 
     def _find_source(self, order: ImportOrder) -> tuple[Layout, str]:
         root = Path(order.layout).resolve()
-        # The directory of blobs may be a link of its own.
+        # The directory of blobs may itself be a symbolic link.
         for path in (root, (root / "blobs" / "sha256").resolve()):
             if not order.layout or not any(path.is_relative_to(allowed) for allowed in self._roots):
                 raise PathOutsideImportRoots(order.layout)
@@ -117,7 +117,7 @@ class BundleImporter:
 
 
 class _Copying:
-    """A copy in a thread, whose progress is followed here: the newest of it, however slowly it is read."""
+    """A copy in a thread, with its newest progress; a slow reader misses older progress."""
 
     def __init__(self, copy: partial[Transfer]) -> None:
         self._copy = copy
@@ -128,12 +128,12 @@ class _Copying:
 
     @property
     def transfer(self) -> Transfer:
-        """What the copy did, once it has ended."""
+        """The statistics of the copy, once it has ended."""
         assert self._task is not None
         return self._task.result()
 
     async def run(self) -> AsyncGenerator[ImportProgress, None]:
-        """Copies, and yields the progress."""
+        """Copies, and yields progress."""
         loop = asyncio.get_running_loop()
 
         def report(done_bytes: int, total_bytes: int) -> None:
@@ -152,7 +152,7 @@ class _Copying:
         await task
 
     async def stop(self) -> None:
-        """Ends the copy, and returns when nothing of it runs any more."""
+        """Ends the copy; returns when its thread has ended."""
         self._stopped.set()
         if self._task is not None:
             await asyncio.wait([self._task])

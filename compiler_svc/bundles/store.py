@@ -1,4 +1,4 @@
-"""The service's bundles: versions in the database, bytes in the layout, and the two in agreement."""
+"""The service's bundles: keeps versions in the database and bytes in the layout consistent."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from compiler_svc.errors import AliasInvalid, OffsetInvalid
 
 CHUNK_SIZE_BYTES: Final = 1 << 20
 
-LONGEST_HOLDER: Final = 128
+MAX_HOLDER_CHARACTERS: Final = 128
 LEASE_DURATION_S: Final = 24 * 3600.0
-LONGEST_LEASE_S: Final = 30 * 24 * 3600.0
+MAX_LEASE_S: Final = 30 * 24 * 3600.0
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class NamedBundle:
-    """A bundle, and the version that names it; None where it was found by digest and none does."""
+    """A bundle and the version that names it; None if a digest found the bundle and no version names it."""
 
     bundle: Bundle
     version: Version | None
 
 
 class BundleStore:
-    """Versions, aliases and blobs."""
+    """Manages versions, aliases, leases and blobs."""
 
     def __init__(self, database: Database, layout: Layout) -> None:
-        """Joins the two stores."""
+        """Takes the database and the layout."""
         self._database = database
         self.layout = layout
-        # A bundle that is just being removed gets neither version nor lease.
+        # A bundle that is being removed can get neither version nor lease.
         self._naming = asyncio.Lock()
 
     async def get(self, text: str) -> NamedBundle:
         """Resolves a reference.
 
         Raises:
-            RefInvalid: It is none.
-            BundleNotFound: It names nothing.
+            RefInvalid: The reference is malformed.
+            BundleNotFound: No bundle has that reference.
         """
         reference = parse_reference(text)
         try:
@@ -71,7 +71,7 @@ class BundleStore:
         return NamedBundle(await self.open(digest), version)
 
     async def list_referrer_files(self, digest: str) -> Sequence[BlobDescriptor]:
-        """Files about a bundle that are no part of it; see `bundle.referrers.list_referrer_files`."""
+        """Lists files about a bundle that are not part of it; see `bundle.referrers.list_referrer_files`."""
         return await asyncio.to_thread(list_referrer_files, self.layout, digest)
 
     async def open(self, digest: str) -> Bundle:
@@ -82,10 +82,10 @@ class BundleStore:
         """Gives a bundle a version.
 
         Args:
-            record: What else belongs to the same transaction; its result is returned.
+            record: Runs in the same transaction; its result is returned.
 
         Raises:
-            BundleNotFound: The bundle was removed meanwhile.
+            BundleNotFound: The bundle has been removed meanwhile.
         """
         async with self._naming:
             bundle = await self.open(digest)
@@ -105,12 +105,12 @@ class BundleStore:
             return await self._database.run(work)
 
     async def delete(self, text: str) -> FreedSpace:
-        """Removes a version; and its bundle, unless another version, a lease or a running build needs it.
+        """Removes a version, and its bundle unless another version, a lease or a running build needs the bundle.
 
         Raises:
-            RefInvalid: It is not of the form NAME:vN.
-            BundleNotFound: There is no such version.
-            BundleInUse: An alias names it.
+            RefInvalid: The reference does not have the form NAME:vN.
+            BundleNotFound: No such version exists.
+            BundleInUse: An alias names the version.
         """
         reference = parse_reference(text)
         if reference.version is None:
@@ -126,11 +126,11 @@ class BundleStore:
         """Removes what no version, lease, running build or cached executable needs; see `removal.collect_garbage`.
 
         Args:
-            dry_run: Only tell.
-            max_cache_age_s: Forget executables that no bundle uses and that no build used for so long; None keeps all.
+            dry_run: Report without removing.
+            max_cache_age_s: Forget executables that no bundle uses and no build has used for so long; None keeps all.
 
         Raises:
-            LayoutInvalid: The store's index, or a manifest that it lists, cannot be read; nothing is removed.
+            LayoutInvalid: The store's index, or a manifest that it lists, cannot be read. The call has removed nothing.
         """
         used_since_ns = 0 if max_cache_age_s is None else time.time_ns() - round(max_cache_age_s * 1e9)
         find_needs = partial(self._find_needs, used_since_ns)
@@ -146,29 +146,29 @@ class BundleStore:
         """Leases a bundle, or renews the lease that the holder has on it.
 
         Args:
-            duration_s: From now, 1 second to 30 days; None for 1 day.
+            duration_s: 1 second to 30 days from now; None for 1 day.
 
         Raises:
-            LeaseInvalid: Holder or duration are none.
+            LeaseInvalid: The holder or duration is out of bounds.
             RefInvalid, BundleNotFound: See `get`.
         """
-        if not 1 <= len(holder) <= LONGEST_HOLDER:
-            raise LeaseInvalid("holder", repr(holder), f"1 to {LONGEST_HOLDER} characters")
+        if not 1 <= len(holder) <= MAX_HOLDER_CHARACTERS:
+            raise LeaseInvalid("holder", repr(holder), f"1 to {MAX_HOLDER_CHARACTERS} characters")
         if duration_s is None:
             duration_s = LEASE_DURATION_S
-        if not 1 <= duration_s <= LONGEST_LEASE_S:
-            raise LeaseInvalid("duration", f"{duration_s:g} s", f"1 s to {LONGEST_LEASE_S:g} s")
+        if not 1 <= duration_s <= MAX_LEASE_S:
+            raise LeaseInvalid("duration", f"{duration_s:g} s", f"1 s to {MAX_LEASE_S:g} s")
         async with self._naming:
             digest = (await self.get(text)).bundle.digest
             lease = partial(leases.set_lease, holder=holder, digest=digest, duration_s=duration_s)
             return await self._database.run(lease)
 
     async def release_leases(self, *, holder: str, digest: str) -> int:
-        """Ends a lease, or all of a holder where `digest` is empty; returns how many had not expired."""
+        """Ends a lease, or all leases of a holder if `digest` is empty; returns how many had not expired."""
         return await self._database.run(partial(leases.release_leases, holder=holder, digest=digest))
 
     async def list_leases(self, digest: str) -> Sequence[Lease]:
-        """Leases that have not expired; of one bundle, or of all where `digest` is empty."""
+        """Lists unexpired leases of one bundle, or of all bundles if `digest` is empty."""
         return await self._database.run(partial(leases.list_leases, digest=digest))
 
     def _find_needs(self, used_since_ns: int = 0) -> Needs:
@@ -186,7 +186,7 @@ class BundleStore:
         return await self._database.run(work)
 
     async def list_lost_versions(self) -> Sequence[str]:
-        """References of the versions whose bundle the store's index does not list.
+        """Lists references of the versions whose bundle is missing from the store's index.
 
         Raises:
             LayoutInvalid: The index is broken.
@@ -205,8 +205,8 @@ class BundleStore:
         """Points an alias at a version; see `versions.set_alias`.
 
         Raises:
-            RefInvalid: The reference is none, or a digest, which names no version.
-            AliasInvalid: The alias is none.
+            RefInvalid: The reference is malformed, or a digest, which names no version.
+            AliasInvalid: The alias is malformed.
         """
         reference = parse_reference(text)
         if reference.digest is not None:
@@ -216,7 +216,7 @@ class BundleStore:
         return await self._database.run(partial(versions.set_alias, reference=reference, alias=alias, etag=etag))
 
     async def check_alias(self, name: str, alias: str, etag: str | None) -> None:
-        """Makes sure that an alias can be set with an etag; see `versions.check_alias`."""
+        """Checks that an alias can be set with an etag; see `versions.check_alias`."""
         await self._database.run(lambda session: versions.check_alias(session, name, alias, etag))
 
     async def delete_alias(self, name: str, alias: str, etag: str | None) -> None:
@@ -224,14 +224,14 @@ class BundleStore:
         await self._database.run(partial(versions.delete_alias, name=name, alias=alias, etag=etag))
 
     async def list_aliases(self, name: str) -> Sequence[Alias]:
-        """Aliases by name; of one bundle name, or of all where `name` is empty."""
+        """Lists aliases of one bundle name, or of all if `name` is empty, by name."""
         return await self._database.run(partial(versions.list_aliases, name=name))
 
     async def read_blob(self, digest: str, offset_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yields the bytes of a blob from an offset on, in pieces of at most 1 MiB.
 
         Raises:
-            DigestInvalid, BlobNotFound: The digest is none, or names nothing.
+            DigestInvalid, BlobNotFound: The digest is malformed, or no blob has it.
             OffsetInvalid: The offset lies outside the blob.
         """
         size_bytes = self.layout.stored(digest).size_bytes
@@ -244,7 +244,7 @@ class BundleStore:
 
 
 def contents_of(bundle: Bundle) -> Contents:
-    """What a bundle can be used for."""
+    """Whether a bundle has executables, weights or both."""
     if not bundle.manifest.has_executables:
         return "weights"
     return "full" if bundle.manifest.has_weights else "executables"

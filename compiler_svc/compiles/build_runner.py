@@ -1,4 +1,4 @@
-"""Running a build in a process of its own, with a process group of its own."""
+"""Runs each build in a process and process group of its own."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
 from execution.threads import SHORT_SPIN_TURNS
 
-#: Not imported here: it loads what this process must not.
+#: Named, not imported: the module loads torch, which this process must not.
 _BUILD_PROCESS: Final = "compiler_svc.builds.process"
-#: No progress is longer.
+#: No progress record is longer.
 _MAX_PROGRESS_SIZE_BYTES: Final = 1 << 16
 
-#: Called with every progress of a build.
+#: The runner calls it with every progress of a build.
 OnProgress = Callable[[Progress], Awaitable[None]]
 
 
 class BuildRunner(Protocol):
-    """Runs builds."""
+    """Something that runs builds."""
 
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         """Runs one build; cancelling the call ends it.
 
         Raises:
-            KilnError: What went wrong.
+            KilnError: The build failed with this error.
         """
 
     def discard(self, build_id: str) -> None:
-        """Forgets what attempts at a build have left; one that runs keeps it."""
+        """Removes what attempts at a build have left. Has no effect while the build runs."""
 
     def retain(self, build_ids: Container[str]) -> None:
-        """Forgets what a former process left of builds other than these."""
+        """Removes what a former process left of all builds but these."""
 
 
 class ProcessBuildRunner:
-    """Runs each build in a process of its own, forked from one that has loaded what builds need."""
+    """Runs each build in a process of its own, which it forks from one that has loaded torch."""
 
     def __init__(self, jobs: Path) -> None:
-        """Takes the directory of job directories."""
+        """Takes the directory that holds the job directories."""
         jobs.mkdir(parents=True, exist_ok=True)
         self._jobs = jobs
         self._running: set[str] = set()
@@ -66,7 +66,7 @@ class ProcessBuildRunner:
 
         Raises:
             BuildFailed: The process ended without a result.
-            KilnError: What the process reported.
+            KilnError: The error that the process reported.
         """
         path = self._jobs / job.build_id
         directory = JobDirectory(path)
@@ -75,7 +75,7 @@ class ProcessBuildRunner:
             directory.begin(job)
             return read_result(directory, await self._run_process(path, on_progress))
         finally:
-            # Not awaited: a cancelled call must not be cancelled again half-way through.
+            # Blocks instead of awaiting: a second cancellation must not interrupt it.
             directory.end()
             self._running.discard(job.build_id)
 
@@ -98,23 +98,26 @@ class ProcessBuildRunner:
                 await asyncio.shield(process.end())
 
     def discard(self, build_id: str) -> None:
-        """Forgets what attempts at a build have left; one that runs keeps it."""
+        """Removes what attempts at a build have left. Has no effect while the build runs."""
         if build_id not in self._running:
             JobDirectory(self._jobs / build_id).remove()
 
     def retain(self, build_ids: Container[str]) -> None:
-        """Forgets what a former process left of builds other than these."""
+        """Removes what a former process left of all builds but these."""
         for path in self._jobs.iterdir():
             if path.name not in build_ids:
                 JobDirectory(path).remove()
 
 
 def read_result(directory: JobDirectory, exit_code: int | None) -> BuildResult:
-    """Reads what a process has left that ended with an exit code, or with None if it ended with its forkserver.
+    """Reads the outcome that an ended build process left in its job directory.
+
+    Args:
+        exit_code: Exit code of the process; None if it ended together with its forkserver.
 
     Raises:
-        BuildFailed: It left nothing.
-        KilnError: What it reported.
+        BuildFailed: The process left no outcome.
+        KilnError: The error that the process reported.
     """
     outcome = directory.read_outcome()
     if outcome is None:

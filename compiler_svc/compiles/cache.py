@@ -1,4 +1,4 @@
-"""Finding the bundle of a compile that was done before, without a build process and without torch."""
+"""Finds the bundle that an earlier, equal compile made, without a build process and without torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from compiler_svc.database import actuals, cache
 from compiler_svc.database.engine import Database
 from compiler_svc.database.file_digests import FileDigests
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import BuildSpec
+from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.records import ExecutableResult
 from compiler_svc.weights.checkpoint import Checkpoint, compute_checkpoint_digest
 
-_MOST_HASHING: Final = 2
+_MAX_HASHING: Final = 2
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a compile is, by digests.
+    """The digests that identify a compile.
 
     Attributes:
-        checkpoint_digest: Of the checkpoint's weights and configuration.
-        action_digest: Of everything that the bundle depends on; equal ones mean equal bundles.
+        checkpoint_digest: Digest of the checkpoint's weights and configuration.
+        action_digest: Digest of everything that the bundle depends on; equal digests mean equal bundles.
     """
 
     checkpoint_digest: str
@@ -40,21 +40,21 @@ class Identity:
 
 
 class BundleCache:
-    """Bundles by what they were made of."""
+    """Finds bundles by action digest."""
 
     def __init__(self, database: Database, store: BundleStore) -> None:
-        """Takes the index, and the store that has to hold what the index names."""
+        """Takes the index of bundles, and the store that holds them."""
         self._database = database
         self._store = store
         self._digests = FileDigests(database)
-        # Hashing must not take every thread from those who read blobs.
-        self._hashing = asyncio.Semaphore(_MOST_HASHING)
+        # Leaves threads free for streams that read blobs.
+        self._hashing = asyncio.Semaphore(_MAX_HASHING)
 
-    async def identify(self, spec: BuildSpec) -> Identity:
-        """Hashes what a compile depends on. Files that were hashed before are not read again.
+    async def identify(self, spec: JobSpec) -> Identity:
+        """Hashes everything that a compile depends on. Reuses the digests of unchanged files.
 
         Raises:
-            CheckpointNotFound, CheckpointInvalid: The checkpoint changed since it was admitted.
+            CheckpointNotFound, CheckpointInvalid: The checkpoint has changed since admission.
         """
         cancelled = threading.Event()
         async with self._hashing:
@@ -64,7 +64,7 @@ class BundleCache:
                 cancelled.set()
 
     async def find(self, action_digest: str) -> BuildResult | None:
-        """The bundle of an action, None where there is none or the store lost it."""
+        """Finds the bundle of an action; None if no build made one, or if the store has lost it."""
         digest = await self._database.run(partial(cache.find_bundle, action_digest=action_digest))
         if digest is None:
             return None
@@ -75,7 +75,7 @@ class BundleCache:
         return BuildResult(bundle_digest=digest, executables=_describe_executables(bundle), new_executables={})
 
     async def remember(self, action_digest: str, built: BuildResult) -> None:
-        """Records what a build that succeeded has made."""
+        """Records the results of a build that succeeded."""
 
         def work(session: Session) -> None:
             cache.remember_executables(session, built.new_executables)
@@ -85,7 +85,7 @@ class BundleCache:
 
         await self._database.run(work)
 
-    def _identify(self, spec: BuildSpec, cancelled: threading.Event) -> Identity:
+    def _identify(self, spec: JobSpec, cancelled: threading.Event) -> Identity:
         def stop_when_cancelled(_size_bytes: int) -> None:
             if cancelled.is_set():
                 raise InterruptedError
@@ -93,7 +93,7 @@ class BundleCache:
         checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots, read_pickles=False)
         digest_file = partial(self._digests.digest_file, progress=stop_when_cancelled)
         weights = compute_checkpoint_digest(checkpoint, digest_file)
-        # The bundle holds the tokenizer and what the generation configuration says, too.
+        # The bundle also holds the tokenizer and the values of the generation configuration.
         others = [*checkpoint.tokenizer_files, spec.model / "generation_config.json"]
         inputs = {file.name: digest_file(file) for file in others if file.is_file()}
         action_digest = spec.bundle_action_digest(

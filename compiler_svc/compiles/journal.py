@@ -1,4 +1,4 @@
-"""Operations as they go: recorded in the database, and told to those who watch."""
+"""The journal of operations: records every change in the database and passes it on to watchers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from compiler_svc.errors import TooManyWatchers
 from compiler_svc.records import CompileResult, Progress
 from execution.failure import Failure
 
-#: Changes kept for a slow watcher; it misses the oldest of them, never the end.
-_MOST_KEPT: Final = 256
-#: Calls that watch one operation, or wait for it, at once.
-MOST_WATCHERS: Final = 128
+#: Changes that wait for a slow watcher; when the queue is full, the watcher misses the oldest, never the last.
+_MAX_KEPT: Final = 256
+#: Calls that may watch one operation, or wait for it, at the same time.
+MAX_WATCHERS: Final = 128
 _RETRY_AFTER_S: Final = 5.0
 
 
 class OperationFeed:
-    """Changes of operations, to all who watch them."""
+    """Passes changes of operations on to their watchers."""
 
     def __init__(self) -> None:
         """Starts without watchers."""
         self._watchers: defaultdict[str, set[asyncio.Queue[Operation]]] = defaultdict(set)
 
     def publish(self, operation: Operation) -> None:
-        """Tells the operation's watchers what it is like now."""
+        """Passes an operation's new state on to its watchers."""
         for queue in self._watchers.get(operation.operation_id, ()):
             if queue.full():
                 queue.get_nowait()
@@ -44,14 +44,14 @@ class OperationFeed:
 
     @contextmanager
     def watch(self, operation_id: str) -> Iterator[asyncio.Queue[Operation]]:
-        """Collects every change of an operation from now on.
+        """Collects every later change of an operation.
 
         Raises:
-            TooManyWatchers: Too many do so already.
+            TooManyWatchers: The operation has `MAX_WATCHERS` watchers already.
         """
-        if len(self._watchers.get(operation_id, ())) >= MOST_WATCHERS:
-            raise TooManyWatchers(f"operations/{operation_id}", MOST_WATCHERS, _RETRY_AFTER_S)
-        queue: asyncio.Queue[Operation] = asyncio.Queue(_MOST_KEPT)
+        if len(self._watchers.get(operation_id, ())) >= MAX_WATCHERS:
+            raise TooManyWatchers(f"operations/{operation_id}", MAX_WATCHERS, _RETRY_AFTER_S)
+        queue: asyncio.Queue[Operation] = asyncio.Queue(_MAX_KEPT)
         self._watchers[operation_id].add(queue)
         try:
             yield queue
@@ -66,11 +66,11 @@ _DAY_NS: Final = 86_400 * 10**9
 
 @dataclass(frozen=True)
 class Retention:
-    """How long finished operations are remembered.
+    """How long the journal keeps finished operations.
 
     Attributes:
-        keep: The newest that stay.
-        days: Those that ended longer ago go in any case.
+        keep: Number of the newest finished operations to keep.
+        days: Operations that ended earlier than this many days ago are removed even if they are among the newest.
     """
 
     keep: int
@@ -78,10 +78,10 @@ class Retention:
 
 
 class OperationJournal:
-    """Keeps operations."""
+    """Records operations and lets callers watch them."""
 
     def __init__(self, database: Database, retention: Retention) -> None:
-        """Takes the database that remembers, and for how long."""
+        """Takes the database to record operations in, and how long to keep them."""
         self._database = database
         self._retention = retention
         self._feed = OperationFeed()
@@ -89,7 +89,7 @@ class OperationJournal:
     async def find_or_create(
         self, *, name: str, request_id: str | None, request_digest: str, spec: bytes
     ) -> tuple[Operation, bool]:
-        """The operation of a request id, or a new one; and whether it is new.
+        """Finds the operation of a request id, or creates one; also returns whether it is new.
 
         Raises:
             RequestIdReused: The request id has the operation of another request.
@@ -108,7 +108,7 @@ class OperationJournal:
         return await self._database.run(work)
 
     async def list_unfinished(self) -> list[Unfinished]:
-        """Operations that a former process left running, oldest first."""
+        """Lists the operations that a former process left unfinished, oldest first."""
         return await self._database.run(resumption.list_unfinished)
 
     async def resume(self, operation: Operation) -> None:
@@ -117,29 +117,29 @@ class OperationJournal:
         self._feed.publish(await self._database.run(resume))
 
     async def begin_build(self, operation: Operation, build_id: str) -> str | None:
-        """Records that a build begins that the operation waits for; returns that of the attempt before, if any."""
+        """Records that a build begins for the operation; returns the build id of the former attempt, if any."""
         begin = partial(resumption.begin_build, operation_id=operation.operation_id, build_id=build_id)
         return await self._database.run(begin)
 
     async def stop_build(self, operation: Operation) -> None:
-        """Records that this process stops the build, for a later one to resume."""
+        """Records that this process stops the build and a later process will resume it."""
         await self._database.run(partial(resumption.stop_build, operation_id=operation.operation_id))
 
     async def report(self, operation: Operation, progress: Progress) -> None:
-        """Records how far an operation is."""
+        """Records the operation's progress."""
         update = partial(operations.update_progress, operation_id=operation.operation_id, progress=progress)
         self._feed.publish(await self._database.run(update))
 
     async def request_cancel(self, operation_id: str) -> None:
-        """Records that an operation shall be cancelled.
+        """Records that a client cancelled an operation.
 
         Raises:
-            OperationNotFound: There is none of that id.
+            OperationNotFound: No operation has that id.
         """
         await self._database.run(partial(operations.request_cancel, operation_id=operation_id))
 
     async def finish(self, operation: Operation, outcome: CompileResult | Failure) -> None:
-        """Ends an operation."""
+        """Ends an operation with its result or error."""
 
         def work(session: Session) -> Operation:
             return self.finish_in(session, operation, outcome)
@@ -147,7 +147,7 @@ class OperationJournal:
         self.publish(await self._database.run(work))
 
     def finish_in(self, session: Session, operation: Operation, outcome: CompileResult | Failure) -> Operation:
-        """Ends an operation in the caller's transaction, after which the result is to be published."""
+        """Ends an operation in the caller's transaction. The caller publishes the result after the commit."""
         finished = operations.finish_operation(session, operation.operation_id, outcome)
         session.flush()
         operations.forget_finished(
@@ -158,15 +158,15 @@ class OperationJournal:
         return finished
 
     def publish(self, operation: Operation) -> None:
-        """Tells watchers what an operation is like now."""
+        """Passes an operation's new state on to its watchers."""
         self._feed.publish(operation)
 
     async def watch(self, operation_id: str) -> AsyncGenerator[Operation, None]:
-        """Yields an operation as it is, then after every change until it is done.
+        """Yields an operation at once, then after every change until it is done.
 
         Raises:
-            OperationNotFound: There is none of that id.
-            TooManyWatchers: Too many watch it already.
+            OperationNotFound: No operation has that id.
+            TooManyWatchers: The operation has `MAX_WATCHERS` watchers already.
         """
         with self._feed.watch(operation_id) as changes:
             operation = await self._database.run(partial(operations.get_operation, operation_id=operation_id))

@@ -1,4 +1,4 @@
-"""The compiles that were accepted, over restarts of the compiler too."""
+"""The queue of accepted compiles, which outlives the compiler process."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from compiler_svc.compiles.run import CompileRun, CompileServices
 from compiler_svc.database.operations import Operation
 from compiler_svc.database.resumption import Unfinished
 from compiler_svc.errors import CompileCancelled, CompileQueueFull, CompilerRestarted
-from compiler_svc.planning.job_spec import BuildSpec, read_spec, write_spec
+from compiler_svc.planning.job_spec import JobSpec, read_spec, write_spec
 from execution.failure import Failure
 
 RETRY_AFTER_S: Final = 15.0
-#: Builds of one operation that took the compiler down, or went down with it, before the operation is given up.
-MOST_UNFINISHED_BUILDS: Final = 3
+#: The compiler gives an operation up after this many of its builds ended together with the compiler process.
+MAX_UNFINISHED_BUILDS: Final = 3
 
 _log = structlog.get_logger("compiler")
 
 
 class CompileQueue:
-    """Compiles that were accepted: a bounded number is built at once, a bounded number waits.
+    """Runs accepted compiles: a bounded number at once, while a bounded number waits.
 
-    Accepted compiles outlive the process: one that stops leaves their operations running in the journal, and the next
-    one resumes them.
+    Accepted compiles outlive the process: when it stops, their operations stay unfinished in the journal, and the next
+    process resumes them.
     """
 
     def __init__(self, services: CompileServices, *, max_builds: int, max_waiting: int) -> None:
-        """Takes where compiles are made.
+        """Starts with an empty queue.
 
         Args:
-            max_builds: Builds that run at once.
-            max_waiting: Compiles that may wait for a turn beside them.
+            services: Everything that a compile uses.
+            max_builds: Number of builds that may run at once.
+            max_waiting: Number of compiles that may wait while those builds run.
         """
         self._services = services
         self._max_waiting = max_waiting
@@ -44,23 +45,23 @@ class CompileQueue:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_room(self) -> None:
-        """Checks that another compile would be accepted, before work is put into judging it.
+        """Checks that the queue would accept another compile, before the caller spends time on validating it.
 
         Raises:
-            CompileQueueFull: Too many wait.
+            CompileQueueFull: Too many compiles wait.
         """
         if self._num_accepted >= self._max_accepted:
             raise CompileQueueFull(self._max_waiting, RETRY_AFTER_S)
 
-    async def submit(self, spec: BuildSpec, *, request_id: str | None, request_digest: str) -> Operation:
+    async def submit(self, spec: JobSpec, *, request_id: str | None, request_digest: str) -> Operation:
         """Accepts a compile and starts it.
 
         Returns:
-            Its operation; or the one that the request id has already.
+            Its operation, or the operation that the request id already has.
 
         Raises:
             RequestIdReused: The request id has the operation of another request.
-            CompileQueueFull: Too many wait.
+            CompileQueueFull: Too many compiles wait.
         """
         self.check_room()
         self._num_accepted += 1
@@ -78,17 +79,17 @@ class CompileQueue:
         return operation
 
     async def resume(self) -> None:
-        """Queues what a former process left running, in the order of acceptance.
+        """Queues the operations that a former process left unfinished, oldest first.
 
-        An operation is ended instead whose builds ended with the process too often, that a client cancelled, or whose
-        request this version cannot read. Call it once, before anything is submitted.
+        Ends an operation instead if too many of its builds ended together with the process, if a client cancelled it,
+        or if this version cannot read its job spec. Call it once, before the first `submit`.
         """
         unfinished = await self._services.journal.list_unfinished()
         self._services.runner.retain({one.build_id for one in unfinished if one.build_id is not None})
         last: CompileRun | None = None
         for one in unfinished:
             try:
-                spec = _judge(one)
+                spec = _restore_spec(one)
             except KilnError as error:
                 await self._services.journal.finish(one.operation, Failure.of(error))
                 _log.warning("operation given up", operation=one.operation.resource_name, reason=error.reason)
@@ -99,10 +100,10 @@ class CompileQueue:
             last = self._start(one.operation, spec, after=last)
 
     async def cancel(self, operation_id: str) -> None:
-        """Starts cancelling an operation; one that is done stays as it is.
+        """Starts cancelling an operation. Has no effect on a finished operation.
 
         Raises:
-            OperationNotFound: There is none of that id.
+            OperationNotFound: No operation has that id.
         """
         await self._services.journal.request_cancel(operation_id)
         run = self._runs.get(operation_id)
@@ -110,12 +111,12 @@ class CompileQueue:
             run.cancel()
 
     async def close(self) -> None:
-        """Stops all compiles; their operations wait for the next process."""
+        """Stops all compiles; the next process resumes their operations."""
         for run in list(self._runs.values()):
             run.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, operation: Operation, spec: BuildSpec, *, after: CompileRun | None = None) -> CompileRun:
+    def _start(self, operation: Operation, spec: JobSpec, *, after: CompileRun | None = None) -> CompileRun:
         run = CompileRun(self._services, operation, spec)
         task = run.start(after)
         self._runs[operation.operation_id] = run
@@ -130,8 +131,8 @@ class CompileQueue:
         return run
 
 
-def _judge(unfinished: Unfinished) -> BuildSpec:
-    """The specification to go on with.
+def _restore_spec(unfinished: Unfinished) -> JobSpec:
+    """Reads the job spec with which an operation resumes.
 
     Raises:
         CompileCancelled, CompilerRestarted: The operation has to end.
@@ -139,7 +140,7 @@ def _judge(unfinished: Unfinished) -> BuildSpec:
     name = unfinished.operation.resource_name
     if unfinished.is_cancelled:
         raise CompileCancelled(name)
-    if unfinished.unfinished_builds >= MOST_UNFINISHED_BUILDS:
+    if unfinished.unfinished_builds >= MAX_UNFINISHED_BUILDS:
         raise CompilerRestarted(name, f"{unfinished.unfinished_builds} builds of it ended with the compiler")
     if unfinished.spec is None:
         raise CompilerRestarted(name, "an older version accepted it")

@@ -1,4 +1,4 @@
-"""One accepted compile on its way: cache check, turn, build, graphs where they are wanted, version."""
+"""The run of one accepted compile: looks into the cache, waits for a slot, builds, keeps graphs, names a version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from compiler_svc.database.operations import Operation
 from compiler_svc.database.versions import Version
 from compiler_svc.errors import BuildFailed, CompileCancelled
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.planning.job_spec import BuildSpec, CompileSpec
+from compiler_svc.planning.job_spec import CompileJobSpec, JobSpec
 from compiler_svc.records import CompileResult, Progress, Stage
 from execution.failure import Failure
 
@@ -35,7 +35,7 @@ _log = structlog.get_logger("compiler")
 
 @dataclass(frozen=True)
 class CompileServices:
-    """What all compiles share."""
+    """The services that all compiles share."""
 
     journal: OperationJournal
     cache: BundleCache
@@ -47,14 +47,14 @@ class CompileServices:
 
 
 class CompileRun:
-    """One compile. Its operation ends with it, unless the process is stopped: then the next process resumes it.
+    """One compile. It ends its operation, unless the process stops: then the next process resumes the operation.
 
     Attributes:
-        queued: Set when the compile has its place in the line of builds, or needs none.
+        queued: Set when the compile waits for a build slot or needs none.
     """
 
-    def __init__(self, services: CompileServices, operation: Operation, spec: BuildSpec) -> None:
-        """Takes an operation that runs, and what it is to build."""
+    def __init__(self, services: CompileServices, operation: Operation, spec: JobSpec) -> None:
+        """Takes an unfinished operation and its job."""
         self.queued = asyncio.Event()
         self._services = services
         self._operation = operation
@@ -68,17 +68,17 @@ class CompileRun:
         self._is_cancelled = False
 
     def start(self, after: CompileRun | None) -> asyncio.Task[None]:
-        """Starts the compile, behind another one in the line of builds."""
+        """Starts the compile; it queues for a build slot behind `after`."""
         self._task = asyncio.create_task(self._run(after))
         return self._task
 
     def cancel(self) -> None:
-        """Ends the compile and its operation."""
+        """Cancels the compile and ends its operation."""
         self._is_cancelled = True
         self.stop()
 
     def stop(self) -> None:
-        """Ends the compile and leaves its operation running, for the next process to resume."""
+        """Cancels the compile and leaves its operation unfinished, for the next process to resume."""
         if self._task is not None and not self._task.cancelling():
             self._task.cancel()
 
@@ -113,7 +113,7 @@ class CompileRun:
             self._build_id = identity.action_digest.removeprefix("sha256:")
             cached = await self._services.cache.find(identity.action_digest)
         built = cached or await self._build(identity)
-        if isinstance(self._spec, CompileSpec) and self._spec.debug:
+        if isinstance(self._spec, CompileJobSpec) and self._spec.debug:
             await self._keep_graphs(identity, built.bundle_digest)
         await self._record(built, is_cached=cached is not None)
 
@@ -131,7 +131,7 @@ class CompileRun:
             if slots.locked():
                 await on_progress(Progress(stage=Stage.QUEUED, message="waiting for a free build slot"))
             async with slots:
-                # Who just missed an equal build that was in flight finds its result.
+                # An equal build may have ended since the first look into the cache.
                 cached = None if self._spec.skip_cache_lookup else await cache.find(identity.action_digest)
                 if cached is not None:
                     return cached
@@ -145,9 +145,9 @@ class CompileRun:
         return await self._services.shared.run(identity.action_digest, build, self._report)
 
     async def _keep_graphs(self, identity: Identity, digest: str) -> None:
-        """Sees to it that the bundle has its graphs beside it.
+        """Attaches the bundle's graphs to it unless it has them.
 
-        A job of its own, behind the build or the cache's answer: so builds are equal, and shared, whoever wants graphs.
+        Runs as a job of its own after the build or cache hit, so that requests with and without graphs share builds.
         """
         slots, runner, layout = self._services.build_slots, self._services.runner, self._services.store.layout
         self._graphs_id = f"graphs-{digest.removeprefix(PREFIX)}"
@@ -171,7 +171,7 @@ class CompileRun:
                 return await runner.run(job, on_progress)
 
         async def report(progress: Progress) -> None:
-            # What the build has counted stays.
+            # Keeps the counts that the build has reported.
             counted = msgspec.structs.replace(self._newest, stage=Stage.PUBLISH, message=progress.message, eta_s=None)
             await self._report(counted)
 
@@ -184,7 +184,7 @@ class CompileRun:
             self._is_building = True
             former = await self._services.journal.begin_build(self._operation, self._build_id)
             if former is not None and former != self._build_id:
-                # The checkpoint changed, or the compiler did: what that build left is of no use.
+                # The checkpoint or the compiler has changed, so the former build's results are useless.
                 self._services.runner.discard(former)
         await self._services.journal.report(self._operation, progress)
         if progress.stage is not Stage.CACHE_CHECK:

@@ -1,4 +1,4 @@
-"""Single flight: equal builds that are wanted at the same time are one build."""
+"""Single flight: callers that want equal builds at the same time share one build."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Build = Callable[[OnProgress], Awaitable[BuildResult]]
 
 
 class SharedBuilds:
-    """Builds in flight, by action digest."""
+    """The builds in flight, by action digest."""
 
     def __init__(self) -> None:
-        """Starts with none."""
+        """Starts without builds."""
         self._in_flight: dict[str, _SharedBuild] = {}
 
     async def run(self, action_digest: str, build: Build, on_progress: OnProgress) -> BuildResult:
-        """Joins the build of an action, or starts it. Cancelling the last call that waits for a build ends it."""
+        """Joins the build of an action, or starts it. Cancelling the last call that waits for a build cancels it."""
         while (shared := self._in_flight.get(action_digest)) is not None and shared.is_over:
-            # Its processes have to be gone before the same build begins again.
+            # The former build's processes have to end before an equal build begins.
             await shared.wait()
             if self._in_flight.get(action_digest) is shared:
                 del self._in_flight[action_digest]
@@ -45,11 +45,11 @@ class _SharedBuild:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody may join any more."""
+        """Whether calls can no longer join."""
         return self._is_abandoned or self._task.done()
 
     async def wait(self) -> None:
-        """Waits until the build has ended, however."""
+        """Waits until the build has ended, with or without a result."""
         await asyncio.wait([self._task])
 
     async def join(self, on_progress: OnProgress) -> BuildResult:
@@ -63,7 +63,7 @@ class _SharedBuild:
             if not self._listeners and not self._task.done():
                 self._is_abandoned = True
                 self._task.cancel()
-                # Its processes are gone when this call returns.
+                # The build's processes have ended when this call returns.
                 await asyncio.wait([self._task])
 
     async def _tell(self, progress: Progress) -> None:

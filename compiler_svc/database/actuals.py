@@ -14,7 +14,7 @@ from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.database.tables import BuildActualRow, CachedExecutableRow, LoweringActualRow, PlannedExecutableRow
 
 #: Newest records that an estimate looks at, of each kind.
-_MOST_READ = 256
+_MAX_READ = 256
 
 
 class LoweringActual(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def list_lowerings(session: Session, target_kind: str, optimization_level: int) 
     query = select(LoweringActualRow.record).where(
         LoweringActualRow.target_kind == target_kind, LoweringActualRow.optimization_level == optimization_level
     )
-    newest = query.order_by(LoweringActualRow.create_time_ns.desc()).limit(_MOST_READ)
+    newest = query.order_by(LoweringActualRow.create_time_ns.desc()).limit(_MAX_READ)
     return [msgspec.json.decode(record, type=LoweringActual) for record in session.scalars(newest)]
 
 
@@ -115,5 +115,5 @@ def list_builds(session: Session, target_kind: str, optimization_level: int) -> 
     query = select(BuildActualRow.record).where(
         BuildActualRow.target_kind == target_kind, BuildActualRow.optimization_level == optimization_level
     )
-    newest = query.order_by(BuildActualRow.create_time_ns.desc()).limit(_MOST_READ)
+    newest = query.order_by(BuildActualRow.create_time_ns.desc()).limit(_MAX_READ)
     return [msgspec.json.decode(record, type=BuildActual) for record in session.scalars(newest)]

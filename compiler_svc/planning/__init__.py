@@ -1,5 +1,5 @@
-"""What a compile would make and take, from configuration and tensor headers alone: no torch, no weight is read.
+"""Predicts what a compile would make and need, from configuration and tensor headers: without torch or weights.
 
-`admission` validates requests, `build_plan` says what a build has to make, `planner` answers PlanCompile. Must not know
-protobuf.
+`admission` validates requests, `build_plan` lists what a build has to make, `planner` answers PlanCompile. Must not
+know protobuf.
 """

@@ -1,21 +1,21 @@
-"""Bytes that one step of an executable needs in one rank beside weights and KV cache.
+"""Bytes that one step of an executable needs in one rank, besides weights and KV cache.
 
-Of R rows with T active tokens, N = R * T; H hidden size, I the rank's intermediate size, V the vocabulary and V' the
-rank's part of it, q and kv the rank's query and KV heads of D dimensions; b the bytes of an item:
+For R rows with T active tokens, N = R * T; H is the hidden size, I the rank's intermediate size, V the vocabulary and
+V' the rank's part of it, q and kv the rank's query and KV heads of D dimensions, b the bytes of an item:
 
     stream     2 N H b                      the residual, and the sum that replaces it
     attention  N H b + N D (2q + 2kv) b     normalized input; queries, keys, values, result
-               + R q T L (4 + b)            scores over L positions, only without a fused kernel: f32, and cast
+               + R q T L (4 + b)            scores over L positions, unless a kernel fuses them: f32, and cast
     mlp        2 N H b + 2 N I b            normalized input, output; gate and up
-    logits     M (H b + V' b + 8 V)         for the M tokens that are asked for: whole logits in f32, twice
-    state      the KV cache once more       cpu at -O0 alone, whose graphs return a new cache
+    logits     M (H b + V' b + 8 V)         for the M tokens with logits: whole logits in f32, twice
+    state      the KV cache once more       only for cpu at -O0, whose graphs return a new cache
 
-A layer's attention and MLP take turns with each other and with the head, so that a step needs
+A layer's attention and MLP never run at the same time, nor do layers and the head. So a step needs
 
     stream + max(attention, mlp, logits) + state
 
-With sequence parallelism the stream of prompts is divided among the ranks. A scratchpad comes in whole pages where
-their size is configured. The executables of a rank run one at a time: the largest counts.
+With sequence parallelism, ranks divide the stream of prompts. If the configuration sets the size of scratchpad pages,
+a scratchpad takes whole pages. A rank runs one executable at a time, so the largest step counts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MIB: Final = 1 << 20
 
 
 def measure_activations(model: ModelDescription, config: NeuronConfig, submodels: Sequence[SubmodelShape]) -> int:
-    """Bytes of the largest executable's step, without a second cache."""
-    # Buckets of two lengths are all pairs of them, so that the last one is the largest in both.
+    """Measures the largest step of all executables, in bytes, without a second cache."""
+    # Buckets with two lengths contain every pair, so the last bucket has the largest value of both.
     largest = max(_measure_step(model, config, submodel, max(submodel.buckets)) for submodel in submodels)
     if config.scratchpad_page_size:
         page_bytes = config.scratchpad_page_size * _MIB
@@ -66,7 +66,7 @@ def _measure_step(
     def measure_mlp(layer: LayerSpec) -> int:
         return 2 * hidden + 2 * rows * tokens * layer.mlp.gate.outputs.part_length(config.tp_degree) * item
 
-    # Layers are few kinds, however many they are.
+    # A model has few kinds of layers, however many layers it has.
     attention = max(map(measure_attention, model.layers))
     mlp = max(map(measure_mlp, model.layers))
     asked = rows if is_prompt else rows * tokens
@@ -76,9 +76,9 @@ def _measure_step(
 
 
 def _step_shape(config: NeuronConfig, submodel: SubmodelShape, bucket: tuple[int, ...]) -> tuple[int, int, int]:
-    """Rows, active tokens of each, and positions that they attend to."""
+    """Number of rows, active tokens of each row, and positions that each token attends to."""
     if submodel.name == "context_encoding":
-        # With prefix caching: prompt tokens, and tokens of the prefix before them.
+        # With prefix caching a bucket is (prompt tokens, prefix tokens).
         return submodel.batch_size, bucket[0], sum(bucket)
     rows = bucket[0] if config.token_generation_batches else submodel.batch_size
     tokens = {

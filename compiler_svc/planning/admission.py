@@ -1,4 +1,4 @@
-"""Judging a compile request: everything that can be known without torch and without reading a weight."""
+"""Validates compile requests: finds every mistake that shows without torch and without reading weights."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from compiler_svc.config.rules import model_rules
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
-from compiler_svc.planning.job_spec import CompileSpec
+from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
 from targets.registry import TARGETS
 
-#: In one list; each is an executable, or several beside another list.
-MOST_BUCKETS: Final = 128
+#: In one list of buckets. Each bucket is one executable, or several if another list multiplies them.
+MAX_BUCKETS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """What decides about executables and weights.
+    """The fields of a request that determine executables and weights.
 
     Attributes:
         model: Checkpoint directory, absolute or relative to a model root.
-        document: The configuration as JSON's types.
+        document: The configuration, decoded from JSON.
         target_kind: cpu, inf2, trn1, trn2 or trn3.
-        isa: CPU instruction set; empty takes the default.
+        isa: CPU instruction set; empty for the default.
         optimization_level: 0, 1 or 2.
-        salt: Enters every cache key.
+        salt: Part of every cache key.
     """
 
     model: str
@@ -47,7 +47,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest(BuildRequest):
-    """What a client asks for.
+    """A Compile request of a client.
 
     Attributes:
         debug: Keep the graphs beside the bundle.
@@ -58,17 +58,17 @@ class CompileRequest(BuildRequest):
     debug: bool = False
 
 
-def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileSpec:
-    """Judges a request. Reads JSON files and tensor headers: call it from a thread.
+def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileJobSpec:
+    """Validates a request. Reads JSON files and tensor headers: call it from a thread.
 
-    Pickled weights are left to the build: opening them takes torch.
+    Leaves pickled weights to the build, because opening them needs torch.
 
     Raises:
-        NameInvalid, ConfigInvalid, FeatureNotServed: Mistakes of the request.
-        IsaUnknown, IsaUnsupported: An instruction set that is none, or that this host could not verify.
-        ToolchainMissing: An optimization level that takes a C++ compiler, and there is none.
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
-        ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
+        NameInvalid, ConfigInvalid, FeatureNotServed: The request has mistakes.
+        IsaUnknown, IsaUnsupported: The instruction set is unknown, or this host cannot verify executables for it.
+        ToolchainMissing: The optimization level needs a C++ compiler, and this host has none.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
     """
     if not is_name(request.name):
         raise NameInvalid(request.name)
@@ -76,7 +76,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     checkpoint, resolution = resolve_request(request, model_roots)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config)
-    return CompileSpec(
+    return CompileJobSpec(
         name=request.name,
         model=checkpoint.path,
         model_roots=model_roots,
@@ -86,19 +86,19 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
         debug=request.debug,
-        warnings=(*resolution.warnings, *note_doubts(checkpoint, resolution.config.neuron_config)),
+        warnings=(*resolution.warnings, *find_warnings(checkpoint, resolution.config.neuron_config)),
     )
 
 
 def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tuple[Checkpoint, Resolution]:
-    """Resolves a configuration and opens its checkpoint, pickles apart. The configuration's mistakes come first.
+    """Resolves a configuration and opens its checkpoint, but no pickles. Reports mistakes of the configuration first.
 
     Returns:
         The checkpoint with the configuration's model attributes, and the configuration with those that change it.
 
     Raises:
-        ConfigInvalid, FeatureNotServed: Mistakes of the configuration.
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
+        ConfigInvalid, FeatureNotServed: The configuration has mistakes.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
     """
     document = request.document
     given = resolve_config(document, checkpoint_dtype=None, target=request.target_kind).config
@@ -117,13 +117,13 @@ def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tup
 
 
 def choose_target(request: BuildRequest) -> Target:
-    """The target, with the default instruction set filled in and `native` replaced by the host's own level.
+    """Chooses the target: fills in the default instruction set, and replaces `native` by the host's own level.
 
     Raises:
-        FeatureNotServed: Nothing is compiled for the target yet.
-        IsaUnknown: An instruction set that is none.
-        IsaUnsupported: One that this host lacks, so that it could not verify the executables.
-        ToolchainMissing: A program that the optimization level needs is not installed.
+        FeatureNotServed: This version does not compile for the target.
+        IsaUnknown: The instruction set is unknown.
+        IsaUnsupported: This host lacks the instruction set, so it could not verify the executables.
+        ToolchainMissing: This host lacks a program that the optimization level needs.
     """
     target = TARGETS[request.target_kind]
     if not target.is_served:
@@ -140,11 +140,11 @@ def choose_target(request: BuildRequest) -> Target:
 
 
 def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
-    """The checkpoint's directory: the first that exists, absolute or below a model root, symbolic links resolved.
+    """Finds the checkpoint's directory: the first that exists, absolute or below a model root. Resolves symbolic links.
 
     Raises:
-        CheckpointNotFound: There is none.
-        PathOutsideModelRoots: It leaves the model roots.
+        CheckpointNotFound: No such directory exists.
+        PathOutsideModelRoots: The path leaves the model roots.
     """
     accepted = f"a directory below {' or '.join(map(str, model_roots))}"
     if not model or "\0" in model:
@@ -164,39 +164,39 @@ def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
 
 
 def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
-    """The dtype that a checkpoint's `config.json` declares, without `torch.`; None where it declares none."""
+    """The dtype that a checkpoint's `config.json` declares, without `torch.`; None if it declares none."""
     declared = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return declared.removeprefix("torch.") if isinstance(declared, str) else None
 
 
-def note_doubts(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
-    """What the caller should know about a compile that can be carried out."""
-    return (*note_untrained_positions(checkpoint, config), *note_unchecked_executables(config))
+def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+    """Lists the warnings about a valid compile."""
+    return (*warn_of_untrained_positions(checkpoint, config), *warn_of_unchecked_executables(config))
 
 
-def note_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
-    """What the caller should know about sequences longer than the model was made for."""
+def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+    """Warns if sequences can exceed the positions that the model was trained for."""
     trained = describe_model(checkpoint.config).max_position_embeddings
     if config.longest_sequence <= trained:
         return ()
     return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)
 
 
-def note_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
-    """What the caller should know about a bundle that is published without a golden check."""
+def warn_of_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
+    """Warns if the bundle will be published without a golden check."""
     if not config.skip_sharding:
         return ()
     return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)
 
 
 def check_num_executables(config: NeuronConfig) -> None:
-    """Keeps a list of buckets from becoming days of work.
+    """Limits the number of buckets, since each one costs minutes of compiling.
 
     Raises:
-        ConfigInvalid: There would be too many executables.
+        ConfigInvalid: The configuration asks for too many executables.
     """
     for name in ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets", "token_generation_batches"):
         num_buckets = len(getattr(config, name))
-        if num_buckets > MOST_BUCKETS:
-            violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MOST_BUCKETS}")
+        if num_buckets > MAX_BUCKETS:
+            violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MAX_BUCKETS}")
             raise ConfigInvalid([violation])

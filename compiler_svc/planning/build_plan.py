@@ -1,4 +1,4 @@
-"""What a compile is going to build, from configuration and checkpoint headers alone."""
+"""Plans what a build makes, from configuration and checkpoint headers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import fuse_qkv
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.submodels import SubmodelSpec, describe_submodel
+from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """One bundle, planned.
+    """The plan of one bundle.
 
     Attributes:
-        model: What the graphs depend on.
-        weights: What the shards hold.
+        model: The model and the options that reach its graphs.
+        weights: The tensors of the shards.
         submodels: The executables, in manifest order.
     """
 
     model: GraphSpec
     weights: WeightPlan
-    submodels: tuple[SubmodelSpec, ...]
+    submodels: tuple[ExecutableSpec, ...]
     sampling: Sampling
     limits: Limits
     tokens: Tokens
@@ -41,7 +41,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
     """Plans a bundle.
 
     Raises:
-        CheckpointInvalid, ModelConfigInvalid, ModelNotServed, ShardingNotServed: The model cannot be built so.
+        CheckpointInvalid, ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler cannot build the model.
     """
     family = find_family(checkpoint.config)
     description = describe_model(checkpoint.config)
@@ -82,19 +82,19 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
     )
 
 
-def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[SubmodelSpec]:
+def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[ExecutableSpec]:
     for shape in describe_submodels(config):
         for bucket in shape.buckets:
-            # Configurations of submodels that are not served, or with buckets of two numbers, are refused before.
+            # Validation has refused submodels that are not served, and buckets of two numbers.
             (length,) = bucket
             yield describe_submodel(model, shape.name, length)
 
 
 def choose_sampling(config: NeuronConfig) -> Sampling:
-    """How tokens are picked: what is baked in, or what requests get that do not choose.
+    """Describes how tokens are picked: the baked-in parameters, or the defaults for requests that set none.
 
-    Without `do_sample` that is greedy, which temperature 0 says. A `top_k` of 1, the default, says the same once more
-    and is dropped for requests to choose: one that sets a temperature wants to sample.
+    Without `do_sample` sampling is greedy, which temperature 0 says. The default `top_k` of 1 says the same again. If
+    requests may choose, it is dropped, because a request that sets a temperature wants to sample.
     """
     on_device = config.on_device_sampling_config
     if on_device is None:

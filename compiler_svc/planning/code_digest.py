@@ -1,5 +1,5 @@
-"""The digest of our own sources: versions change at releases, and between two of them only the sources tell that
-cached results are stale."""
+"""The digest of the compiler's own sources. Version numbers change only at releases; between releases, only the
+sources tell that cached results are stale."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 from bundle.digest import canonical_json, sha256_bytes, sha256_file
 from compiler_svc.models.registry import list_registered
 
-#: The folders and files that shape a bundle's bytes, the resolved configuration given: that is in every key itself.
-#: An edit elsewhere, such as in the service, the database or the prose of the configuration, voids no cached bundle.
+#: The folders and files that shape a bundle's bytes for a given resolved configuration, which every key has itself.
+#: Edits elsewhere, such as in the service, the database or the prose of the configuration, keep cached bundles valid.
 BUNDLE_CODE: Final = (
     "bundle",
     "compiler_svc/builds",
@@ -30,7 +30,7 @@ BUNDLE_CODE: Final = (
     "execution/sampling.py",
     "targets/cpu.py",
 )
-#: All that an executable's bytes depend on, its graph given.
+#: Every source that an executable's bytes depend on for a given graph.
 LOWERING_CODE: Final = ("compiler_svc/lower", "targets/cpu.py")
 
 _KINDS: Final = ("*.py", "*.cpp")
@@ -39,9 +39,9 @@ _ROOT: Final = Path(__file__).parents[2]
 
 @cache
 def digest_bundle_code() -> str:
-    """Digest of all code that shapes a bundle's bytes: our own, and the families that other distributions register.
+    """Digests all code that shapes a bundle's bytes: our own, and the families that other distributions register.
 
-    Of those only the versions count: clear the caches after an edit that leaves the version as it is.
+    For other distributions only the version counts: clear the caches after an edit that keeps the version.
     """
     return sha256_bytes(canonical_json({"own": digest_code(BUNDLE_CODE), "registered": dict(list_registered())}))
 
@@ -51,7 +51,7 @@ def digest_code(sources: tuple[str, ...], root: Path = _ROOT) -> str:
     """Digests sources of this installation: Python, and the C++ of kernels.
 
     Args:
-        sources: Folders, with all that is below them, and single files, relative to the root.
+        sources: Folders, with everything below them, and single files, relative to the root.
 
     Returns:
         `sha256:` and 64 hexadecimal digits.
@@ -62,7 +62,7 @@ def digest_code(sources: tuple[str, ...], root: Path = _ROOT) -> str:
 
 
 def list_sources(sources: tuple[str, ...], root: Path = _ROOT) -> list[Path]:
-    """The files that `digest_code` reads, in the order of their paths."""
+    """Lists the files that `digest_code` reads, sorted by path."""
     files: set[Path] = set()
     for source in sources:
         path = root / source

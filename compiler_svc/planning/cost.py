@@ -1,7 +1,8 @@
-"""What a compile would cost, from what builds like it have cost here.
+"""Estimates what a compile would cost, from what similar builds have cost on this host.
 
-A lowering is like another where target, level and submodel are the same and one model has at most twice the other's
-layers; its time is taken to grow with the layers. What else a build does, the trace apart, grows with its weights.
+Lowerings are similar if they have the same target, level and submodel and neither model has more than twice the
+layers of the other; the estimate scales their time with the layers. The other work of a build, except tracing, scales
+with its weights.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import Final
 
 from compiler_svc.database.actuals import BuildActual, LoweringActual
 
-#: How many times the layers of one model may be those of another.
+#: Models are similar if neither has more than this many times the layers of the other.
 _LIKE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """What a compile would cost.
+    """The estimated cost of a compile.
 
     Attributes:
-        duration_s: From the start to the bundle.
-        peak_memory_bytes: Most memory of one lowering; 0 where none is needed.
-        num_records: Lowerings that the estimate rests on.
+        duration_s: From the start until the bundle is published.
+        peak_memory_bytes: Peak memory of one lowering; 0 if the compile needs no lowering.
+        num_records: Number of recorded lowerings behind the estimate.
     """
 
     duration_s: float
@@ -35,14 +36,14 @@ class CostEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a compile has to do.
+    """The work of a compile.
 
     Attributes:
         missing: Submodel of each executable that is not in the cache.
-        num_executables: All of them: each is traced.
+        num_executables: Number of all executables: each is traced.
         num_layers: Layers of the model.
-        weights_bytes: Of all ranks.
-        num_lowerings: Lowerings that run at once.
+        weights_bytes: Bytes of the weights of all ranks.
+        num_lowerings: Number of lowerings that run at once.
     """
 
     missing: Sequence[str]
@@ -55,11 +56,11 @@ class Work:
 def estimate_cost(
     work: Work, lowerings: Sequence[LoweringActual], builds: Sequence[BuildActual]
 ) -> CostEstimate | None:
-    """Estimates a compile; None where nothing like it was built.
+    """Estimates the cost of a compile; None if no similar compile is recorded.
 
     Args:
-        lowerings: Recorded ones of the same target and level.
-        builds: Recorded ones of the same target and level.
+        lowerings: Records with the same target and level.
+        builds: Records with the same target and level.
     """
     like_builds = [build for build in builds if _are_alike(build.num_layers, work.num_layers)]
     like = {
@@ -73,7 +74,7 @@ def estimate_cost(
         for submodel, records in like.items()
     }
     total_s = sum(each_s[submodel] for submodel in work.missing)
-    # As many at once as there are places; what is left over at the end runs with fewer.
+    # Every round runs `num_lowerings` at once; the last round may run fewer.
     rounds = math.ceil(len(work.missing) / work.num_lowerings)
     lowering_s = rounds * total_s / len(work.missing) if work.missing else 0.0
     return CostEstimate(

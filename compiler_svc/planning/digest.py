@@ -1,7 +1,7 @@
-"""The digest by which a plan finds executables in the cache: of what a graph is made from, in place of the graph.
+"""The plan digest, by which a plan finds executables in the cache: the digest of a graph's inputs.
 
-The cache's own key, the action digest, needs the graph, and a graph needs torch and seconds. Equal plan digests mean
-equal graphs, lowered equally; the reverse does not hold, so that a plan may miss what the compile then finds.
+The cache's own key, the action digest, needs the graph, and tracing a graph takes torch and seconds. Equal plan digests
+mean equal graphs and equal lowering. The reverse does not hold: a plan may miss an executable that the compile finds.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from bundle.digest import canonical_json, sha256_bytes
 from bundle.manifest import Target
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.planning.code_digest import digest_bundle_code
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from targets.registry import TARGETS
 
 
 def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[0, 1, 2], salt: str) -> dict[str, str]:
-    """Plan digests of a build's executables, by tag.
+    """Computes the plan digest of every executable of a build, by tag.
 
     Raises:
-        ToolchainMissing: There is no C++ compiler, above level 0.
+        ToolchainMissing: The level is above 0, and this host has no C++ compiler.
     """
     shared = {
         "model": plan.model.to_json(),
-        # Weights that keep the checkpoint's dtypes are cast in the graph.
+        # Graphs cast weights that keep the checkpoint's dtypes.
         "weight_dtypes": {tensor.name: tensor.dtype for tensor in plan.weights.tensors},
         "target": msgspec.to_builtins(target),
         "optimization_level": optimization_level,
@@ -35,7 +35,7 @@ def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[
         "toolchain": TARGETS[target.kind].lowerings[optimization_level].toolchain.read_versions(),
         "code_digest": digest_bundle_code(),
     }
-    # Hashed once: of a large model it is long, and only the submodel differs between executables.
+    # Hashed once, because it is long for large models and equal for all executables.
     shared_digest = sha256_bytes(canonical_json(msgspec.to_builtins(shared)))
     return {
         submodel.tag: sha256_bytes(canonical_json({"shared": shared_digest, "submodel": _describe(submodel)}))
@@ -43,5 +43,5 @@ def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[
     }
 
 
-def _describe(submodel: SubmodelSpec) -> object:
+def _describe(submodel: ExecutableSpec) -> object:
     return msgspec.to_builtins(asdict(submodel))

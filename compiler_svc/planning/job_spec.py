@@ -1,4 +1,7 @@
-"""What is to be built: everything that a build process needs to know, and what identifies its result."""
+"""Job specs: everything that a build process needs to know, and the digests that identify its result.
+
+The compiler keeps job specs in its database. Tags name them there: keep a tag when you rename its class.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from targets.target import Lowering
 from targets.toolchain import Toolchain
 
 
-class _Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What all specifications have.
+class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that every job spec has.
 
     Attributes:
         name: Bundle name.
         model: Checkpoint directory, absolute, symbolic links resolved.
-        model_roots: Directories that the checkpoint's files may lie in.
+        model_roots: Directories that may contain the checkpoint's files.
         config: Resolved configuration.
-        skip_cache_lookup: Build even where the cache has the result.
+        skip_cache_lookup: Build even if the cache has the result.
         warnings: Notes for the caller.
     """
 
@@ -36,8 +39,8 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     warnings: tuple[str, ...]
 
 
-class CompileSpec(_Spec, frozen=True, kw_only=True):
-    """One accepted compile.
+class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec"):
+    """The job of one accepted Compile.
 
     Attributes:
         optimization_level: 0, 1 or 2.
@@ -52,12 +55,12 @@ class CompileSpec(_Spec, frozen=True, kw_only=True):
 
     @property
     def lowering(self) -> Lowering:
-        """How the executables are made."""
+        """The lowering that makes the executables."""
         return TARGETS[self.target.kind].lowerings[self.optimization_level]
 
     @property
     def toolchain(self) -> Toolchain:
-        """What the bundle's bytes depend on."""
+        """The tools whose versions determine the bundle's bytes."""
         return self.lowering.toolchain
 
     def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
@@ -65,7 +68,7 @@ class CompileSpec(_Spec, frozen=True, kw_only=True):
 
         Args:
             checkpoint_digest: Digest of the weights, configuration and tokenizer files.
-            toolchain: Versions of everything that shapes executables.
+            toolchain: Versions of every tool that shapes executables.
             code_digest: Digest of this compiler's own code.
         """
         return self._digest_action(
@@ -78,11 +81,11 @@ class CompileSpec(_Spec, frozen=True, kw_only=True):
         )
 
     def executable_action_digest(self, *, graph_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
-        """Identifies what lowering makes of one graph.
+        """Identifies the executable that lowering makes from one graph.
 
         Args:
             graph_digest: Digest of the exported graph.
-            toolchain: Versions of everything that shapes executables.
+            toolchain: Versions of every tool that shapes executables.
             code_digest: Digest of the lowering code.
         """
         return self._digest_action(
@@ -98,8 +101,8 @@ class CompileSpec(_Spec, frozen=True, kw_only=True):
         return sha256_bytes(canonical_json(inputs | options))
 
 
-class ShardSpec(_Spec, frozen=True, kw_only=True):
-    """Weights to be written for executables that exist.
+class ShardJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="ShardSpec"):
+    """The job of one accepted ShardWeights: writing weights for executables that exist.
 
     Attributes:
         executables: Digest of the bundle that has them.
@@ -109,11 +112,11 @@ class ShardSpec(_Spec, frozen=True, kw_only=True):
 
     @property
     def toolchain(self) -> Toolchain:
-        """What the bundle's bytes depend on."""
+        """The tools whose versions determine the bundle's bytes."""
         return TORCH
 
     def bundle_action_digest(self, *, checkpoint_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
-        """Identifies the bundle that this makes; see `CompileSpec.bundle_action_digest`."""
+        """Identifies the bundle that this job makes; see `CompileJobSpec.bundle_action_digest`."""
         inputs = {
             "action": "weights",
             "abi_version": ABI_VERSION,
@@ -125,26 +128,26 @@ class ShardSpec(_Spec, frozen=True, kw_only=True):
         return sha256_bytes(canonical_json(inputs))
 
 
-#: What a build process can be asked for.
-BuildSpec = CompileSpec | ShardSpec
+#: The job of a build process.
+JobSpec = CompileJobSpec | ShardJobSpec
 
 
-def write_spec(spec: BuildSpec) -> bytes:
-    """A specification as JSON."""
+def write_spec(spec: JobSpec) -> bytes:
+    """Encodes a job spec as JSON."""
     return msgspec.json.encode(spec, enc_hook=str)
 
 
-def read_spec(data: bytes) -> BuildSpec:
-    """The specification that `write_spec` wrote.
+def read_spec(data: bytes) -> JobSpec:
+    """Decodes the job spec that `write_spec` wrote.
 
     Raises:
-        ValueError: It is none; another version's may have other fields.
+        ValueError: The data is not a job spec of this version. Other versions may have other fields.
     """
-    spec: BuildSpec = msgspec.json.decode(data, type=BuildSpec, dec_hook=read_path)
+    spec: JobSpec = msgspec.json.decode(data, type=JobSpec, dec_hook=read_path)
     return msgspec.structs.replace(spec, config=InferenceConfig.from_fields(msgspec.json.decode(data)["config"]))
 
 
 def read_path(kind: type, text: str) -> Path:
-    """Paths are text in JSON: the hook that reads them."""
+    """Reads a path from text: the `dec_hook` of msgspec, because JSON has no paths."""
     assert kind is Path, kind
     return Path(text)

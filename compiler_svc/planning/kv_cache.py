@@ -4,8 +4,8 @@
     blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
     each position: over the layers, 2 * rank's KV heads * head_dim * item
 
-Positions are `max_length`; with flash decoding the ranks that share a KV head divide them, and each has 128 more for
-what is written to nowhere, as in NxD Inference. A quantized cache has items of one byte and no scales.
+Positions are `max_length`. With flash decoding, the ranks that share a KV head divide them, and each rank has 128 more
+positions for writes that are discarded, as in NxD Inference. A quantized cache has items of one byte and no scales.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FLASH_DECODING_SPARE: Final = 128
 
 
 def measure_kv(model: ModelDescription, config: NeuronConfig) -> int:
-    """Bytes of the KV cache of one rank; all ranks hold as many."""
+    """Measures the KV cache of one rank, in bytes; all ranks need the same."""
     item_bytes = _QUANTIZED_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(config.torch_dtype)
     items = sum(
         count_positions(state, config) * 2 * state.heads.layout(config.tp_degree).num_kv_heads * state.heads.head_dim
@@ -31,7 +31,7 @@ def measure_kv(model: ModelDescription, config: NeuronConfig) -> int:
 
 
 def count_positions(state: StateSpec, config: NeuronConfig) -> int:
-    """Positions for which a rank keeps a layer's keys and values."""
+    """Counts the positions for which a rank keeps a layer's keys and values."""
     if config.is_block_kv_layout:
         return (config.pa_num_blocks + 1) * config.pa_block_size
     return (config.max_batch_size + 1) * _row_positions(state, config)
@@ -45,7 +45,7 @@ def _row_positions(state: StateSpec, config: NeuronConfig) -> int:
 
 
 def _measure_hidden_states(model: ModelDescription, config: NeuronConfig) -> int:
-    """EAGLE's ring of the target's hidden states: two speculations for each row and a scratch row."""
+    """Measures EAGLE's ring of the target's hidden states: two speculations for each row and a scratch row."""
     if not config.enable_eagle_speculation:
         return 0
     rows = config.max_batch_size + 1

@@ -1,4 +1,4 @@
-"""The largest size that fits, by bisection on a judgement."""
+"""The largest size that fits, found by bisection."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-_LARGEST: Final = 2**31 - 1
+_MAX_SIZE: Final = 2**31 - 1
 
 
-class Judgement(Enum):
-    """What becomes of a size."""
+class Verdict(Enum):
+    """Whether a size fits."""
 
     FITS = "fits"
     EXCEEDS = "exceeds"
@@ -18,50 +18,50 @@ class Judgement(Enum):
     ILLEGAL = "illegal"
 
 
-def find_largest(judge: Callable[[int], Judgement], configured: int, *, step: int = 1) -> int:
-    """The largest size that fits; 0 where none does.
+def find_largest(check: Callable[[int], Verdict], configured: int, *, step: int = 1) -> int:
+    """Finds the largest size that fits; 0 if none does.
 
     Args:
-        judge: Judges a size. Memory grows with the size, and legal sizes are neighbours of one another.
+        check: Says whether a size fits. Memory grows with the size, and no illegal size lies between two legal ones.
         configured: A legal size.
-        step: Legal sizes are multiples of it; so is `configured`.
+        step: Divides every legal size, and `configured`.
     """
     start = configured // step
 
-    def judge_steps(count: int) -> Judgement:
-        return judge(count * step)
+    def check_steps(count: int) -> Verdict:
+        return check(count * step)
 
-    if judge_steps(start) is Judgement.FITS:
-        return _search_up(judge_steps, start, _LARGEST // step) * step
-    return _search_down(judge_steps, start) * step
+    if check_steps(start) is Verdict.FITS:
+        return _search_up(check_steps, start, _MAX_SIZE // step) * step
+    return _search_down(check_steps, start) * step
 
 
-def _search_up(judge: Callable[[int], Judgement], fits: int, most: int) -> int:
-    fails = most + 1
+def _search_up(check: Callable[[int], Verdict], fits: int, max_size: int) -> int:
+    fails = max_size + 1
     while fits * 2 < fails:
-        if judge(fits * 2) is not Judgement.FITS:
+        if check(fits * 2) is not Verdict.FITS:
             fails = fits * 2
         else:
             fits *= 2
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        if judge(middle) is Judgement.FITS:
+        if check(middle) is Verdict.FITS:
             fits = middle
         else:
             fails = middle
     return fits
 
 
-def _search_down(judge: Callable[[int], Judgement], exceeds: int) -> int:
-    # Below a legal size that is too large: what is illegal there is too small.
+def _search_down(check: Callable[[int], Verdict], exceeds: int) -> int:
+    # `exceeds` is legal, so an illegal size below it is too small.
     largest, low = 0, 0
     while exceeds - low > 1:
         middle = (low + exceeds) // 2
-        judgement = judge(middle)
-        if judgement is Judgement.EXCEEDS:
+        verdict = check(middle)
+        if verdict is Verdict.EXCEEDS:
             exceeds = middle
             continue
         low = middle
-        if judgement is Judgement.FITS:
+        if verdict is Verdict.FITS:
             largest = middle
     return largest

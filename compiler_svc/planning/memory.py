@@ -1,4 +1,4 @@
-"""The memory of one rank: what a configuration would take, part by part."""
+"""Predicts the memory of one rank for a configuration, part by part."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
 from targets.target import ExecutableFormat
 
-# Counts with `cast_type` "as-declared" alone.
+# Only `cast_type` "as-declared" uses it.
 _DTYPE_OF_PICKLES: Final = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one rank; all ranks are alike.
+    """Bytes of one rank; all ranks need the same.
 
     Attributes:
         weight_groups: Weights by group.
         kv_bytes: Keys and values.
-        activation_bytes: Largest step.
+        activation_bytes: Activations of the largest step.
         code_bytes: Executables, estimated.
         lora_bytes: Adapters.
     """
@@ -48,30 +48,30 @@ class RankMemory:
 
     @property
     def weights_bytes(self) -> int:
-        """All weights."""
+        """Bytes of all weight groups."""
         return sum(self.weight_groups.values())
 
     @property
     def total_bytes(self) -> int:
-        """Everything."""
+        """Bytes of everything that the rank holds."""
         return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.code_bytes + self.lora_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A checkpoint and what its `config.json` says, overrides of the configuration included."""
+    """A checkpoint and its `config.json`, with the configuration's overrides applied."""
 
     checkpoint: Checkpoint
     description: ModelDescription
 
 
 def read_model(checkpoint: Checkpoint) -> PlannedModel:
-    """Reads what a plan needs of a checkpoint.
+    """Reads from a checkpoint what a plan needs.
 
-    A pickled one, which stays closed, is taken to have the tensors that its configuration implies.
+    Leaves a pickled checkpoint closed and assumes that it has the tensors that its configuration implies.
 
     Raises:
-        ModelConfigInvalid, ModelNotServed: A model that this compiler does not build.
+        ModelConfigInvalid, ModelNotServed: This compiler does not build the model.
     """
     description = describe_model(checkpoint.config)
     if checkpoint.is_pickled:
@@ -85,10 +85,10 @@ def read_model(checkpoint: Checkpoint) -> PlannedModel:
 
 
 class MemoryModel:
-    """What configurations of one model would take. Weights are planned once for each way to shard them."""
+    """Predicts memory for configurations of one model. Plans weights once for each way to shard them."""
 
     def __init__(self, model: PlannedModel, draft: PlannedModel | None, executable_format: ExecutableFormat) -> None:
-        """Takes the model, the draft model that is compiled together with it, and what they are compiled to."""
+        """Takes the model, the draft model that compiles together with it, and the format of their executables."""
         self._model = model
         self._draft = draft
         self._format = executable_format
@@ -96,10 +96,10 @@ class MemoryModel:
         self._weights: dict[tuple[object, ...], dict[str, int]] = {}
 
     def measure(self, config: InferenceConfig) -> RankMemory:
-        """The memory of a rank.
+        """Measures the memory of a rank.
 
         Raises:
-            CheckpointInvalid, ShardingNotServed: The model cannot be sharded so.
+            CheckpointInvalid, ShardingNotServed: This compiler cannot shard the model this way.
         """
         neuron, model = config.neuron_config, self._model.description
         kv_bytes = measure_kv(model, neuron)
@@ -107,7 +107,7 @@ class MemoryModel:
         activation_bytes = measure_activations(model, neuron, submodels)
         num_layers = len(model.layers)
         if self._draft is not None:
-            # Both models' steps are one executable, in which they take turns.
+            # One executable holds the steps of both models, which run one after the other.
             draft = draft_config(config)
             kv_bytes += measure_kv(self._draft.description, draft)
             activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
@@ -161,7 +161,7 @@ class MemoryModel:
 
 
 def draft_config(config: InferenceConfig) -> NeuronConfig:
-    """The options that a draft model is compiled with: the target's sizes, in dtypes of its own where it has some."""
+    """The draft model's options: the target model's sizes, with the draft model's own dtypes if it has some."""
     target, fused = config.neuron_config, config.fused_spec_config
     if fused is None or fused.draft_config is None:
         return target

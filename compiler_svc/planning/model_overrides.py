@@ -1,4 +1,4 @@
-"""A configuration's model attributes, and the checkpoint that they are for."""
+"""Applies a configuration's model attributes to its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from compiler_svc.weights.overrides import find_changes, override_checkpoint
 
 
 def keep_changes(checkpoint: Checkpoint, config: InferenceConfig) -> tuple[InferenceConfig, tuple[str, ...]]:
-    """The configuration with those model attributes alone that change what is built, and what the author should know.
+    """Keeps the model attributes that change what is built; also returns warnings about the others.
 
-    So a file that repeats the whole `config.json`, as NxD Inference's do, says the same as one that does not.
+    So a file that repeats the whole `config.json`, as NxD Inference's files do, means the same as one that does not.
     """
     changes = find_changes(checkpoint, config.model_attributes, config.attribute_map)
     counting = list_attributes({**checkpoint.config, **changes})
@@ -28,7 +28,7 @@ def keep_changes(checkpoint: Checkpoint, config: InferenceConfig) -> tuple[Infer
 
 
 def override_model(checkpoint: Checkpoint, config: InferenceConfig) -> Checkpoint:
-    """The checkpoint as the configuration has it."""
+    """The checkpoint with the configuration's model attributes in place of its own."""
     return override_checkpoint(checkpoint, config.model_attributes, config.attribute_map)
 
 
@@ -36,8 +36,8 @@ def check_head_sharding(document: Mapping[str, Any], checkpoint: Checkpoint, *, 
     """Compares the model's KV heads with the strategy of a document's Transformers NeuronX options.
 
     Raises:
-        ConfigInvalid: They do not go together.
-        ModelConfigInvalid, ModelNotServed: A model that this compiler does not build.
+        ConfigInvalid: They contradict each other.
+        ModelConfigInvalid, ModelNotServed: This compiler does not build the model.
     """
     section = document.get(SECTION)
     if section is None:

@@ -1,4 +1,4 @@
-"""Plans a compile."""
+"""Answers PlanCompile: predicts executables, memory and cost of a compile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
     find_checkpoint,
-    note_doubts,
+    find_warnings,
     read_declared_dtype,
     resolve_request,
 )
@@ -29,7 +29,7 @@ from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
 from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.model_overrides import override_model
-from compiler_svc.planning.report import Plan, PlannedExecutable
+from compiler_svc.planning.report import PlannedExecutable, PlanReport
 from compiler_svc.planning.variation import Variations
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
@@ -38,10 +38,10 @@ from targets.registry import TARGETS
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest(BuildRequest):
-    """What a client asks for.
+    """A PlanCompile request of a client.
 
     Attributes:
-        core_memory_bytes: Memory of one core; None takes the target's.
+        core_memory_bytes: Memory of one core; None for the target's own.
     """
 
     core_memory_bytes: int | None
@@ -49,10 +49,10 @@ class PlanRequest(BuildRequest):
 
 @dataclass(frozen=True, slots=True)
 class RankLimit:
-    """What one rank may take.
+    """The memory that one rank may take.
 
     Attributes:
-        core_memory_bytes: Memory of a core, if the caller gives it.
+        core_memory_bytes: Memory of a core if the caller gives it, otherwise None.
         physical_core_bytes: The target's memory of a physical core; None if all ranks share the host's.
         host_bytes: Memory of the host.
     """
@@ -62,7 +62,7 @@ class RankLimit:
     host_bytes: int
 
     def measure(self, config: NeuronConfig) -> int:
-        """Bytes that a rank of a configuration may take."""
+        """Bytes that a rank may take under a configuration."""
         if self.core_memory_bytes is not None:
             return self.core_memory_bytes
         if self.physical_core_bytes is None:
@@ -71,29 +71,29 @@ class RankLimit:
 
 
 class Planner:
-    """Plans compiles against one cache."""
+    """Plans compiles for one action cache."""
 
     def __init__(
         self, database: Database, layout: Layout, *, model_roots: tuple[Path, ...], num_lowerings: int
     ) -> None:
-        """Takes the action cache, the store that has to hold what it names, and where checkpoints lie.
+        """Takes the action cache, the store that holds its executables, and the model roots.
 
         Args:
-            num_lowerings: Lowerings of one build that run at once.
+            num_lowerings: Number of lowerings of one build that run at once.
         """
         self._database = database
         self._layout = layout
         self._model_roots = model_roots
         self._num_lowerings = num_lowerings
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan(self, request: PlanRequest) -> PlanReport:
         """Plans a compile. Reads JSON files and tensor headers: call it from a thread.
 
         Raises:
-            ConfigInvalid, FeatureNotServed: Mistakes of the request.
-            IsaUnknown, IsaUnsupported, ToolchainMissing: What the compile would need and this host lacks.
-            PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
-            ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
+            ConfigInvalid, FeatureNotServed: The request has mistakes.
+            IsaUnknown, IsaUnsupported, ToolchainMissing: This host lacks something that the compile would need.
+            PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path or the checkpoint has mistakes.
+            ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
         """
         target = _check_target(request)
         checkpoint, resolution = resolve_request(request, self._model_roots)
@@ -112,7 +112,7 @@ class Planner:
             resolve=lambda document: _resolve(request, document, checkpoint),
             fits=lambda varied: memory_model.measure(varied).total_bytes <= limit.measure(varied.neuron_config),
         )
-        return Plan(
+        return PlanReport(
             config=config,
             submodels=describe_submodels(config.neuron_config),
             memory=memory,
@@ -121,7 +121,7 @@ class Planner:
             cores_needed=variations.count_cores(planned_target),
             executables=executables,
             hints=resolution.hints,
-            warnings=(*_without_hints(resolution), *_note_doubts(request, checkpoint, config)),
+            warnings=(*_without_hints(resolution), *_find_warnings(request, checkpoint, config)),
             cost=self._estimate_cost(
                 request,
                 Work(
@@ -146,7 +146,7 @@ class Planner:
         self, request: PlanRequest, target: Target | None, model: PlannedModel, config: InferenceConfig
     ) -> list[PlannedExecutable]:
         if target is None:
-            # Nothing was ever compiled for it.
+            # The cache has no executables for a target that is not served.
             return [
                 PlannedExecutable(tag=_tag(submodel, bucket), submodel=submodel.name, bucket=bucket, is_cached=False)
                 for submodel in describe_submodels(config.neuron_config)
@@ -177,7 +177,7 @@ class Planner:
 
 
 def _check_target(request: PlanRequest) -> Target | None:
-    """The target that executables would be made for; None for one that is planned only."""
+    """The target of the executables; None for a target that can be planned but not compiled for."""
     return choose_target(request) if TARGETS[request.target_kind].is_served else None
 
 
@@ -186,13 +186,13 @@ def _resolve(request: PlanRequest, document: Mapping[str, Any], checkpoint: Chec
     return resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind).config
 
 
-def _note_doubts(request: PlanRequest, checkpoint: Checkpoint, config: InferenceConfig) -> Iterator[str]:
-    """What the caller should know about the plan and about the compile."""
+def _find_warnings(request: PlanRequest, checkpoint: Checkpoint, config: InferenceConfig) -> Iterator[str]:
+    """Lists the warnings about the plan and the compile."""
     if note := TARGETS[request.target_kind].note:
         yield note
     if checkpoint.is_pickled:
         yield "model: its weights are pickles, which plans do not open: tensors are those that config.json implies"
-    yield from note_doubts(checkpoint, config.neuron_config)
+    yield from find_warnings(checkpoint, config.neuron_config)
 
 
 def _without_hints(resolution: Resolution) -> list[str]:

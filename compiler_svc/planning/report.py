@@ -1,4 +1,4 @@
-"""A plan: the answer to PlanCompile."""
+"""The plan report: the answer to PlanCompile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from compiler_svc.planning.memory import RankMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestSizes:
-    """The largest sizes that fit, each with all else as configured; 0 where not even 1 does.
+    """The largest sizes that fit, each with all else as configured; 0 if not even 1 fits.
 
     Attributes:
         batch_size: Rows of the KV cache.
         seq_len: In tokens.
-        pa_num_blocks: Blocks of the KV cache; 0 without block layout, too.
+        pa_num_blocks: Blocks of the KV cache; 0 also if the cache has no block layout.
     """
 
     batch_size: int
@@ -28,7 +28,7 @@ class LargestSizes:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing fits, however small."""
+        """Whether no size fits."""
         return not (self.batch_size or self.seq_len or self.pa_num_blocks)
 
 
@@ -43,15 +43,15 @@ class PlannedExecutable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a compile would make.
+class PlanReport:
+    """The executables, memory and cost of a compile that has not run.
 
     Attributes:
-        memory: Of each rank.
-        limit_bytes: What each rank may take.
-        cores_needed: Smallest degree of the target's whose ranks fit; 0 where none does.
-        hints: What the target ignores; not among the warnings.
-        cost: None where nothing like it was built.
+        memory: Memory that each rank needs.
+        limit_bytes: Memory that each rank may take.
+        cores_needed: The target's smallest tensor-parallel degree at which ranks fit; 0 if none does.
+        hints: Attributes that the target ignores; not among the warnings.
+        cost: None if the compiler has never built anything similar.
     """
 
     config: InferenceConfig
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks, all alike."""
+        """Number of ranks; all need the same memory."""
         return self.config.neuron_config.tp_degree
 
     @property

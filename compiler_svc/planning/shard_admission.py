@@ -1,4 +1,4 @@
-"""Judging a request for weights: everything that can be known without torch and without reading a weight."""
+"""Validates ShardWeights requests: finds every mistake that shows without torch and without reading weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bundle.reference import is_name
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
 from compiler_svc.planning.admission import find_checkpoint
 from compiler_svc.planning.build_plan import plan_build
-from compiler_svc.planning.job_spec import ShardSpec
+from compiler_svc.planning.job_spec import ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, read_config
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -24,11 +24,11 @@ _TOKENIZER_FILE: Final = "tokenizer.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRequest:
-    """What a client asks for.
+    """A ShardWeights request of a client.
 
     Attributes:
         model: Checkpoint directory, absolute or relative to a model root.
-        executables_ref: Reference of the bundle that the weights are for.
+        executables_ref: Reference of the bundle whose executables the weights are for.
     """
 
     name: str
@@ -37,20 +37,20 @@ class ShardRequest:
     skip_cache_lookup: bool
 
 
-def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardSpec:
-    """Judges a request. Reads JSON files and tensor headers: call it from a thread.
+def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardJobSpec:
+    """Validates a request. Reads JSON files and tensor headers: call it from a thread.
 
-    Pickled weights are left to the build: opening them takes torch.
+    Leaves pickled weights to the build, because opening them needs torch.
 
     Args:
-        executables: What `request.executables_ref` names.
+        executables: The bundle that `request.executables_ref` names.
 
     Raises:
-        NameInvalid, ExecutablesMissing: Mistakes of the request.
-        IsaUnsupported, FormatUnknown, FormatInvalid: Executables that this host could not verify the weights with.
-        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: Mistakes of the path, or behind it.
-        ModelConfigInvalid, ModelNotServed, ShardingNotServed: A model that this compiler does not build.
-        GraphAbiMismatch: A model whose weights do not fit.
+        NameInvalid, ExecutablesMissing: The request has mistakes.
+        IsaUnsupported, FormatUnknown, FormatInvalid: This host cannot run the executables to verify the weights.
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
+        GraphAbiMismatch: The model's weights do not fit the executables.
     """
     if not is_name(request.name):
         raise NameInvalid(request.name)
@@ -64,18 +64,18 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
     checkpoint = override_model(checkpoint, config)
     if not checkpoint.is_pickled:
         check_weights_fit(manifest, plan_build(checkpoint, config.neuron_config))
-    return ShardSpec(
+    return ShardJobSpec(
         name=request.name,
         model=path,
         model_roots=model_roots,
         config=config,
         skip_cache_lookup=request.skip_cache_lookup,
-        warnings=_note_other_tokenizer(checkpoint, manifest),
+        warnings=_warn_of_other_tokenizer(checkpoint, manifest),
         executables=executables.digest,
     )
 
 
-def _note_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
+def _warn_of_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
     own = next((file for file in checkpoint.tokenizer_files if file.name == _TOKENIZER_FILE), None)
     if own is None or manifest.tokenizer is None or sha256_file(own) == manifest.tokenizer.digest:
         return ()

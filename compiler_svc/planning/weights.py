@@ -3,10 +3,9 @@
 A quantized matrix keeps one byte for each value and float32 scales: one for each output, or one for the matrix.
 
 Each linear layer of `in` inputs and `out` outputs that adapters may change has A [max_loras, in, r] and
-B [max_loras, r, out], with r the largest rank. Of the two, the one on the side that tensor parallelism divides is
-divided with it: B of layers whose outputs are divided, A of layers whose inputs are. The other is "the linear layer",
-which every rank holds whole, or which is divided, too, with `lora_shard_linear_layer`. B of keys and values is copied
-as their heads are.
+B [max_loras, r, out]; r is the largest rank. Tensor parallelism divides one of the two together with the layer: B if it
+divides the layer's outputs, A if it divides its inputs. Every rank holds the other one whole unless
+`lora_shard_linear_layer` divides it, too. B of keys and values is copied as their heads are.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from compiler_svc.models.transforms import quantize
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.weights.checkpoint import TensorHeader
 
-#: In the order in which they are listed.
+#: In the order of PlanCompile's answer.
 WEIGHT_GROUPS: Final = tuple(str(group) for group in MemoryGroup)
 
 _SCALE_BYTES: Final = 4
@@ -34,7 +33,7 @@ _QUANTIZED_ITEM_BYTES: Final = 1
 def quantize_as_configured(
     description: ModelDescription, config: NeuronConfig, skipped: Iterable[str]
 ) -> ModelDescription:
-    """The description with its matrices in the format that a configuration asks for.
+    """Puts the description's matrices into the format that a configuration asks for.
 
     Args:
         skipped: Parts of the names of modules that stay as they are.
@@ -48,7 +47,7 @@ def quantize_as_configured(
 
 
 def measure_weights(plan: WeightPlan) -> dict[str, int]:
-    """Bytes of each group in one rank's shard; all ranks hold as many."""
+    """Measures each group in one rank's shard, in bytes; all ranks hold the same."""
     groups = dict.fromkeys(WEIGHT_GROUPS, 0)
     for tensor in plan.tensors:
         groups[tensor.spec.group] += _measure(tensor.spec, tensor.rank_shape, DTYPE_SIZES_BYTES[tensor.dtype])
@@ -58,13 +57,12 @@ def measure_weights(plan: WeightPlan) -> dict[str, int]:
 def measure_draft_weights(
     headers: Iterable[TensorHeader], description: ModelDescription, *, item_bytes: int, tp_degree: int
 ) -> int:
-    """Bytes of a draft model in one rank, whatever tensors its checkpoint has: EAGLE's are no whole model.
+    """Measures a draft model in one rank, in bytes, from its checkpoint's tensors: EAGLE's are not a whole model.
 
-    A tensor that the description does not know, such as EAGLE's `fc`, or knows in another shape, is held whole by every
-    rank.
+    Every rank holds a tensor whole if the description lacks it, such as EAGLE's `fc`, or has it in another shape.
     """
     specs = {one.name: one for one in description.parameters(tp_degree)}
-    # EAGLE's checkpoints leave the outermost module out of their names.
+    # EAGLE's checkpoints leave the outermost module out of tensor names.
     specs |= {name.partition(".")[2]: one for name, one in specs.items()}
     total = 0
     for header in headers:
@@ -77,7 +75,7 @@ def measure_draft_weights(
 
 
 def measure_medusa_heads(description: ModelDescription, num_heads: int, *, item_bytes: int, tp_degree: int) -> int:
-    """Bytes of Medusa heads in one rank: each a residual layer, held whole, and a head over the vocabulary, divided."""
+    """Measures Medusa heads in one rank, in bytes: each has a whole residual layer and a divided vocabulary head."""
     hidden = Axis(description.hidden_size)
     layers = (
         LinearSpec(name="residual", inputs=hidden, outputs=hidden, has_bias=True, group=MemoryGroup.DRAFT),
@@ -88,9 +86,9 @@ def measure_medusa_heads(description: ModelDescription, num_heads: int, *, item_
 
 
 def measure_adapters(description: ModelDescription, config: NeuronConfig) -> int:
-    """Bytes of the adapters that one rank has room for; 0 if none are served.
+    """Measures the adapters that one rank has room for, in bytes; 0 if the configuration serves none.
 
-    Without `target_modules` every linear layer that adapters may change counts.
+    Without `target_modules`, counts every linear layer that adapters may change.
     """
     lora = config.lora_config
     if lora is None:
@@ -118,7 +116,7 @@ def _measure(spec: ParameterSpec, rank_shape: tuple[int, ...], item_bytes: int) 
 
 
 def _count_adapter_items(linear: LinearSpec, tp_degree: int, *, is_sharded: bool) -> int:
-    """Items of A and B in one rank, for one adapter of rank 1."""
+    """Counts the items of A and B in one rank, for one adapter of rank 1."""
     divided, whole = linear.outputs, linear.inputs
     if linear.inputs.is_divided:
         divided, whole = whole, divided

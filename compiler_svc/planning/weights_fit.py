@@ -1,4 +1,4 @@
-"""Whether the weights of a checkpoint fit executables that exist, from headers alone."""
+"""Checks, from headers alone, that a checkpoint's weights fit existing executables."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from compiler_svc.errors import ConfigInvalid, FeatureNotServed, GraphAbiMismatc
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.trace.submodels import describe_state
 
-#: Where a manifest's configuration has the model attributes that replace the checkpoint's.
+#: The entry of a manifest's configuration that has the model attributes which replace the checkpoint's.
 MODEL_ATTRIBUTES: Final = "model_attributes"
 
-#: What else it holds beside the model's attributes.
+#: Its other entries beside the model's attributes.
 _CONFIG_NAMES: Final[tuple[str, ...]] = ("neuron_config", "fused_spec_config", "attribute_map")
 
 
 def read_config(manifest: Manifest) -> InferenceConfig:
-    """The configuration that a bundle was compiled with; attributes that are newer than the bundle have their defaults.
+    """Reads a bundle's configuration; attributes that are newer than the bundle get their defaults.
 
     Raises:
-        GraphAbiMismatch: Another version of the compiler wrote it, whose attributes or rules are others.
+        GraphAbiMismatch: Another version of the compiler wrote the configuration, with other attributes or rules.
     """
     document: dict[str, Any] = {name: manifest.config[name] for name in _CONFIG_NAMES if name in manifest.config}
     document |= manifest.config.get(MODEL_ATTRIBUTES, {})
@@ -38,17 +38,16 @@ def read_config(manifest: Manifest) -> InferenceConfig:
 
 
 def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
-    """Checks that a checkpoint makes weights for a bundle's executables.
+    """Checks that a checkpoint's weights fit a bundle's executables.
 
-    Model and tensors have to be equal where they count; the executables' graphs then are those that the manifest says,
-    and need not be traced again.
+    If model and tensors are equal in everything that counts, so are the graphs: this need not trace them again.
 
     Args:
-        manifest: Has executables.
-        plan: Of the checkpoint, planned with the bundle's configuration.
+        manifest: The manifest of a bundle with executables.
+        plan: The checkpoint's plan for the bundle's configuration.
 
     Raises:
-        GraphAbiMismatch: The first attribute that differs.
+        GraphAbiMismatch: Names the first attribute that differs.
     """
     numeric_config = plan.model.description.numeric_config
     shards = [plan.weights.describe_shard(rank, None, 0) for rank in range(plan.model.tp_degree)]
@@ -85,7 +84,7 @@ def _tensor_table(tensors: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _plain(value: Mapping[str, Any]) -> Any:
-    """As a manifest that was read has it: numbers and lists as JSON has them."""
+    """The value as a decoded manifest has it, with JSON's numbers and lists."""
     return json.loads(canonical_json(msgspec.to_builtins(value, str_keys=True)))
 
 

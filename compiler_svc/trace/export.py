@@ -18,7 +18,7 @@ from compiler_svc.trace.graph_digest import digest_graph
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.sources import recorded_sources
-from compiler_svc.trace.submodels import SubmodelSpec, describe_state
+from compiler_svc.trace.submodels import ExecutableSpec, describe_state
 
 #: Name of a plain model's only weight set.
 WEIGHT_SET: Final = "model"
@@ -34,14 +34,14 @@ class TracedSubmodel:
         constants: For every parameter of the graph, by its name there, the tensor of the rank shard.
     """
 
-    spec: SubmodelSpec
+    spec: ExecutableSpec
     program: ExportedProgram
     graph_digest: str
     constants: tuple[ConstantBinding, ...]
 
 
 def export_submodel(
-    spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec, *, with_sources: bool = False
+    spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, *, with_sources: bool = False
 ) -> TracedSubmodel:
     """Exports one submodel. The graph is equal for all ranks.
 

@@ -17,7 +17,7 @@ from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from execution.dtypes import TORCH_DTYPES
 from execution.sampling import greedy, sample
 
@@ -33,7 +33,7 @@ class BuildModel(Protocol):
 class SubmodelProgram(nn.Module):
     """Functional `(inputs…, state…) → (outputs…, new state…)`. Parameters are those of `core`."""
 
-    def __init__(self, spec: GraphSpec, submodel: SubmodelSpec, core: CausalLm) -> None:
+    def __init__(self, spec: GraphSpec, submodel: ExecutableSpec, core: CausalLm) -> None:
         super().__init__()
         self.spec = spec
         self.submodel = submodel
@@ -72,7 +72,7 @@ class SubmodelProgram(nn.Module):
         return logits.sample(params, rand, sampling.global_topk, needs_total=needs_total)
 
 
-def build_program(spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec) -> SubmodelProgram:
+def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> SubmodelProgram:
     """Builds a submodel with uninitialized parameters, of the shapes and dtypes that the plan's shards have."""
     reduce_dtype = None if spec.reduce_dtype is None else TORCH_DTYPES[spec.reduce_dtype]
     ranks = Ranks(spec.tp_degree, reduce_dtype)
@@ -87,7 +87,7 @@ def build_program(spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec) -> 
     return SubmodelProgram(spec, submodel, core)
 
 
-def make_example_tensors(spec: GraphSpec, submodel: SubmodelSpec, state_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def make_example_tensors(spec: GraphSpec, submodel: ExecutableSpec, state_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Uninitialized inputs and state of a submodel."""
     inputs = [torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype]) for tensor in submodel.inputs]
     state = [torch.empty(state_shape, dtype=TORCH_DTYPES[spec.dtype]) for _ in submodel.state]

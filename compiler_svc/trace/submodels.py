@@ -15,7 +15,7 @@ from compiler_svc.trace.graph_spec import GraphSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmodelSpec:
+class ExecutableSpec:
     """The calling convention of one executable, with the fields of `bundle.manifest.Executable`."""
 
     tag: str
@@ -30,7 +30,7 @@ class SubmodelSpec:
 
 def describe_submodel(
     spec: GraphSpec, submodel: SubmodelName, bucket: int, *, flags: Iterable[str] = ()
-) -> SubmodelSpec:
+) -> ExecutableSpec:
     """Describes one executable.
 
     Args:
@@ -49,7 +49,7 @@ def describe_submodel(
         "V": spec.description.vocab_size,
     }
     inputs, outputs = inputs_of(submodel, set_flags), outputs_of(submodel, set_flags)
-    return SubmodelSpec(
+    return ExecutableSpec(
         tag=f"{submodel}_{bucket}",
         submodel=submodel,
         bucket=(bucket,),

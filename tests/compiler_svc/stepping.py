@@ -16,7 +16,7 @@ from compiler_svc.sharding.writer import write_shard
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program
-from compiler_svc.trace.submodels import SubmodelSpec, describe_state, describe_submodel
+from compiler_svc.trace.submodels import ExecutableSpec, describe_state, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
 from execution.executors.arguments import make_tensors
@@ -32,14 +32,14 @@ def load_shard(plan: WeightPlan, checkpoint: Checkpoint, rank: int = 0) -> dict[
     return load(shard.getvalue())
 
 
-def run_eagerly(spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec, shard: Mapping[str, torch.Tensor]) -> Run:
+def run_eagerly(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]) -> Run:
     """The functional module itself, with the shard's weights."""
     program = build_program(spec, plan, submodel)
     program.core.load_state_dict({tensor.name: shard[tensor.name] for tensor in plan.tensors})
     return torch.no_grad()(program)
 
 
-def run_exported(spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec, shard: Mapping[str, torch.Tensor]) -> Run:
+def run_exported(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]) -> Run:
     """The exported graph, with its constants bound to the shard's weights."""
     traced = export_submodel(spec, plan, submodel)
     module = traced.program.module()

@@ -13,10 +13,10 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.config.v1 import config_pb2
 
 from bundle.layout import Layout
-from compiler_svc.api.bundles import MOST_BLOB_STREAMS
-from compiler_svc.api.limits import MOST_REQUEST_BYTES, MOST_REQUEST_ID_CHARACTERS, MOST_SALT_CHARACTERS
-from compiler_svc.compiles.journal import MOST_WATCHERS
-from compiler_svc.planning.admission import MOST_BUCKETS
+from compiler_svc.api.bundles import MAX_BLOB_STREAMS
+from compiler_svc.api.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ID_CHARACTERS, MAX_SALT_CHARACTERS
+from compiler_svc.compiles.journal import MAX_WATCHERS
+from compiler_svc.planning.admission import MAX_BUCKETS
 from tests.compiler_svc.running_compiler import Client, refusal, serve_compiler
 
 GIB = 1 << 30
@@ -26,14 +26,14 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("fields", "field"),
         [
-            ({"request_id": "r" * (MOST_REQUEST_ID_CHARACTERS + 1)}, "request_id"),
-            ({"salt": "s" * (MOST_SALT_CHARACTERS + 1)}, "salt"),
-            ({"config_json": '{"neuron_config": {}}' + " " * MOST_REQUEST_BYTES}, "request"),
+            ({"request_id": "r" * (MAX_REQUEST_ID_CHARACTERS + 1)}, "request_id"),
+            ({"salt": "s" * (MAX_SALT_CHARACTERS + 1)}, "salt"),
+            ({"config_json": '{"neuron_config": {}}' + " " * MAX_REQUEST_BYTES}, "request"),
             (
                 {
                     "config": config_pb2.InferenceConfig(
                         neuron_config=config_pb2.NeuronConfig(
-                            context_encoding_buckets=range(1 << 20, (1 << 20) + MOST_REQUEST_BYTES)
+                            context_encoding_buckets=range(1 << 20, (1 << 20) + MAX_REQUEST_BYTES)
                         )
                     )
                 },
@@ -48,18 +48,17 @@ class TestRequests:
         assert "at most" in refused.fields[field]
 
     async def test_what_is_just_short_enough(self, client: Client) -> None:
-        await client.compile(request_id="r" * MOST_REQUEST_ID_CHARACTERS, salt="s" * MOST_SALT_CHARACTERS)
+        await client.compile(request_id="r" * MAX_REQUEST_ID_CHARACTERS, salt="s" * MAX_SALT_CHARACTERS)
 
     async def test_buckets(self, client: Client) -> None:
-        config = {"seq_len": 1024, "enable_bucketing": True, "token_generation_buckets": [*range(1, MOST_BUCKETS + 2)]}
+        config = {"seq_len": 1024, "enable_bucketing": True, "token_generation_buckets": [*range(1, MAX_BUCKETS + 2)]}
         refused = await refusal(client.compile(config_json=json.dumps({"neuron_config": config})))
         assert refused.fields == {
-            "neuron_config.token_generation_buckets": f"got {MOST_BUCKETS + 1} buckets; "
-            f"accepted: at most {MOST_BUCKETS}"
+            "neuron_config.token_generation_buckets": f"got {MAX_BUCKETS + 1} buckets; accepted: at most {MAX_BUCKETS}"
         }
 
 
-async def test_a_full_queue_does_not_judge(home: Path) -> None:
+async def test_a_full_queue_does_not_validate(home: Path) -> None:
     async with serve_compiler(home, "--max-builds", "1", "--max-waiting", "1") as (client, _):
         for salt in "ab":
             await client.compile(salt=salt)
@@ -73,7 +72,7 @@ async def test_a_full_queue_does_not_judge(home: Path) -> None:
 async def test_watchers_of_one_operation(client: Client) -> None:
     operation = await client.compile()
     watching = [
-        client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation.name)) for _ in range(MOST_WATCHERS)
+        client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation.name)) for _ in range(MAX_WATCHERS)
     ]
     for stream in watching:
         await stream.read()
@@ -98,12 +97,12 @@ async def test_streams_of_blobs(client: Client, home: Path) -> None:
     # More than a connection's flow control takes, so that the streams stay open.
     digest = Layout(home / "store").put_blob(bytes(64 << 20)).digest
     request = bundle_pb2.ReadBlobRequest(digest=digest)
-    reading = [client.bundles.ReadBlob(request) for _ in range(MOST_BLOB_STREAMS)]
+    reading = [client.bundles.ReadBlob(request) for _ in range(MAX_BLOB_STREAMS)]
     for stream in reading:
         await stream.read()
     refused = await refusal(client.bundles.ReadBlob(request))
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
-    assert refused.metadata == {"method": "ReadBlob", "limit": str(MOST_BLOB_STREAMS)}
+    assert refused.metadata == {"method": "ReadBlob", "limit": str(MAX_BLOB_STREAMS)}
     for stream in reading:
         stream.cancel()
 

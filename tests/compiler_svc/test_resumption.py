@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from compiler_svc.compiles.queue import MOST_UNFINISHED_BUILDS
+from compiler_svc.compiles.queue import MAX_UNFINISHED_BUILDS
 from compiler_svc.compiles.run import CompileRun
 from compiler_svc.database.engine import Database
 from compiler_svc.database.tables import OperationRow
@@ -152,7 +152,7 @@ async def test_a_build_that_takes_the_compiler_down_is_given_up(home: Path, monk
         async with serve_compiler(home) as (client, _):
             operation = await client.compile()
             await client.reach_build(operation)
-        for _ in range(MOST_UNFINISHED_BUILDS - 1):
+        for _ in range(MAX_UNFINISHED_BUILDS - 1):
             async with serve_compiler(home) as (client, runner):
                 await client.reach_build(operation)
     async with serve_compiler(home) as (client, runner):
@@ -173,7 +173,7 @@ async def test_compiles_that_only_waited_are_not_counted(home: Path, monkeypatch
             first = await client.compile(salt="a")
             await client.reach_build(first)
             second = await client.compile(salt="b")
-        for _ in range(MOST_UNFINISHED_BUILDS - 1):
+        for _ in range(MAX_UNFINISHED_BUILDS - 1):
             async with serve_compiler(home, *options) as (client, _):
                 await client.reach_build(first)
                 await client.reach(second, "waiting for a free build slot")
@@ -184,7 +184,7 @@ async def test_compiles_that_only_waited_are_not_counted(home: Path, monkeypatch
 
 
 async def test_restarts_in_good_order_are_not_counted(home: Path) -> None:
-    for _ in range(MOST_UNFINISHED_BUILDS + 1):
+    for _ in range(MAX_UNFINISHED_BUILDS + 1):
         async with serve_compiler(home) as (client, runner):
             operation = await client.compile(request_id="r")
             await client.reach_build(operation)

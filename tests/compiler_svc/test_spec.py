@@ -6,9 +6,9 @@ import pytest
 
 from bundle.manifest import Target
 from compiler_svc.config import MoENeuronConfig, resolve_config
-from compiler_svc.planning.job_spec import CompileSpec, read_spec, write_spec
+from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec, read_spec, write_spec
 
-SPEC = CompileSpec(
+SPEC = CompileJobSpec(
     name="tiny",
     model=Path("/models/tiny"),
     model_roots=(Path("/models"),),
@@ -19,6 +19,7 @@ SPEC = CompileSpec(
     salt="",
     warnings=(),
 )
+COMMON_FIELDS = ("name", "model", "model_roots", "config", "skip_cache_lookup", "warnings")
 BUNDLE: dict[str, Any] = {"checkpoint_digest": "a", "toolchain": {"torch": "2"}, "code_digest": "b"}
 EXECUTABLE: dict[str, Any] = {"graph_digest": "a", "toolchain": {"torch": "2"}, "code_digest": "b"}
 
@@ -88,3 +89,10 @@ def test_specifications_travel_whole(document: dict[str, Any]) -> None:
     assert travelled == spec
     assert type(travelled.config.neuron_config) is type(config.neuron_config)
     assert isinstance(config.neuron_config, MoENeuronConfig) == ("moe_tp_degree" in document.get("neuron_config", {}))
+
+
+def test_stored_job_specs_keep_their_tags() -> None:
+    # Databases hold records that earlier versions wrote under these names.
+    shard = ShardJobSpec(**{name: getattr(SPEC, name) for name in COMMON_FIELDS}, executables="sha256:0")
+    assert [msgspec.json.decode(write_spec(spec))["type"] for spec in (SPEC, shard)] == ["CompileSpec", "ShardSpec"]
+    assert read_spec(write_spec(shard)) == shard

@@ -10,7 +10,7 @@ from compiler_svc.config import resolve_config
 from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_digest import render_graph
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.compiler_svc.builds.honoured_cases import GRAPH_CASES, PLAN_CASES, SAMPLING_VALUES, GraphCase, PlanCase
 from tests.compiler_svc.random_checkpoint import write_checkpoint
@@ -51,7 +51,7 @@ def describe(planned: BuildPlan) -> dict[str, Any]:
     }
 
 
-def _shapes(submodel: SubmodelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(submodel: ExecutableSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     return ((tensor.name, tensor.shape) for tensor in submodel.inputs)
 
 

@@ -11,7 +11,7 @@ from bundle.layout import Layout
 from compiler_svc.config import InferenceConfig, resolve_config
 from compiler_svc.database.engine import Database
 from compiler_svc.planning.planner import Planner, PlanRequest
-from compiler_svc.planning.report import Plan
+from compiler_svc.planning.report import PlanReport
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def request(model: str, target: str = "trn1", **options: Any) -> PlanRequest:
     return PlanRequest(model=model, target_kind=target, document=document or {"neuron_config": options}, **fields)
 
 
-def plan(planner: Planner, model: str, target: str = "trn1", **options: Any) -> Plan:
+def plan(planner: Planner, model: str, target: str = "trn1", **options: Any) -> PlanReport:
     return planner.plan(request(model, target, **options))
 
 
