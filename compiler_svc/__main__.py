@@ -19,7 +19,7 @@ async def serve(settings: Settings) -> None:
     async with open_server(settings, ProcessBuildRunner) as server:
         port = await server.start()
         serving = asyncio.create_task(server.serve_until_signalled())
-        await asyncio.sleep(0)  # by now it listens for signals: whoever reads the next line may send one
+        await asyncio.sleep(0)  # by now it listens for signals; a reader of the next line may send one
         sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
         sys.stdout.flush()
         await serving

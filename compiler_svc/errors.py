@@ -2,25 +2,25 @@
 
 CompilerError
 ├── ConfigInvalid             a configuration with mistakes, all of them listed
-├── FeatureNotServed          a configuration or target that the API knows and this version does not serve
-├── NameInvalid               a bundle name that is none
+├── FeatureNotServed          a configuration or target that the API knows but this version does not serve
+├── NameInvalid               text that is not a bundle name
 ├── PathOutsideModelRoots     a model path that leaves the configured roots
 ├── RequestIdReused           a request id that belongs to another request
 ├── CompileQueueFull          more compiles than the queue holds
-├── OperationNotFound         an operation name that names nothing
-├── OperationNotDone          an operation that runs and would have to be finished
+├── OperationNotFound         a name that no operation has
+├── OperationNotDone          an operation that is still running, in a request for a finished one
 ├── PageTokenInvalid          a page token that this service did not give out
 ├── FilterInvalid             a list filter that this service does not know
 ├── OffsetInvalid             an offset outside a blob
-├── AliasInvalid              text that is no alias
-├── AliasNotFound             an alias that names nothing
+├── AliasInvalid              text that is not an alias
+├── AliasNotFound             an alias that does not exist
 ├── AliasChanged              an alias that moved since its etag was read
 ├── BundleInUse               a version that an alias still names
 ├── CompileCancelled          a compile that a client cancelled
 ├── CompilerRestarted         a compile that was interrupted too often, or cannot be resumed
 ├── BuildFailed               a build process that ended without a result
 ├── GraphAbiMismatch          a checkpoint whose weights the executables of a bundle cannot take
-├── ExecutablesMissing        a bundle without executables where some are needed
+├── ExecutablesMissing        a bundle without executables, in a request that needs them
 ├── TooManyWatchers           more watchers of one operation than are served
 ├── TooManyStreams            more open streams of one method than are served
 ├── StoreLocked               a store that another compiler serves
@@ -58,7 +58,7 @@ class ConfigInvalid(CompilerError):
 
 
 class FeatureNotServed(CompilerError):
-    """A configuration or target that the API knows and this version does not serve."""
+    """A configuration or target that the API knows but this version does not serve."""
 
     reason = "FEATURE_NOT_SERVED"
 
@@ -69,7 +69,7 @@ class FeatureNotServed(CompilerError):
 
 
 class NameInvalid(CompilerError):
-    """A bundle name that is none."""
+    """Text that is not a bundle name."""
 
     reason = "NAME_INVALID"
 
@@ -113,7 +113,7 @@ class CompileQueueFull(CompilerError):
 
 
 class OperationNotFound(CompilerError):
-    """An operation name that names nothing."""
+    """A name that no operation has."""
 
     reason = "OPERATION_NOT_FOUND"
 
@@ -122,7 +122,7 @@ class OperationNotFound(CompilerError):
 
 
 class OperationNotDone(CompilerError):
-    """An operation that runs and would have to be finished."""
+    """An operation that is still running, in a request for a finished one."""
 
     reason = "OPERATION_NOT_DONE"
 
@@ -161,7 +161,7 @@ class OffsetInvalid(CompilerError):
 
 
 class AliasInvalid(CompilerError):
-    """Text that is no alias."""
+    """Text that is not an alias."""
 
     reason = "ALIAS_INVALID"
 
@@ -171,7 +171,7 @@ class AliasInvalid(CompilerError):
 
 
 class AliasNotFound(CompilerError):
-    """An alias that names nothing."""
+    """An alias that does not exist."""
 
     reason = "ALIAS_NOT_FOUND"
 
@@ -250,7 +250,7 @@ class GraphAbiMismatch(CompilerError):
 
 
 class ExecutablesMissing(CompilerError):
-    """A bundle without executables where some are needed."""
+    """A bundle without executables, in a request that needs them."""
 
     reason = "EXECUTABLES_MISSING"
 

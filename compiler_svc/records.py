@@ -1,4 +1,4 @@
-"""Records that travel: between the build process, the database and the wire. Plain, frozen, JSON both ways."""
+"""The records that pass between the build process, the database and the wire: plain, frozen, encoded as JSON."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Immutable, strict record."""
+    """An immutable record that rejects unknown fields."""
 
     def to_json(self) -> bytes:
-        """The record as JSON."""
+        """Encodes the record as JSON."""
         return msgspec.json.encode(self)
 
 
 class Stage(StrEnum):
-    """Where a compile stands."""
+    """The stage of a compile."""
 
     QUEUED = "queued"
     CACHE_CHECK = "cache_check"
@@ -29,14 +29,14 @@ class Stage(StrEnum):
 
 
 class Progress(_Record, frozen=True):
-    """How far a compile is.
+    """The progress of a compile.
 
     Attributes:
-        executables_total: 0 until known.
-        executables_cached: Of the finished executables, how many came from the cache.
+        executables_total: Number of executables; 0 until known.
+        executables_cached: Number of finished executables that came from the cache.
         total_bytes: Bytes of weights to shard; 0 until known.
-        eta_s: Estimated seconds to the end, None while unknown.
-        message: One line for a person.
+        eta_s: Estimated seconds to the end; None while unknown.
+        message: One line for people to read.
     """
 
     stage: Stage
@@ -53,7 +53,7 @@ class ExecutableResult(_Record, frozen=True):
     """One executable of a built bundle.
 
     Attributes:
-        duration_s: Lowering time, None where it came from the cache.
+        duration_s: Lowering time; None if the executable came from the cache.
     """
 
     tag: str
@@ -65,12 +65,12 @@ class ExecutableResult(_Record, frozen=True):
 
 
 class CompileResult(_Record, frozen=True):
-    """What a compile returns.
+    """The result of a compile.
 
     Attributes:
-        cached: Nothing had to be compiled.
-        warnings: Notes on the configuration.
-        duration_s: Time from acceptance to the end.
+        cached: Whether the cache had everything, so that no lowering ran.
+        warnings: Warnings about the configuration.
+        duration_s: Seconds from acceptance to the end.
     """
 
     name: str

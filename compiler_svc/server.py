@@ -1,4 +1,4 @@
-"""The compiler as a server: the parts joined."""
+"""Joins the parts of the compiler into a server."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ SERVICES: Final = (
 
 @asynccontextmanager
 async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRunner]) -> AsyncIterator[EdgeServer]:
-    """Opens store and database, resumes what a former process left running, and builds the server.
+    """Opens store and database, resumes operations that a former process left unfinished, and makes the server.
 
     Args:
-        make_runner: Makes the runner of builds, given a directory for running jobs.
+        make_runner: Makes the runner of builds; takes a directory for the job directories.
 
     Raises:
         StoreLocked: Another compiler serves the store.
-        LayoutInvalid: The store is no OCI layout.
+        LayoutInvalid: The store is not an OCI layout.
         DatabaseUnavailable, DatabaseSchemaUnsupported: The database cannot be opened.
     """
     with lock_store(settings.store):
@@ -109,10 +109,10 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
 
 @contextmanager
 def lock_store(store: Path) -> Iterator[None]:
-    """Holds a store as long as the context lasts; the kernel frees it when the process dies.
+    """Locks a store until the context ends; the kernel releases the lock if the process dies.
 
     Raises:
-        StoreLocked: Another process holds it.
+        StoreLocked: Another process has locked the store.
     """
     store.mkdir(parents=True, exist_ok=True)
     fd = os.open(store / "compiler.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

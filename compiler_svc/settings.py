@@ -1,4 +1,4 @@
-"""The service's settings: the only reader of the command line."""
+"""The service's settings, read from the command line here and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edge.config import EdgeConfig
 from edge.memory import measure_memory
 from edge.options import add_server_options, byte_size, positive_integer, read_edge_config
 
-#: Of the memory that this process may use; the rest is for the service, the build processes and everybody else.
+#: Share of this process's memory limit; the rest is for the service, build processes and other processes.
 _LOWERING_SHARE: Final = 0.75
-#: Below this, compiling small models fails already.
+#: With less memory, even small models fail to compile.
 _LEAST_LOWERING_BYTES: Final = 4 << 30
 
 
@@ -26,18 +26,18 @@ class Settings:
 
     Attributes:
         edge: Address, limits, TLS.
-        store: OCI layout that bundles are published in, with this compiler's other state beside the blobs.
+        store: OCI layout that bundles are published in; this compiler keeps its other state beside the blobs.
         database_url: SQLAlchemy URL.
-        model_roots: Directories that checkpoints may lie in.
-        import_roots: Directories that layouts may lie in which bundles are imported from.
+        model_roots: Directories that may contain checkpoints.
+        import_roots: Directories that may contain layouts to import bundles from.
         cache: Directory of the code generator's caches.
-        max_builds: Builds that run at once.
-        max_waiting: Compiles that may wait beside them.
-        num_lowerings: Lowerings of one build that run at once.
-        lowering_timeout_s: Of one lowering.
-        lowering_memory_bytes: Of each process of one lowering, beside what the model's tensors reserve.
+        max_builds: Number of builds that run at once.
+        max_waiting: Number of compiles that may wait while those builds run.
+        num_lowerings: Number of lowerings of one build that run at once.
+        lowering_timeout_s: Time limit of one lowering.
+        lowering_memory_bytes: Memory limit of each process of one lowering, besides the size of the model's tensors.
         retention: How long finished operations are remembered.
-        log_level: Least severe level that is logged.
+        log_level: Least severe level that the service logs.
     """
 
     edge: EdgeConfig
@@ -56,7 +56,7 @@ class Settings:
 
 
 def parse_settings(arguments: Sequence[str]) -> Settings:
-    """Reads the command line; exits with a message where it is wrong."""
+    """Reads the command line; exits with a message if it is invalid."""
     parser = _build_parser()
     options = parser.parse_args(arguments)
     store: Path = options.store.absolute()
@@ -79,7 +79,7 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
 
 
 def choose_lowering_memory(total_bytes: int, num_lowerings: int) -> int:
-    """Memory of each of several lowerings at once, in bytes, where the command line does not say."""
+    """Chooses the memory of each of several simultaneous lowerings, in bytes, if the command line does not set it."""
     return max(_LEAST_LOWERING_BYTES, int(total_bytes * _LOWERING_SHARE) // num_lowerings)
 
 

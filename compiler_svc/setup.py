@@ -1,4 +1,4 @@
-"""The packages of this distribution: every folder below this one, so that a new model family is listed nowhere else."""
+"""Packages every folder below this one, so that a new model family needs no entry in any list."""
 
 from setuptools import find_packages, setup
 

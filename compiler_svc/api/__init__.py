@@ -1,4 +1,4 @@
-"""The services that clients call, and the only place of the compiler that knows protobuf.
+"""The gRPC services of the compiler. No other package of the compiler knows protobuf.
 
 A handler validates, calls and converts. `*_wire` modules convert messages to records and back.
 """

@@ -59,7 +59,7 @@ def lease_to_pb(lease: Lease) -> pb.Lease:
 
 
 def collected_to_pb(collected: Collected) -> pb.CollectGarbageResponse:
-    """Writes what a collection took and left."""
+    """Writes the sizes that a collection freed and kept."""
     return pb.CollectGarbageResponse(
         deleted_bundle_count=collected.bundle_count,
         deleted_blob_count=collected.freed.blob_count,
@@ -84,5 +84,5 @@ def import_event_to_pb(event: ImportProgress | ImportedBundle) -> pb.ImportBundl
 
 
 def blob_to_pb(blob: BlobDescriptor) -> pb.Blob:
-    """Writes one file of a bundle, or of a referrer of it."""
+    """Writes one file of a bundle or of one of its referrers."""
     return pb.Blob(digest=blob.digest, size_bytes=blob.size_bytes, media_type=blob.media_type, title=blob.title)

@@ -24,7 +24,7 @@ from compiler_svc.api.paging import choose_page_size, read_page_token, write_pag
 from compiler_svc.bundles.importer import BundleImporter, ImportOrder
 from compiler_svc.bundles.store import BundleStore
 
-#: Streams of blobs at once; each holds a file open and a piece of at most 1 MiB.
+#: Streams of blobs that may be open at once; each holds a file open and a piece of at most 1 MiB.
 MAX_BLOB_STREAMS: Final = 64
 
 
@@ -32,7 +32,7 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
     """Serves versions, aliases, leases and blobs."""
 
     def __init__(self, store: BundleStore, importer: BundleImporter) -> None:
-        """Takes the bundles to serve, and what brings in others."""
+        """Takes the store of bundles, and the importer for bundles of other layouts."""
         self._store = store
         self._importer = importer
         self._reading = StreamLimit("ReadBlob", MAX_BLOB_STREAMS)
@@ -89,7 +89,7 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
         return pb.LeaseBundleResponse(lease=lease_to_pb(lease))
 
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Any) -> pb.ReleaseLeaseResponse:
-        """Gives leases back."""
+        """Ends leases before their time."""
         count = await self._store.release_leases(holder=request.holder, digest=request.digest)
         return pb.ReleaseLeaseResponse(released_count=count)
 
@@ -98,14 +98,14 @@ class BundleService(bundle_pb2_grpc.BundleServiceServicer):
         return pb.ListLeasesResponse(leases=map(lease_to_pb, await self._store.list_leases(request.digest)))
 
     async def CollectGarbage(self, request: pb.CollectGarbageRequest, context: Any) -> pb.CollectGarbageResponse:
-        """Removes what nothing needs."""
+        """Removes bundles and blobs that nothing needs."""
         age_s = request.max_cache_age.ToNanoseconds() / 1e9 if request.HasField("max_cache_age") else None
         return collected_to_pb(await self._store.collect_garbage(dry_run=request.dry_run, max_cache_age_s=age_s))
 
     async def ImportBundle(
         self, request: pb.ImportBundleRequest, context: Any
     ) -> AsyncIterator[pb.ImportBundleResponse]:
-        """Copies a bundle from another layout, the result last."""
+        """Copies a bundle from another layout; streams progress, then the result."""
         order = ImportOrder(
             layout=request.layout,
             source_ref=request.source_ref,

@@ -88,7 +88,7 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
     async def WatchCompile(
         self, request: pb.WatchCompileRequest, context: Any
     ) -> AsyncIterator[pb.WatchCompileResponse]:
-        """Streams the progress of one compile, the result last."""
+        """Streams the progress of one compile, then its result."""
         async with aclosing(self._journal.watch(parse_resource_name(request.operation))) as changes:
             async for operation in changes:
                 yield event_to_pb(operation)

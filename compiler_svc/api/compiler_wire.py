@@ -48,7 +48,7 @@ _STAGES: Final = {
 
 
 def digest_request(request: pb.CompileRequest | pb.ShardWeightsRequest) -> str:
-    """Digest of a request's method and content, which a reused request id must have again."""
+    """Digests a request's method and content, but not its id. A repeated request id must come with the same digest."""
     content = deepcopy(request)
     content.request_id = ""
     return sha256_bytes(content.DESCRIPTOR.full_name.encode() + content.SerializeToString(deterministic=True))
@@ -58,7 +58,7 @@ def request_from_pb(request: pb.CompileRequest) -> CompileRequest:
     """Reads a request.
 
     Raises:
-        ConfigInvalid: The configuration text is no JSON object, or an enum value is unknown.
+        ConfigInvalid: The configuration text is not a JSON object, or an enum value is unknown.
     """
     return CompileRequest(
         name=request.name,
@@ -72,7 +72,7 @@ def build_fields_from_pb(request: pb.CompileRequest | pb.PlanCompileRequest) -> 
     """Reads the fields of a `BuildRequest`.
 
     Raises:
-        ConfigInvalid: The configuration text is no JSON object, or an enum value is unknown.
+        ConfigInvalid: The configuration text is not a JSON object, or an enum value is unknown.
     """
     unknown = [
         FieldViolation(field, str(value), ", ".join(map(str, sorted(table))))
@@ -116,7 +116,7 @@ def operation_to_pb(operation: Operation) -> operations_pb2.Operation:
 
 
 def event_to_pb(operation: Operation) -> pb.WatchCompileResponse:
-    """Writes what a watcher is told about an operation."""
+    """Writes an operation's progress, result or error for a watcher."""
     if operation.result is not None:
         return pb.WatchCompileResponse(result=result_to_pb(operation.result))
     if operation.error is not None:
@@ -125,7 +125,7 @@ def event_to_pb(operation: Operation) -> pb.WatchCompileResponse:
 
 
 def metadata_to_pb(operation: Operation) -> pb.CompileMetadata:
-    """Writes how far an operation is."""
+    """Writes an operation's progress."""
     progress = operation.progress
     return pb.CompileMetadata(
         name=operation.name,
@@ -194,19 +194,19 @@ _MODEL_ATTRIBUTES = "model_attributes_json"
 
 
 def document_from_pb(config: InferenceConfig) -> Document:
-    """Writes a configuration as the document that says the same: attributes that are set, under their names.
+    """Writes a configuration as an equal document, with the attributes that are set, under their names.
 
     Paths of the Medusa tree become lists of lists, and the model's attributes stand at the top level.
 
     Raises:
-        ConfigInvalid: The text of model attributes is no JSON object, or repeats what the message has fields for.
+        ConfigInvalid: The text of model attributes is not a JSON object, or repeats a field of the message.
     """
     # An optional field that is set to zero is in the dictionary; an unset one is not.
     return _flatten(MessageToDict(config, preserving_proto_field_name=True), "")
 
 
 def _flatten(document: dict[str, Any], path: str) -> Document:
-    """Brings a message's dictionary, and the draft model's inside of it, to a document's form."""
+    """Gives a message's dictionary, and that of the draft model inside it, the form of a document."""
     attributes: Document = {}
     if (text := document.pop(_MODEL_ATTRIBUTES, None)) is not None:
         field = f"{path}{_MODEL_ATTRIBUTES}"

@@ -45,10 +45,10 @@ _RETRY_AFTER_S: Final = 5.0
 class StreamLimit:
     """Limits how many streams of one method are open."""
 
-    def __init__(self, method: str, most: int) -> None:
+    def __init__(self, method: str, max_open: int) -> None:
         """Starts without open streams."""
         self._method = method
-        self._most = most
+        self._max_open = max_open
         self._num_open = 0
 
     @contextmanager
@@ -58,8 +58,8 @@ class StreamLimit:
         Raises:
             TooManyStreams: The method has as many open streams as it may.
         """
-        if self._num_open >= self._most:
-            raise TooManyStreams(self._method, self._most, _RETRY_AFTER_S)
+        if self._num_open >= self._max_open:
+            raise TooManyStreams(self._method, self._max_open, _RETRY_AFTER_S)
         self._num_open += 1
         try:
             yield

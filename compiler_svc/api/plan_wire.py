@@ -24,7 +24,7 @@ def plan_request_from_pb(request: pb.PlanCompileRequest) -> PlanRequest:
     """Reads a request.
 
     Raises:
-        ConfigInvalid: The configuration text is no JSON object, an enum value is unknown, or a core has no memory.
+        ConfigInvalid: The configuration text is not a JSON object, an enum value is unknown, or a core has no memory.
     """
     fields = build_fields_from_pb(request)
     core_bytes = request.core_memory_bytes

@@ -1,9 +1,9 @@
 """Errors of leases and imports.
 
 CompilerError
-├── LeaseInvalid              a lease whose holder or duration is none
+├── LeaseInvalid              a lease whose holder or duration is out of bounds
 ├── PathOutsideImportRoots    a layout that leaves the configured roots
-└── SourceLayoutInvalid       a directory to import from that is no OCI image layout
+└── SourceLayoutInvalid       a directory to import from that is not an OCI image layout
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compiler_svc.errors import CompilerError
 
 
 class LeaseInvalid(CompilerError):
-    """A lease whose holder or duration is none."""
+    """A lease whose holder or duration is out of bounds."""
 
     reason = "LEASE_INVALID"
 
@@ -34,7 +34,7 @@ class PathOutsideImportRoots(CompilerError):
 
 
 class SourceLayoutInvalid(CompilerError):
-    """A directory to import from that is no OCI image layout, or whose index is broken."""
+    """A directory to import from that is not an OCI image layout, or whose index is broken."""
 
     reason = "LAYOUT_INVALID"
 

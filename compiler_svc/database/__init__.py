@@ -1,4 +1,4 @@
-"""What the service remembers: operations, versions, aliases, the action cache and digests of files.
+"""The service's database: operations, versions, aliases, leases, the action cache and digests of files.
 
-Knows SQL and the records that are stored. Must not know the wire, blobs, or how a compile is done.
+Knows SQL and the stored records. Must not know the wire, blobs, or how compiles run.
 """

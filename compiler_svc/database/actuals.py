@@ -1,4 +1,4 @@
-"""What builds have cost, and which plans their executables were of. Functions take the session of the caller's
+"""Records of what builds have cost, and of which executables plans led to. Functions take the session of the caller's
 transaction."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from sqlalchemy.orm import Session
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.database.tables import BuildActualRow, CachedExecutableRow, LoweringActualRow, PlannedExecutableRow
 
-#: Newest records that an estimate looks at, of each kind.
+#: Newest records of each kind that an estimate reads.
 _MAX_READ = 256
 
 
 class LoweringActual(msgspec.Struct, frozen=True, kw_only=True):
-    """What one lowering cost.
+    """The cost of one lowering.
 
     Attributes:
         num_layers: Layers of the model.
-        peak_memory_bytes: The most that a process of a lowering of its build had.
+        peak_memory_bytes: Peak memory of any lowering process of the same build.
     """
 
     submodel: str
@@ -32,13 +32,13 @@ class LoweringActual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildActual(msgspec.Struct, frozen=True, kw_only=True):
-    """What one build cost beside its lowerings.
+    """The cost of one build, besides its lowerings.
 
     Attributes:
-        num_executables: All, those from the cache included.
-        weights_bytes: Of all ranks.
+        num_executables: Number of all executables, including those from the cache.
+        weights_bytes: Bytes of the weights of all ranks.
         trace_s: Seconds of exporting graphs.
-        rest_s: Seconds of everything else but lowering.
+        rest_s: Seconds of everything except tracing and lowering.
     """
 
     num_layers: int
@@ -49,12 +49,12 @@ class BuildActual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build tells about itself.
+    """The facts that a build reports about itself.
 
     Attributes:
-        target_kind: Such as cpu.
+        target_kind: Kind of target, such as cpu.
         action_digests: Action digest of every executable, by plan digest.
-        lowerings: What was lowered, by action digest.
+        lowerings: The costs of this build's lowerings, by action digest.
     """
 
     target_kind: str
@@ -65,7 +65,7 @@ class BuildFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remember_facts(session: Session, bundle_digest: str, facts: BuildFacts) -> None:
-    """Records a build's facts; newer ones replace older ones of the same executables and bundle."""
+    """Records a build's facts. Newer facts replace older ones of the same executables and bundle."""
     now = time.time_ns()
     for plan_digest, action_digest in facts.action_digests.items():
         session.merge(PlannedExecutableRow(plan_digest=plan_digest, action_digest=action_digest))
@@ -91,7 +91,7 @@ def remember_facts(session: Session, bundle_digest: str, facts: BuildFacts) -> N
 
 
 def find_planned(session: Session, plan_digests: Sequence[str]) -> dict[str, CachedExecutable]:
-    """The executables that plans have led to and that the cache still lists, by plan digest."""
+    """Finds the executables that plans led to, if the cache still lists them, by plan digest."""
     query = (
         select(PlannedExecutableRow.plan_digest, CachedExecutableRow.record)
         .join(CachedExecutableRow, CachedExecutableRow.action_digest == PlannedExecutableRow.action_digest)
@@ -102,7 +102,7 @@ def find_planned(session: Session, plan_digests: Sequence[str]) -> dict[str, Cac
 
 
 def list_lowerings(session: Session, target_kind: str, optimization_level: int) -> list[LoweringActual]:
-    """The newest recorded lowerings for a target and level."""
+    """Lists the newest recorded lowerings for a target and level."""
     query = select(LoweringActualRow.record).where(
         LoweringActualRow.target_kind == target_kind, LoweringActualRow.optimization_level == optimization_level
     )
@@ -111,7 +111,7 @@ def list_lowerings(session: Session, target_kind: str, optimization_level: int) 
 
 
 def list_builds(session: Session, target_kind: str, optimization_level: int) -> list[BuildActual]:
-    """The newest recorded builds for a target and level."""
+    """Lists the newest recorded builds for a target and level."""
     query = select(BuildActualRow.record).where(
         BuildActualRow.target_kind == target_kind, BuildActualRow.optimization_level == optimization_level
     )

@@ -1,7 +1,7 @@
-"""The action cache: what was made of which inputs. Functions take the session of the caller's transaction.
+"""The action cache: results by action digest. Functions take the session of the caller's transaction.
 
-Entries are written when a whole compile has succeeded, its golden check included, so that a failure never poisons the
-cache. An entry says what a blob is, not that the store still holds it: whoever finds one has to look.
+The service writes entries only after a whole compile has succeeded, including its golden check, so that a failure never
+poisons the cache. An entry does not prove that the store still holds the blob: callers have to check.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow, P
 
 
 class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
-    """What lowering made of a graph.
+    """The executable that lowering made from a graph.
 
     Attributes:
         blob: Digest of the executable.
-        constants: Parameters of the graph that the executable has to be given.
+        constants: Parameters of the graph for which the executable needs tensors.
     """
 
     blob: str
@@ -33,18 +33,18 @@ class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_executable(session: Session, action_digest: str) -> CachedExecutable | None:
-    """What an action made, None where it was never done."""
+    """Finds the result of an action; None if the cache has none."""
     row = session.get(CachedExecutableRow, action_digest)
     if row is None:
         return None
-    # By statement: a collection may have forgotten the row meanwhile, which is no error.
+    # An update, not an assignment to the row: a collection may have removed the row meanwhile, which is no error.
     used = update(CachedExecutableRow).where(CachedExecutableRow.action_digest == action_digest)
     session.execute(used.values(use_time_ns=time.time_ns()))
     return msgspec.json.decode(row.record, type=CachedExecutable)
 
 
 def remember_executables(session: Session, executables: Mapping[str, CachedExecutable]) -> None:
-    """Records what actions made, by action digest; a newer result replaces an older one."""
+    """Records the results of actions, by action digest. Newer results replace older ones."""
     for action_digest, executable in executables.items():
         session.merge(
             CachedExecutableRow(
@@ -57,13 +57,13 @@ def remember_executables(session: Session, executables: Mapping[str, CachedExecu
 
 
 def list_executable_blobs(session: Session, *, used_since_ns: int) -> frozenset[str]:
-    """Blobs of the executables that were made or found at or after a time."""
+    """Lists blobs of executables that builds made or found at or after a time."""
     used = or_(CachedExecutableRow.create_time_ns >= used_since_ns, CachedExecutableRow.use_time_ns >= used_since_ns)
     return frozenset(session.scalars(select(CachedExecutableRow.blob).where(used)))
 
 
 def forget_lost(session: Session, *, has_blob: Callable[[str], bool], has_bundle: Callable[[str], bool]) -> None:
-    """Forgets executables and bundles that the store does not hold any more, and plans that led to them."""
+    """Removes executables and bundles that the store no longer holds, and plans that led to them."""
     for executable in session.scalars(select(CachedExecutableRow)):
         if not has_blob(executable.blob):
             session.delete(executable)
@@ -76,13 +76,13 @@ def forget_lost(session: Session, *, has_blob: Callable[[str], bool], has_bundle
 
 
 def find_bundle(session: Session, action_digest: str) -> str | None:
-    """Digest of the bundle that an action made, None where it was never done."""
+    """Finds the digest of the bundle that an action made; None if the cache has none."""
     row = session.get(CachedBundleRow, action_digest)
     return None if row is None else row.bundle_digest
 
 
 def remember_bundle(session: Session, action_digest: str, bundle_digest: str) -> None:
-    """Records the bundle that an action made; a newer result replaces an older one."""
+    """Records the bundle that an action made. A newer bundle replaces an older one."""
     session.merge(
         CachedBundleRow(action_digest=action_digest, bundle_digest=bundle_digest, create_time_ns=time.time_ns())
     )

@@ -1,4 +1,4 @@
-"""The database: one transaction at a time, off the event loop."""
+"""The database: runs one transaction at a time, outside the event loop."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from compiler_svc.errors import DatabaseUnavailable
 
 T = TypeVar("T")
 
-#: One transaction's work. What it returns must not be bound to the session.
+#: The work of one transaction. Its result must not be bound to the session.
 Work = Callable[[Session], T]
 
 
 class Database:
-    """A database with all tables."""
+    """A database that has all tables of this version."""
 
     def __init__(self, url: str) -> None:
-        """Opens the database, makes the tables that are missing and brings older ones up to date.
+        """Opens the database, creates missing tables and brings older ones up to date.
 
         Args:
             url: SQLAlchemy URL, such as `sqlite:////var/lib/kiln/kiln.db`.
 
         Raises:
-            DatabaseUnavailable: The URL is none, its driver is missing, or nothing answers behind it.
+            DatabaseUnavailable: The URL is malformed, its driver is missing, or the server does not answer.
             DatabaseSchemaUnsupported: A newer version of Kiln made its tables.
         """
         try:
@@ -40,19 +40,19 @@ class Database:
             prepare_schema(self._engine)
         except (SQLAlchemyError, ImportError) as error:
             raise DatabaseUnavailable(_hide_password(url), str(error).partition("\n")[0]) from error
-        # One thread: SQLite has one writer, and transactions that read before they write then never meet.
+        # One thread, because SQLite has one writer; so transactions that read before they write never conflict.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
 
     async def run(self, work: Work[T]) -> T:
-        """Runs one transaction: committed when `work` returns, rolled back when it raises."""
+        """Runs one transaction: commits when `work` returns, rolls back when it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._transact, work)
 
     def run_and_wait(self, work: Work[T]) -> T:
-        """As `run`, blocking: for threads and processes without an event loop."""
+        """Runs one transaction and blocks until it ends: for threads and processes without an event loop."""
         return self._executor.submit(self._transact, work).result()
 
     def close(self) -> None:
-        """Finishes what runs and closes the connections."""
+        """Finishes running transactions and closes the connections."""
         self._executor.shutdown()
         self._engine.dispose()
 

@@ -1,4 +1,4 @@
-"""Digests of files, remembered as long as a file is the same: checkpoints are large and rarely change."""
+"""Remembers digests of files until the files change, because checkpoints are large and rarely change."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _SETTLE_TIME_NS: Final = 1_000_000_000
 
 
 class FileDigests:
-    """Digests of files by (device, inode, size, ctime)."""
+    """Digests of files, remembered by (device, inode, size, ctime)."""
 
     def __init__(self, database: Database) -> None:
-        """Takes the database that remembers."""
+        """Takes the database that stores the digests."""
         self._database = database
 
     def digest_file(self, path: Path, progress: Progress | None = None) -> str:
-        """Digest of a file, hashed only where it is not known. Blocks: call it from a thread.
+        """Returns the digest of a file; hashes the file only if it is new or changed. Blocks: call it from a thread.
 
         Args:
-            progress: Called with the number of bytes hashed since the previous call; may raise to give up.
+            progress: Called with the number of bytes hashed since the previous call; may raise to stop hashing.
         """
         status = path.stat()
         known = self._database.run_and_wait(lambda session: _find(session, status))

@@ -1,4 +1,4 @@
-"""Leases in the database: bundles that somebody uses. Functions take the session of the caller's transaction."""
+"""Leases of bundles in the database. Functions take the session of the caller's transaction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from compiler_svc.database.tables import LeaseRow
 
 #: Holder of the leases that keep a bundle from the end of its build until a version names it.
 BUILD_HOLDER: Final = "kiln/build"
-#: Longer than a restart of the compiler takes; a build whose result nobody wants leaves its bundle that long.
+#: Longer than a restart of the compiler takes. If no version names a built bundle, it stays in the store that long.
 BUILD_DURATION_S: Final = 3600.0
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A bundle that somebody uses, until a time."""
+    """A holder's claim on a bundle, until a time."""
 
     holder: str
     digest: str
@@ -28,16 +28,16 @@ class Lease:
 
 
 def set_lease(session: Session, *, holder: str, digest: str, duration_s: float) -> Lease:
-    """Leases a bundle from now on, or renews the lease that the holder has on it."""
+    """Leases a bundle from now on, or renews the holder's lease on it."""
     lease = Lease(holder, digest, time.time_ns() + round(duration_s * 1e9))
-    # Written before it is read: build processes write leases, too, and might come in between.
+    # Writes before it reads, because build processes also write leases and could do so in between.
     session.execute(delete(LeaseRow).where(LeaseRow.holder == holder, LeaseRow.digest == digest))
     session.add(LeaseRow(holder=holder, digest=digest, expire_time_ns=lease.expire_time_ns))
     return lease
 
 
 def release_leases(session: Session, *, holder: str, digest: str) -> int:
-    """Ends a lease, or all of a holder where `digest` is empty; returns how many had not expired."""
+    """Ends a lease, or all leases of a holder if `digest` is empty; returns how many had not expired."""
     _forget_expired(session)
     ended = delete(LeaseRow).where(LeaseRow.holder == holder)
     if digest:
@@ -46,7 +46,7 @@ def release_leases(session: Session, *, holder: str, digest: str) -> int:
 
 
 def list_leases(session: Session, digest: str = "") -> Sequence[Lease]:
-    """Leases that have not expired, by digest and holder; of one bundle, or of all where `digest` is empty."""
+    """Lists unexpired leases of one bundle, or of all bundles if `digest` is empty, by digest and holder."""
     _forget_expired(session)
     query = select(LeaseRow).order_by(LeaseRow.digest, LeaseRow.holder)
     if digest:
@@ -55,7 +55,7 @@ def list_leases(session: Session, digest: str = "") -> Sequence[Lease]:
 
 
 def list_leased_digests(session: Session) -> frozenset[str]:
-    """Digests of the bundles that are leased."""
+    """Digests of all leased bundles."""
     _forget_expired(session)
     return frozenset(session.scalars(select(LeaseRow.digest).distinct()))
 

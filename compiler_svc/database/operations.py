@@ -18,7 +18,7 @@ from execution.failure import Failure
 
 
 class State(StrEnum):
-    """Where an operation stands. Queued operations are running ones."""
+    """The state of an operation. Queued operations count as running."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -27,7 +27,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Operation:
-    """One compile operation. A finished one has a result or an error."""
+    """One compile operation. A finished operation has a result or an error."""
 
     operation_id: str
     name: str
@@ -40,28 +40,28 @@ class Operation:
 
     @property
     def resource_name(self) -> str:
-        """`operations/ID`, what clients call it by."""
+        """The name `operations/ID`, by which clients refer to the operation."""
         return f"operations/{self.operation_id}"
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether the operation has ended, with a result or an error."""
         return self.state is not State.RUNNING
 
 
 @dataclass(frozen=True)
 class PageOfOperations:
-    """Operations, newest first, and where the next page begins."""
+    """A page of operations, newest first, and the key of the next page."""
 
     operations: tuple[Operation, ...]
     next_key: tuple[int, str] | None
 
 
 def parse_resource_name(name: str) -> str:
-    """The id of `operations/ID`.
+    """Reads the id from `operations/ID`.
 
     Raises:
-        OperationNotFound: It is not of that form.
+        OperationNotFound: The name has another form.
     """
     prefix, _, operation_id = name.partition("/")
     if prefix != "operations" or not operation_id:
@@ -70,10 +70,10 @@ def parse_resource_name(name: str) -> str:
 
 
 def find_by_request_id(session: Session, request_id: str, request_digest: str) -> Operation | None:
-    """The operation that a request id belongs to.
+    """Finds the operation that a request id belongs to.
 
     Raises:
-        RequestIdReused: Its request was another one.
+        RequestIdReused: The request id belongs to another request.
     """
     row = session.scalar(select(OperationRow).where(OperationRow.request_id == request_id))
     if row is None:
@@ -86,10 +86,10 @@ def find_by_request_id(session: Session, request_id: str, request_digest: str) -
 def create_operation(
     session: Session, *, name: str, request_id: str | None, request_digest: str, spec: bytes
 ) -> Operation:
-    """Records an accepted compile. Ask `find_by_request_id` first: a request id has one operation.
+    """Records an accepted compile. Call `find_by_request_id` first, because a request id has one operation.
 
     Args:
-        spec: Whatever a restarted compiler needs to go on.
+        spec: The job spec, with which a restarted compiler resumes the operation.
     """
     now_ns = time.time_ns()
     row = OperationRow(
@@ -114,7 +114,7 @@ def get_operation(session: Session, operation_id: str) -> Operation:
     """Reads one operation.
 
     Raises:
-        OperationNotFound: There is none of that id.
+        OperationNotFound: No operation has that id.
     """
     return read_operation(_get_row(session, operation_id))
 
@@ -125,7 +125,7 @@ def list_operations(
     """Lists operations, newest first.
 
     Args:
-        done: Only finished, only running, or all.
+        done: True for finished operations only, False for running ones only, None for all.
         after: `next_key` of the page before.
     """
     key = tuple_(OperationRow.create_time_ns, OperationRow.operation_id)
@@ -142,7 +142,7 @@ def list_operations(
 
 
 def update_progress(session: Session, operation_id: str, progress: Progress) -> Operation:
-    """Records how far an operation is. A finished one stays as it is."""
+    """Records an operation's progress. Leaves a finished operation as it is."""
     row = _get_row(session, operation_id)
     if row.state == State.RUNNING:
         row.progress = progress.to_json()
@@ -151,7 +151,7 @@ def update_progress(session: Session, operation_id: str, progress: Progress) -> 
 
 
 def finish_operation(session: Session, operation_id: str, outcome: CompileResult | Failure) -> Operation:
-    """Ends an operation. A finished one stays as it is."""
+    """Ends an operation. Leaves a finished operation as it is."""
     row = _get_row(session, operation_id)
     if row.state == State.RUNNING:
         _finish(row, outcome)
@@ -159,11 +159,11 @@ def finish_operation(session: Session, operation_id: str, outcome: CompileResult
 
 
 def delete_operation(session: Session, operation_id: str) -> None:
-    """Forgets a finished operation, its request id with it.
+    """Removes a finished operation together with its request id.
 
     Raises:
-        OperationNotFound: There is none of that id.
-        OperationNotDone: It is not finished.
+        OperationNotFound: No operation has that id.
+        OperationNotDone: The operation is still running.
     """
     row = _get_row(session, operation_id)
     if row.state == State.RUNNING:
@@ -172,10 +172,10 @@ def delete_operation(session: Session, operation_id: str) -> None:
 
 
 def request_cancel(session: Session, operation_id: str) -> Operation:
-    """Records that an operation shall be cancelled, which holds across a restart.
+    """Records that a client cancelled an operation. The record outlives a restart.
 
     Raises:
-        OperationNotFound: There is none of that id.
+        OperationNotFound: No operation has that id.
     """
     row = _get_row(session, operation_id)
     row.is_cancelled = True
@@ -183,11 +183,11 @@ def request_cancel(session: Session, operation_id: str) -> Operation:
 
 
 def forget_finished(session: Session, *, keep: int, older_than_ns: int) -> int:
-    """Forgets finished operations, their request ids with them; returns how many.
+    """Removes finished operations together with their request ids; returns how many.
 
     Args:
-        keep: Of the finished operations, the newest that stay.
-        older_than_ns: Those that ended before this time go in any case.
+        keep: Number of the newest finished operations to keep.
+        older_than_ns: Operations that ended before this time are removed even if they are among the newest.
     """
     finished = OperationRow.state != State.RUNNING
     newest_first = select(OperationRow.create_time_ns).where(finished).order_by(OperationRow.create_time_ns.desc())
@@ -218,7 +218,7 @@ def _finish(row: OperationRow, outcome: CompileResult | Failure) -> None:
 
 
 def read_operation(row: OperationRow) -> Operation:
-    """The record of a row."""
+    """Reads the record in a row."""
     return Operation(
         operation_id=row.operation_id,
         name=row.name,

@@ -1,7 +1,8 @@
-"""What a restarted compiler has to know of the operations that the former process left running.
+"""Records with which a restarted compiler resumes the operations that the former process left unfinished.
 
-An operation counts the builds that it began and that neither ended nor were stopped in good order: one that takes the
-compiler down each time must not be begun for ever. Functions take the session of the caller's transaction.
+An operation counts its builds that the compiler started but neither finished nor stopped in an orderly way, because a
+build that crashes the compiler every time must not start forever. Functions take the session of the caller's
+transaction.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from compiler_svc.records import Progress, Stage
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An operation that a former process left running.
+    """An operation that a former process left unfinished.
 
     Attributes:
-        spec: What `create_operation` was given; None where the tables had no place for it yet.
-        unfinished_builds: Builds of it that the compiler did not survive.
-        build_id: The latest of them.
-        is_cancelled: A client has asked for it to be cancelled.
+        spec: The job spec that `create_operation` recorded; None if the tables were too old to store it.
+        unfinished_builds: Number of its builds during which the compiler crashed.
+        build_id: The latest of these builds.
+        is_cancelled: Whether a client has cancelled it.
     """
 
     operation: Operation
@@ -35,7 +36,7 @@ class Unfinished:
 
 
 def list_unfinished(session: Session) -> list[Unfinished]:
-    """Operations that run, oldest first."""
+    """Lists running operations, oldest first."""
     query = select(OperationRow).where(OperationRow.state == State.RUNNING)
     rows = session.scalars(query.order_by(OperationRow.create_time_ns, OperationRow.operation_id))
     return [
@@ -44,7 +45,7 @@ def list_unfinished(session: Session) -> list[Unfinished]:
 
 
 def resume_operation(session: Session, operation_id: str) -> Operation:
-    """Queues an operation again: one attempt more."""
+    """Queues an operation again as its next attempt."""
     row = session.get_one(OperationRow, operation_id)
     row.attempt += 1
     row.progress = Progress(stage=Stage.QUEUED, message=f"resumed after a restart, attempt {row.attempt}").to_json()
@@ -52,10 +53,10 @@ def resume_operation(session: Session, operation_id: str) -> Operation:
 
 
 def begin_build(session: Session, operation_id: str, build_id: str) -> str | None:
-    """Counts a build in advance, because a compiler that it kills cannot count it afterwards.
+    """Counts a build before it starts, because a compiler that crashes cannot count it afterwards.
 
     Returns:
-        The build of the attempt before, None where there was none.
+        The build of the former attempt; None if there was none.
     """
     row = session.get_one(OperationRow, operation_id)
     former = row.build_id
@@ -65,6 +66,6 @@ def begin_build(session: Session, operation_id: str, build_id: str) -> str | Non
 
 
 def stop_build(session: Session, operation_id: str) -> None:
-    """Takes back what `begin_build` counted, for a compiler that stops in good order."""
+    """Takes a build off the count, when the compiler stops in an orderly way."""
     row = session.get_one(OperationRow, operation_id)
     row.unfinished_builds -= 1

@@ -1,4 +1,4 @@
-"""The version of the tables, and bringing older tables up to it."""
+"""Brings older tables up to the version of this release."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sqlalchemy.schema import CreateColumn
 from compiler_svc.database.tables import Base, OperationRow, SchemaRow
 from compiler_svc.errors import DatabaseSchemaUnsupported
 
-#: Raise it with every release that changes the tables. New columns are nullable or have a `server_default`, so that
-#: older tables can be given them; any other change needs a step of its own in `prepare_schema`.
+#: Raise it with every release that changes the tables. Give new columns a `server_default` or make them nullable, so
+#: that `prepare_schema` can add them to older tables; any other change needs a step of its own there.
 SCHEMA_VERSION: Final = 3
 
 
 def prepare_schema(engine: Engine) -> None:
-    """Makes the tables that are missing, and adds the columns that older tables lack.
+    """Creates missing tables, and adds the columns that older tables lack.
 
     Raises:
         DatabaseSchemaUnsupported: A newer version of Kiln made the tables.
@@ -34,7 +34,7 @@ def prepare_schema(engine: Engine) -> None:
 
 
 def _read_version(connection: Connection) -> int:
-    """0 for a database without tables. Version 1 did not record itself."""
+    """Reads the version; 0 for a database without tables. Version 1 did not record itself."""
     inspector = inspect(connection)
     if inspector.has_table(SchemaRow.__tablename__):
         return int(connection.scalar(select(SchemaRow.version)) or 1)
@@ -42,7 +42,7 @@ def _read_version(connection: Connection) -> int:
 
 
 def _add_missing_columns(connection: Connection) -> None:
-    # Looked up one by one: SQLite commits each change of a table, so a step that was killed has made some of them.
+    # Checks each column, because SQLite commits each change of a table: a killed upgrade may have made some of them.
     inspector = inspect(connection)
     for table in Base.metadata.sorted_tables:
         if inspector.has_table(table.name):

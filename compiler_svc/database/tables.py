@@ -1,5 +1,5 @@
-"""The database's tables. Times are nanoseconds since 1970 in UTC; JSON columns hold the records of
-`records`, `cache` and `actuals`."""
+"""The database's tables. Times are nanoseconds since 1970 in UTC. JSON columns hold the records of `records`, `cache`
+and `actuals`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
-    """Root of all tables."""
+    """The base class of all tables."""
 
     type_annotation_map = {int: BigInteger, bytes: LargeBinary}  # noqa: RUF012 SQLAlchemy reads it from the class
 
@@ -30,7 +30,7 @@ class OperationRow(Base):
     #: Bundle name of the request.
     name: Mapped[str]
     request_id: Mapped[str | None] = mapped_column(unique=True)
-    #: Digest of the request's content, which a reused request id must have again.
+    #: Digest of the request's content; a repeated request id must have the same.
     request_digest: Mapped[str]
     #: "running", "succeeded" or "failed".
     state: Mapped[str] = mapped_column(index=True)
@@ -39,20 +39,20 @@ class OperationRow(Base):
     error: Mapped[bytes | None]
     create_time_ns: Mapped[int] = mapped_column(index=True)
     update_time_ns: Mapped[int]
-    #: What was accepted, a record of `spec`, which a restarted compiler goes on with. None in rows of schema 1.
+    #: The job spec (`planning.job_spec`), with which a restarted compiler resumes. None in rows of schema 1.
     spec: Mapped[bytes | None]
-    #: 1, and one more with every restart.
+    #: 1, plus one for every restart.
     attempt: Mapped[int] = mapped_column(server_default="1")
-    #: Builds that were begun and neither ended nor were stopped in good order.
+    #: Number of builds that the compiler started but neither finished nor stopped in an orderly way.
     unfinished_builds: Mapped[int] = mapped_column(server_default="0")
-    #: The latest of them.
+    #: The latest of these builds.
     build_id: Mapped[str | None]
-    #: A client has asked for the operation to be cancelled.
+    #: Whether a client has cancelled the operation.
     is_cancelled: Mapped[bool] = mapped_column(server_default=false())
 
 
 class CachedExecutableRow(Base):
-    """Action digest of one executable → what lowering made of it."""
+    """Action digest of one executable → the executable that lowering made."""
 
     __tablename__ = "cached_executables"
 
@@ -60,7 +60,7 @@ class CachedExecutableRow(Base):
     blob: Mapped[str]
     record: Mapped[bytes]
     create_time_ns: Mapped[int]
-    #: When a build last found the entry; 0 where none has.
+    #: When a build last found the entry; 0 if none has.
     use_time_ns: Mapped[int] = mapped_column(server_default="0", default=0)
 
 
@@ -75,7 +75,7 @@ class CachedBundleRow(Base):
 
 
 class PlannedExecutableRow(Base):
-    """Plan digest of one executable → the action digest that tracing it led to."""
+    """Plan digest of one executable → the action digest that its tracing led to."""
 
     __tablename__ = "planned_executables"
 
@@ -84,7 +84,7 @@ class PlannedExecutableRow(Base):
 
 
 class LoweringActualRow(Base):
-    """What one lowering cost."""
+    """The cost of one lowering."""
 
     __tablename__ = "lowering_actuals"
 
@@ -96,7 +96,7 @@ class LoweringActualRow(Base):
 
 
 class BuildActualRow(Base):
-    """What one build cost beside its lowerings."""
+    """The cost of one build, besides its lowerings."""
 
     __tablename__ = "build_actuals"
 
@@ -108,7 +108,7 @@ class BuildActualRow(Base):
 
 
 class FileDigestRow(Base):
-    """Digest of a file, as long as the file is the same."""
+    """Digest of a file that has not changed since."""
 
     __tablename__ = "file_digests"
 
@@ -120,7 +120,7 @@ class FileDigestRow(Base):
 
 
 class NameRow(Base):
-    """A bundle name and the largest version number that it ever gave out."""
+    """A bundle name and the largest version number that it has ever had."""
 
     __tablename__ = "names"
 
@@ -139,7 +139,7 @@ class VersionRow(Base):
     size_bytes: Mapped[int]
     graph_abi_digest: Mapped[str]
     create_time_ns: Mapped[int]
-    #: What the bundle can be used for: "full", "executables" or "weights".
+    #: The bundle's contents: "full", "executables" or "weights".
     contents: Mapped[str] = mapped_column(server_default="full", default="full")
 
 
@@ -156,7 +156,7 @@ class AliasRow(Base):
 
 
 class LeaseRow(Base):
-    """A bundle that somebody uses, until a time."""
+    """A holder's claim on a bundle, until a time."""
 
     __tablename__ = "leases"
 

@@ -16,13 +16,13 @@ from bundle.reference import Reference
 from compiler_svc.database.tables import AliasRow, NameRow, VersionRow
 from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
 
-#: What a bundle can be used for.
+#: The parts that a bundle has.
 Contents = Literal["full", "executables", "weights"]
 
 
 @dataclass(frozen=True)
 class Version:
-    """`name:vN` and what it names.
+    """The name `name:vN`, and the bundle that it names.
 
     Attributes:
         size_bytes: Bytes of all blobs of the bundle.
@@ -41,7 +41,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Alias:
-    """A mutable name for a version; the etag changes with every move."""
+    """A mutable name for a version. Its etag changes whenever it moves."""
 
     name: str
     alias: str
@@ -51,7 +51,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class PageOfVersions:
-    """Versions by name, then newest first, and where the next page begins."""
+    """A page of versions by name, then newest first, and the key of the next page."""
 
     versions: tuple[Version, ...]
     next_key: tuple[str, int] | None
@@ -60,7 +60,7 @@ class PageOfVersions:
 def add_version(
     session: Session, *, name: str, digest: str, size_bytes: int, graph_abi_digest: str, contents: Contents = "full"
 ) -> Version:
-    """Names a bundle: by the newest version of the name where that names it already, otherwise by the next number."""
+    """Gives a bundle the next version number, or returns the name's newest version if it already names the bundle."""
     newest = _newest(session, name)
     if newest is not None and newest.digest == digest:
         return _read(session, newest)
@@ -87,7 +87,7 @@ def find_version(session: Session, reference: Reference) -> Version:
     """Resolves a reference. A digest finds the newest version that names it.
 
     Raises:
-        BundleNotFound: It names nothing.
+        BundleNotFound: No version has that reference.
     """
     row = _find_row(session, reference)
     if row is None:
@@ -116,11 +116,11 @@ def list_versions(session: Session, *, name: str, page_size: int, after: tuple[s
 
 
 def delete_version(session: Session, reference: Reference) -> Version:
-    """Removes a version; its number is not given out again.
+    """Removes a version. Its number is never used again.
 
     Raises:
-        BundleNotFound: There is none.
-        BundleInUse: An alias names it.
+        BundleNotFound: No such version exists.
+        BundleInUse: An alias names the version.
     """
     version = find_version(session, reference)
     if version.aliases:
@@ -130,7 +130,7 @@ def delete_version(session: Session, reference: Reference) -> Version:
 
 
 def list_named_digests(session: Session) -> frozenset[str]:
-    """Digests of all bundles that some version names."""
+    """Digests of all bundles that have a version."""
     return frozenset(session.scalars(select(VersionRow.digest).distinct()))
 
 
@@ -138,7 +138,7 @@ def set_alias(session: Session, *, reference: Reference, alias: str, etag: str |
     """Points an alias at a version, creating or moving it.
 
     Args:
-        etag: What the alias must still have; empty where it must not exist; None skips the check.
+        etag: The alias's expected etag; empty if the alias must not exist; None skips the check.
 
     Raises:
         BundleNotFound: The reference names no version.
@@ -156,16 +156,16 @@ def set_alias(session: Session, *, reference: Reference, alias: str, etag: str |
 
 
 def list_refs(session: Session, digests: Collection[str]) -> Sequence[str]:
-    """References of the versions that name one of some bundles."""
+    """Lists references of the versions that name any of these bundles."""
     rows = session.scalars(select(VersionRow).order_by(VersionRow.name, VersionRow.version))
     return [f"{row.name}:v{row.version}" for row in rows if row.digest in digests]
 
 
 def check_alias(session: Session, name: str, alias: str, etag: str | None) -> None:
-    """Makes sure that an alias has an etag, or does not exist where the etag is empty.
+    """Checks that an alias has an etag, or that it does not exist if the etag is empty.
 
     Raises:
-        AliasChanged: It has another etag.
+        AliasChanged: The alias has another etag.
     """
     _check_etag(name, alias, etag, session.get(AliasRow, (name, alias)))
 
@@ -174,8 +174,8 @@ def delete_alias(session: Session, *, name: str, alias: str, etag: str | None) -
     """Removes an alias.
 
     Raises:
-        AliasNotFound: There is none.
-        AliasChanged: It has another etag.
+        AliasNotFound: The alias does not exist.
+        AliasChanged: The alias has another etag.
     """
     row = session.get(AliasRow, (name, alias))
     if row is None:
@@ -185,7 +185,7 @@ def delete_alias(session: Session, *, name: str, alias: str, etag: str | None) -
 
 
 def list_aliases(session: Session, name: str) -> Sequence[Alias]:
-    """Aliases by name; of one bundle name, or of all where `name` is empty."""
+    """Lists aliases of one bundle name, or of all if `name` is empty, by name."""
     query = select(AliasRow).order_by(AliasRow.name, AliasRow.alias)
     if name:
         query = query.where(AliasRow.name == name)

@@ -1,4 +1,4 @@
-"""The golden check itself: short random prompts through every executable, and the same through the reference."""
+"""The golden check itself: runs short random prompts through every executable and through the reference."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from execution.dtypes import TORCH_DTYPES
 from execution.ranks.forkservers import OpenForkserver
 from execution.step import StepForm
 
-#: Tokens of the shortest prompt, and tokens fed one by one after each prompt.
+#: Number of tokens in the shortest prompt, and of tokens fed one by one after each prompt.
 SHORT_PROMPT_TOKENS: Final = 8
 NUM_STEPS: Final = 4
 
 
 @dataclass(frozen=True)
 class GoldenSequence:
-    """Token ids that were fed: a prompt of `num_prompt_tokens`, then the others one by one."""
+    """The token ids of one sequence: a prompt of `num_prompt_tokens`, then tokens fed one by one."""
 
     num_prompt_tokens: int
     tokens: tuple[int, ...]
@@ -61,12 +61,12 @@ def check_golden(
 
     Args:
         manifest: A bundle with weights; it need not be published.
-        blob_path: Where the blob of an executable or a weight shard is, by its digest.
-        checkpoint: What the bundle was compiled from.
-        open_forkserver: Gives the forkserver of several ranks' processes; None for one of their own.
+        blob_path: Returns the path of an executable's or a weight shard's blob for its digest.
+        checkpoint: The checkpoint that the bundle was compiled from.
+        open_forkserver: Returns the forkserver for processes of several ranks; None lets them start their own.
 
     Raises:
-        GoldenMismatch: An executable does not compute what the reference computes.
+        GoldenMismatch: An executable's outputs differ from the reference.
         ExecutionError: An executable cannot be loaded or run.
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
@@ -79,7 +79,7 @@ def check_golden(
 
 
 class _Check:
-    """One check under way."""
+    """A golden check in progress."""
 
     def __init__(self, manifest: Manifest, steps: Steps, checkpoint: Checkpoint) -> None:
         self.dtype = manifest.state.tensors[0].dtype
@@ -88,7 +88,7 @@ class _Check:
         self._manifest = manifest
         self._steps = steps
         self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype])
-        # Seeded: the prompts shall be the same every time.
+        # Seeded, so that every check uses the same prompts.
         self._random = random.Random(0)
         self.sequences: list[GoldenSequence] = []
 
@@ -105,7 +105,7 @@ class _Check:
         self._run(context, tokens[:num_prompt_tokens], row=0, start=0, slot=slot, expected=next(expected))
         for position, logits in zip(range(num_prompt_tokens, num_tokens), expected, strict=True):
             fitting = [generator for generator in generators if generator.bucket[0] > position]
-            # Feeding a token again writes the same keys and values again, so that every bucket can have its turn.
+            # Feeding a token again writes the same keys and values, so each bucket can compute the same token.
             for generator in fitting[: 1 if self.sequences else None]:
                 self._run(
                     generator, tokens[position : position + 1], row=slot, start=position, slot=slot, expected=logits
@@ -129,7 +129,7 @@ class _Check:
     def _run(
         self, executable: Executable, tokens: Sequence[int], *, row: int, start: int, slot: int, expected: Tensor
     ) -> None:
-        """Computes the tokens of one row, all others being idle, and compares what follows the last."""
+        """Computes the tokens of one row, with all others idle, and compares the outputs after the last token."""
         form = StepForm(self._manifest, executable)
         inputs = form.make_idle()
         form.put_tokens(inputs, row, tokens, start=start, slot=slot)
@@ -150,7 +150,7 @@ class Reference:
     """A checkpoint's model in transformers, in the dtype of the executables."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-        """Loads the whole model into memory, as the checkpoint's configuration has it."""
+        """Loads the whole model into memory."""
         transformers.utils.logging.disable_progress_bar()
         model = resolve_name(find_family(checkpoint.config).reference)
         self._model = model.from_pretrained(
@@ -168,7 +168,7 @@ class Reference:
         Yields:
             Logits after the prompt and after each later token, f32 [vocab_size].
         """
-        # Some rotary embeddings remember the longest sequence they met: each sequence gets a new one.
+        # Some rotary embeddings remember the longest sequence that they have seen, so each sequence gets a new one.
         decoder = self._model.model
         decoder.rotary_emb = type(decoder.rotary_emb)(self._model.config)
         steps = [list(tokens[:num_prompt_tokens]), *([token] for token in tokens[num_prompt_tokens:])]

@@ -1,4 +1,4 @@
-"""Comparing one row of an executable's outputs with the reference's logits."""
+"""Compares one row of an executable's outputs with the reference's logits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from bundle.manifest import DType, Sampling
 from compiler_svc.golden.errors import GoldenMismatch
 from execution.sampling import sample
 
-#: Largest deviation of a logit, as a share of the largest reference logit. Twice as much is a tie: tokens whose
-#: reference logits are that close may change places. In low precision reference and executable round alike but
-#: apart: logits of small random models of 8 layers differ by up to 6e-2 in bfloat16 and 6e-3 in float16.
+#: Largest deviation of a logit, as a share of the largest reference logit. Tokens whose reference logits differ by at
+#: most twice as much are tied and may change places. In low precision, reference and executable round alike but at
+#: different points: logits of small random models of 8 layers differ by up to 6e-2 in bfloat16 and 6e-3 in float16.
 TOLERANCES: Final[Mapping[DType, float]] = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 
 @dataclass(frozen=True)
 class GoldenComparison:
-    """How an executable did.
+    """The result of comparing one executable with the reference.
 
     Attributes:
-        num_steps: Steps compared.
+        num_steps: Number of steps compared.
         max_deviation: Largest deviation of a logit as a share of the largest reference logit; None if the
             executable returns none.
-        num_ties: Tokens that differ from the reference's while the reference is undecided.
+        num_ties: Number of tokens that differ from the reference's, but are tied with them.
     """
 
     tag: str
@@ -44,11 +44,11 @@ class GoldenComparison:
         Args:
             outputs: The executable's outputs for the row: `logits` f32 [vocab_size], `tokens` int32 [].
             reference: f32 [vocab_size].
-            position: Of the token that the outputs follow.
+            position: Position of the token that produced the outputs.
 
         Raises:
-            GoldenMismatch: Logits deviate by more than `tolerance`, or the token is another and no tie, or is not the
-                one that the executable's own logits ask for.
+            GoldenMismatch: Logits deviate by more than `tolerance`, or the token differs, without a tie, from the
+                reference's or from the one that the executable's own logits select.
         """
         scale = float(reference.abs().max())
         max_deviation, num_ties = self.max_deviation, self.num_ties
@@ -62,12 +62,12 @@ class GoldenComparison:
             token = int(outputs["tokens"])
             num_ties += self._is_other(token, reference, sampling, tie=2 * tolerance, position=position)
             if "logits" in outputs:
-                # The token was picked from these very logits: only the arithmetic of picking leaves room.
+                # The token was picked from these same logits, so only the arithmetic of picking may differ.
                 self._is_other(token, outputs["logits"], sampling, tie=TOLERANCES["float32"], position=position)
         return replace(self, num_steps=self.num_steps + 1, max_deviation=max_deviation, num_ties=num_ties)
 
     def _is_other(self, token: int, logits: Tensor, sampling: Sampling, *, tie: float, position: int) -> bool:
-        """Whether a token is another than logits ask for, which only a tie may be."""
+        """Whether a token differs from the one that the logits select. Raises unless they are tied."""
         expected = _pick_token(logits, sampling)
         gap = float("inf")
         if 0 <= token < len(logits):
@@ -79,7 +79,7 @@ class GoldenComparison:
 
 
 def _pick_token(reference: Tensor, sampling: Sampling) -> int:
-    """The token that the executable should pick: golden steps sample as idle rows do."""
+    """The token that the executable should pick. Golden steps sample as idle rows do."""
     baked = (float(sampling.top_k), sampling.top_p, sampling.temperature)
     params = torch.tensor([INPUTS["sampling_params"].idle if sampling.dynamic else baked])
     return int(sample(reference[None], params, torch.tensor([INPUTS["rand"].idle]), sampling.global_topk))

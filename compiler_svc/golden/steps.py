@@ -1,4 +1,4 @@
-"""Running single steps of a bundle that need not be published."""
+"""Runs single steps of a bundle, published or not."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from execution.step import Step, StepInputs
 
 
 class Steps(Protocol):
-    """A loaded bundle. Its KV cache remembers earlier steps."""
+    """A loaded bundle. Its KV cache keeps the keys and values of earlier steps."""
 
     def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
         """Runs one executable once.
 
         Args:
-            inputs: Those of a step; see `execution.step.step_inputs`.
+            inputs: The inputs of a step; see `execution.step.step_inputs`.
 
         Returns:
             The executable's outputs.
 
         Raises:
-            StepFailed: The executable raised.
+            StepFailed: The executable raised an error.
         """
 
 
@@ -40,13 +40,13 @@ class Steps(Protocol):
 def loaded_steps(
     manifest: Manifest, blob_path: Callable[[str], Path], open_forkserver: OpenForkserver | None = None
 ) -> Iterator[Steps]:
-    """Loads a bundle: one rank in this process, several as the processes that a runtime runs them in.
+    """Loads a bundle: one rank into this process, several ranks into processes, as a runtime does.
 
     Args:
-        open_forkserver: Gives those processes' forkserver; None for one of their own.
+        open_forkserver: Returns the forkserver for those processes; None lets them start their own.
 
     Raises:
-        ExecutionError: It cannot be loaded.
+        ExecutionError: The bundle cannot be loaded.
     """
     if manifest.tp_degree == 1:
         executor = load_executor(manifest, 0, blob_path)
@@ -77,7 +77,7 @@ class _GroupSteps:
         self._group = group
 
     def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
-        # If sampling is on the host, the ranks sample after the executable; what they pick is not compared.
+        # If sampling is on the host, ranks sample after the executable; the check ignores the tokens that they pick.
         returned = {spec.name for spec in executable.outputs}
         step = Step(executable.tag, inputs, return_logits="logits" in returned)
         result = self._runner.run(self._group.run(step))

@@ -1,4 +1,4 @@
-"""Optimization levels 1 and 2: a shared library made by AOTInductor."""
+"""Optimization levels 1 and 2: AOTInductor makes a shared library."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from targets.cpu import AOTI
 
 
 def lower_program(job: LoweringJob) -> LoweredExecutable:
-    """Compiles a program, with its state written in place, into a library without weights.
+    """Compiles a program into a library without weights that updates its state in place.
 
-    Needs a C++ compiler and, for the program's weights, address space but no memory.
+    Needs a C++ compiler. For the program's weights it reserves address space but uses no memory.
 
     Raises:
-        ProgramUnsupported: The library wants a constant that the program does not have.
-        ToolchainMissing: There is no C++ compiler.
+        ProgramUnsupported: The library needs a constant that the program does not have.
+        ToolchainMissing: This host has no C++ compiler.
     """
     program = load_program(job.program_path)
     inputs = example_inputs(program)
@@ -46,10 +46,10 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
 
 
 def check_constants(wanted: tuple[str, ...], available: tuple[str, ...]) -> None:
-    """Checks that a library can be given all that it wants; it would crash without.
+    """Checks that every constant that a library needs exists; without one, the library would crash.
 
     Raises:
-        ProgramUnsupported: It wants a constant that the program does not have.
+        ProgramUnsupported: The library needs a constant that the program does not have.
     """
     for name in wanted:
         if name not in available:
@@ -57,16 +57,16 @@ def check_constants(wanted: tuple[str, ...], available: tuple[str, ...]) -> None
 
 
 class InPlaceProgram(nn.Module):
-    """Runs `(inputs, state) -> (outputs, new state)` as `(inputs, state) -> outputs`, writing the state where it lies.
+    """Runs `(inputs, state) -> (outputs, new state)` as `(inputs, state) -> outputs`, and writes the state in place.
 
-    The compiler turns the final copies into the update itself: a decode step writes the new rows and copies no cache.
+    The compiler turns the final copies into the update itself: a decode step writes new rows without copying a cache.
     """
 
     def __init__(self, program: ExportedProgram, num_state: int) -> None:
-        """Takes the last `num_state` inputs and outputs of the program to be its state."""
+        """Takes a program whose last `num_state` inputs and outputs are its state."""
         super().__init__()
         functional = program.module(check_guards=False)
-        # Not a child of this module but in its place, sharing its registries: so the constants keep their names.
+        # Shares the program's registries instead of having it as a child, so that the constants keep their names.
         for registry in ("_parameters", "_buffers", "_modules"):
             self.__dict__[registry] = functional.__dict__[registry]
         self.__dict__["_functional"] = functional

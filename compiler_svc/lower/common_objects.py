@@ -1,6 +1,6 @@
-"""Objects that are the same in every library, compiled once for a set of flags and kept beside the precompiled headers.
+"""Objects that every library shares: compiled once for each set of flags, kept beside the precompiled headers.
 
-Of the C++ compiler's time for a small graph they are half: the functions by which AOTInductor's libraries are called,
+They take half of the C++ compiler's time for a small graph: the functions by which callers run AOTInductor's libraries,
 and the kernel of linear layers.
 """
 
@@ -23,21 +23,21 @@ _INTERFACE_SOURCE: Final = Path(cpp_wrapper_cpu.__file__).with_name("aoti_runtim
 
 
 def compile_interface(job: LoweringJob) -> Path:
-    """The object with the functions by which a library is called. Valid inside `steered`."""
+    """Compiles the object with the functions by which callers run a library. Valid inside `steered`."""
     source = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{_INTERFACE_SOURCE.read_text()}"
     return compile_once(job, "interface", source, is_wrapper=True)
 
 
 def declare_interface(wrapper: CppWrapperCpu) -> None:
-    """Stands for the method that puts the interface's source into every library's own: what that needs of it."""
+    """Replaces the method that writes the interface's source into a library: writes only the declarations it needs."""
     wrapper.header.splice("#include <torch/csrc/inductor/aoti_runtime/model.h>\n")
 
 
 def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool = False) -> Path:
-    """The object of a C++ source, with the flags of the job's library. Valid inside `steered`.
+    """Compiles a C++ source once, with the flags of the job's library; returns the object. Valid inside `steered`.
 
     Args:
-        is_wrapper: Take the flags of the code that calls kernels, not those of kernels.
+        is_wrapper: Use the flags of the code that calls kernels, not the flags of kernels.
 
     Raises:
         CppCompileError: The source does not compile.
@@ -54,7 +54,7 @@ def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool =
             source_path.write_text(source)
             builder = CppBuilder(name=name, sources=str(source_path), output_dir=str(job.directory), BuildOption=flags)
             builder.build()
-            # Beside it first: the job's directory may be on another file system.
+            # Copies to a neighbour first, because the job's directory may be on another file system.
             new = path.with_suffix(".new")
             shutil.copyfile(builder.get_target_file_path(), new)
             new.replace(path)

@@ -4,7 +4,7 @@ KilnError
 └── LoweringError
     ├── ProgramUnsupported    a graph that breaks the convention, or holds data that no weight set has
     ├── LoweringFailed        a lowering process that ended without an executable
-    ├── LoweringMemoryExceeded    one that ended at its memory limit
+        ├── LoweringMemoryExceeded    a lowering process that ended at its memory limit
     └── LoweringTimedOut      a lowering process that took too long
 """
 

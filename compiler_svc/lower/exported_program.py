@@ -1,4 +1,4 @@
-"""Optimization level 0: the staged program is the executable, which an executor runs operator by operator."""
+"""Optimization level 0: the staged program is the executable; an executor runs it operator by operator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from targets.cpu import EXPORTED_PROGRAM
 
 
 def keep_program(job: LoweringJob) -> LoweredExecutable:
-    """Names the staged program."""
+    """Returns the staged program as the executable."""
     return LoweredExecutable(
         tag=job.tag,
         path=job.program_path,

@@ -1,4 +1,4 @@
-"""Steering Inductor: one explicit instruction set, files where we want them, and no trace of where they were made."""
+"""Steers Inductor: sets the instruction set, the places of files, and keeps this host's paths out of libraries."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.job import LoweringJob
 from targets.cpu import GXX, X86_64
 
-#: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. They are in the native library of
-#: kiln-execution, which every process loads before it opens an executable.
+#: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. The native library of kiln-execution has
+#: them; every process loads it before it opens an executable.
 C_FUNCTIONS: Final[dict[torch._ops.OpOverload, list[str]]] = {
     torch.ops.kiln.all_reduce.default: [
         "AOTITorchError aoti_torch_cpu_all_reduce(AtenTensorHandle input, int64_t tp_degree, AtenTensorHandle* output)"
@@ -33,22 +33,23 @@ C_FUNCTIONS: Final[dict[torch._ops.OpOverload, list[str]]] = {
 
 
 class _ExactAvx2(cpu_vec_isa.VecAVX2):  # type: ignore[misc]
-    """AVX2 without a probe of this host."""
+    """AVX2, without probing this host."""
 
     def __bool__(self) -> bool:
         return True
 
 
 class _ExactAvx512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
-    """AVX-512 as in x86-64-v4: without a probe, and without the VNNI and bf16 that this host may have."""
+    """AVX-512 as in x86-64-v4: without probing this host, and without the VNNI and bf16 that it may have."""
 
     def __bool__(self) -> bool:
         return True
 
 
 _JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"
-#: g++ has its output file open for as long as it compiles a header. If it is killed, Inductor takes the file to be
-#: whole, and g++ refuses to compile anything with it from then on. Who compiles a header holds Inductor's lock for it.
+#: g++ keeps its output file open while it compiles a header. If g++ is killed, Inductor takes the partial file for a
+#: whole header, with which g++ then refuses to compile anything. So the script renames a finished file. It may delete
+#: earlier attempts at the header, because the process that runs it holds Inductor's lock for the header.
 _COMPILER_SCRIPT: Final = """\
 #!/bin/sh
 for output; do :; done
@@ -65,17 +66,17 @@ case $output:" $* " in
     ;;
 esac
 """
-#: In a job's directory: objects that are linked with what Inductor makes, which has no option for it.
+#: File in a job's directory that lists objects to link with the library; Inductor has no option for them.
 _OBJECTS_FILE: Final = "objects"
 _VECTOR_ISAS: Final = {256: _ExactAvx2, 512: _ExactAvx512}
 
 
 @contextmanager
 def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
-    """Options for `torch._inductor.aot_compile`, valid inside the block, where they are in force already.
+    """Yields options for `torch._inductor.aot_compile`; they are in force, and valid, inside the block.
 
-    Inductor would vectorize for all that it finds on this host, keep precompiled headers under the temporary directory,
-    and compile the interface with every library; it has no options for any of these.
+    Inductor would use every vector instruction of this host, keep precompiled headers in the temporary directory, and
+    compile the interface with every library; it has no options to change any of these.
     """
     vector_bits = X86_64[job.options.target.isa].vector_bits
     headers = job.cache_dir / "headers"
@@ -88,26 +89,26 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
     ):
         options = {
             "aot_inductor.output_path": str(job.directory / "executable.so"),
-            # Names would otherwise be hashes of paths, and end up in the library.
+            # The default names are hashes of paths, which would end up in the library.
             "aot_inductor.model_name_for_generated_files": "executable",
             "aot_inductor.package_constants_in_so": False,
-            # Weights have no values yet: Inductor would bake the garbage in small ones into the code, and what follows
-            # from it where they have one element, as a rank's number has.
+            # Weights have no values yet. Inductor would bake the garbage of small ones into the code, and for weights
+            # of one element, such as a rank's number, also everything computed from them.
             "always_keep_tensor_constants": True,
             "joint_graph_constant_folding": False,
             "aot_inductor.custom_ops_to_c_shims": C_FUNCTIONS,
             "aot_inductor.enable_line_tables": False,
-            # The wrapper is most of the text and none of the arithmetic.
+            # The wrapper is most of the code but does no arithmetic.
             "aot_inductor.compile_wrapper_opt_level": "O1",
-            # Inductor names precompiled headers with the openssl command.
+            # Inductor uses the openssl command to name precompiled headers.
             "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
             "cpp.cxx": (None, str(_write_compiler_script(job))),
             "cpp.march": job.options.target.isa,
             "cpp.simdlen": vector_bits,
-            # Take the number of threads from whoever runs the executable, not from the host that makes it.
+            # The process that runs the executable sets the number of threads, not the host that compiles it.
             "cpp.dynamic_threads": True,
             "cpp.enable_floating_point_contract_flag": "fast" if job.options.optimization_level > 1 else "off",
-            # Whoever calls decides what runs in parallel.
+            # The caller runs lowerings in parallel.
             "compile_threads": 1,
         }
         with config.patch(options):
@@ -115,7 +116,7 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
 
 
 def link_with(job: LoweringJob, objects: Sequence[Path]) -> None:
-    """Lets the job's library have these objects, too."""
+    """Links these objects with the job's library, in addition to earlier ones."""
     (job.directory / _OBJECTS_FILE).write_text("".join(f"{shlex.quote(str(path))}\n" for path in objects))
 
 
@@ -130,10 +131,10 @@ def _replaced(owner: ModuleType | type, name: str, value: object) -> Iterator[No
 
 
 def _write_compiler_script(job: LoweringJob) -> Path:
-    """A compiler that leaves the job's and torch's paths out of what it makes, so that equal jobs make equal bytes, and
-    that makes a precompiled header, which all jobs share, whole or not at all.
+    """Writes the script that runs the C++ compiler. It keeps the job's and torch's paths out of objects, so that equal
+    jobs make equal bytes, and it makes precompiled headers, which all jobs share, whole or not at all.
 
-    It lies where all jobs find it: its path is part of what precompiled headers are found by.
+    All jobs use the script at one path, because Inductor finds precompiled headers by the compiler's path, too.
     """
     site_packages = Path(torch.__file__).parents[1]
     compiler = shlex.join([str(GXX.find()), f"-ffile-prefix-map={site_packages}=/site-packages"])
@@ -145,7 +146,7 @@ def _write_compiler_script(job: LoweringJob) -> Path:
         objects=_OBJECTS_FILE,
     )
     if not script.exists() or script.read_text() != text:
-        # Beside it: the job's directory may be on another file system.
+        # Writes to a neighbour first, because the job's directory may be on another file system.
         new = script.with_name(f"{GXX.name}.{os.getpid()}")
         new.write_text(text)
         new.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What crosses the border of a lowering process, as files in the job's directory."""
+"""The job of a lowering process and its outcome, as files in the job's directory."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class LoweringOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to lower. All of it belongs in cache keys."""
+    """The options of a lowering. All of them belong in cache keys."""
 
     #: 0: keep the graph. 1: compile it. 2: also let the compiler fuse multiplications into additions.
     optimization_level: Literal[0, 1, 2]
-    #: With an instruction set that `IsaLevels.resolve` returned.
+    #: Its instruction set comes from `IsaLevels.resolve`.
     target: Target
 
     @property
     def lowering(self) -> Lowering:
-        """What the target says of the level."""
+        """The target's lowering for the level."""
         return TARGETS[self.target.kind].lowerings[self.optimization_level]
 
 
 class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One lowering: a staged program and what to make of it."""
+    """One lowering: a staged program and its options."""
 
     tag: str
-    #: Holds this job's files: the program, the log, whatever the compiler writes.
+    #: Holds this job's files: the program, the log, and files of the compiler.
     directory: Path
-    #: Kept between jobs and shared by them; precompiled headers, some 300 MB per set of flags, and common objects.
+    #: Shared by all jobs and kept: precompiled headers, some 300 MB for each set of flags, and common objects.
     cache_dir: Path
-    #: How many of the program's last inputs and outputs are state.
+    #: Number of the program's last inputs and outputs that are state.
     num_state: int
     #: Parameters and buffers of the program, by name.
     constants: tuple[str, ...]
-    #: Address space of the constants, inputs and state, of which a lowering reserves each once and touches none.
+    #: Address space of constants, inputs and state; a lowering reserves each of them once and touches none.
     reserved_bytes: int
     options: LoweringOptions
 
@@ -68,12 +68,12 @@ class LoweredExecutable(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     format: FormatName
     state_convention: StateConvention
-    #: Names that the executable must be given tensors for; a subset of the job's.
+    #: Names of the constants that the executable needs; a subset of the job's.
     constants: tuple[str, ...]
 
 
-#: Makes an executable of a staged program; targets name theirs. Raises ProgramUnsupported if the program cannot be
-#: lowered, and ToolchainMissing if a compiler is missing.
+#: Makes an executable from a staged program; each target names its backends. Raises ProgramUnsupported if it cannot
+#: lower the program, and ToolchainMissing if a compiler is missing.
 LoweringBackend = Callable[[LoweringJob], LoweredExecutable]
 
 
@@ -83,17 +83,17 @@ def write_job(job: LoweringJob) -> None:
 
 
 def read_job(directory: Path) -> LoweringJob:
-    """Reads the job of a directory."""
+    """Reads the job in a directory."""
     return _read(directory / _JOB_FILE, LoweringJob)
 
 
 def write_outcome(job: LoweringJob, outcome: LoweredExecutable | Failure) -> None:
-    """Writes how the job ended, where `read_outcome` finds it."""
+    """Writes the outcome where `read_outcome` finds it."""
     _write(job.directory / (_FAILURE_FILE if isinstance(outcome, Failure) else _EXECUTABLE_FILE), outcome)
 
 
 def read_outcome(job: LoweringJob) -> LoweredExecutable | Failure | None:
-    """Reads how a job ended; None where its process ended without saying."""
+    """Reads a job's outcome; None if its process ended without writing one."""
     if (path := job.directory / _FAILURE_FILE).exists():
         return _read(path, Failure)
     if (path := job.directory / _EXECUTABLE_FILE).exists():

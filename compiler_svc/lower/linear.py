@@ -1,7 +1,7 @@
-"""`kiln::linear`: few rows of activations by weights, with a kernel of our own that is linked with the library.
+"""`kiln::linear`: multiplies few rows of activations by weights, with a kernel of our own in the library.
 
-Decoding is bound by how fast weights are read; the matrix products that Inductor calls otherwise read them at a
-fraction of what memory gives. See kernels/linear.cpp.
+Decoding is bound by the speed of reading weights. The matrix products that Inductor would call read them at a fraction
+of the memory's bandwidth. See kernels/linear.cpp.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torch.nn import functional
 from compiler_svc.lower.common_objects import compile_once
 from compiler_svc.lower.job import LoweringJob
 
-#: With more rows than this, what a matrix product of many rows does for caches pays.
+#: With more rows than this, matrix products for many rows use the caches better.
 MAX_ROWS: Final = 256
-#: Element of the kernel's template, by dtype; bfloat16 goes by its bits.
+#: Element type of the kernel's template, by dtype; bfloat16 is passed as its bits.
 _ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "uint16_t"}
 _SOURCE: Final = Path(__file__).with_name("kernels") / "linear.cpp"
-#: Of the names of the functions.
+#: Prefix of the functions' names.
 _PREFIX: Final = "kiln_linear_"
-#: Elements whose function the code of each library in the making declares already.
+#: Elements whose functions the code of a library in progress already declares.
 _DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[str]]] = WeakKeyDictionary()
 
 
 @torch.library.custom_op("kiln::linear", mutates_args=())
 def linear(activations: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """`functional.linear` with several weights at once.
+    """Computes `functional.linear` with several weights at once.
 
     Args:
         activations: [..., inputs], float32 or bfloat16.
-        weights: [outputs of this weight, inputs] each, of the same dtype.
+        weights: Each [outputs of this weight, inputs], of the same dtype.
 
     Returns:
         [..., sum of outputs]: the results side by side.
@@ -54,12 +54,12 @@ def _(activations: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
 
 def use_linear_kernel(module: GraphModule) -> int:
-    """Replaces linear layers of few rows in a graph by `kiln::linear`, those of one input by one call.
+    """Replaces linear layers of few rows in a graph by `kiln::linear`; layers with the same input share one call.
 
-    Layers whose weight is computed in the graph, or that have dtypes that the kernel lacks, stay.
+    Keeps layers whose weight the graph computes, and layers with dtypes that the kernel lacks.
 
     Returns:
-        How many calls the graph has now.
+        Number of calls of the kernel in the graph.
     """
     layers_by_input: dict[Node, list[_Layer]] = {}
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
@@ -121,7 +121,7 @@ def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer]) ->
 
 
 def compile_linear_kernel(job: LoweringJob) -> Path:
-    """The object that libraries with calls of `kiln::linear` are linked with. Valid inside `steered`."""
+    """Compiles the object that libraries with calls of `kiln::linear` link with. Valid inside `steered`."""
     entries = [
         f'extern "C" void {_entry(element)} {{\n'
         f"  kiln::multiply<{element}>(out, activations, weights, outputs, count, rows, inputs);\n}}\n"
@@ -131,7 +131,7 @@ def compile_linear_kernel(job: LoweringJob) -> Path:
 
 
 def _entry(element: str) -> str:
-    """Declaration of the function for one kind of element."""
+    """Declares the function for one element type."""
     arguments = (
         "void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, "
         "int64_t rows, int64_t inputs"

@@ -1,7 +1,7 @@
-"""How much memory the processes of a lowering take.
+"""Watches how much memory the processes of a lowering take.
 
-A process that the kernel refuses memory ends in many ways, of which a named error is the rarest: so what it took before
-says why it ended.
+A process that runs out of memory can end in many ways, rarely with a clear error. So the memory that it took before
+tells why it ended.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 _INTERVAL_S: Final = 0.1
-#: A process is refused what it asks for, not what it has: it may end well below its limit.
+#: The kernel refuses a request, not the memory in use: a process may end well below its limit.
 _NEAR_LIMIT: Final = 0.8
-#: What Python, torch, the C++ library and g++ write.
+#: Messages of Python, torch, the C++ library and g++.
 _REFUSALS: Final = re.compile(
     r"MemoryError|cannot allocate memory|can't allocate memory|out of memory|bad_alloc|virtual memory exhausted",
     re.IGNORECASE,
@@ -25,18 +25,18 @@ _REFUSALS: Final = re.compile(
 
 
 class MemoryWatch:
-    """Remembers the most data memory that any process of a group was seen to have."""
+    """Remembers the largest data memory seen in any process of a group."""
 
     def __init__(self) -> None:
-        """Has seen nothing yet."""
+        """Starts without having seen a process."""
         self._peak_bytes = 0
 
     @contextlib.asynccontextmanager
     async def watching(self, process_group: Callable[[], int | None]) -> AsyncIterator[None]:
-        """Looks now and then inside the block.
+        """Looks at intervals until the block ends.
 
         Args:
-            process_group: Gives the group's id; None until there is one.
+            process_group: Returns the group's id; None until the group exists.
         """
         task = asyncio.create_task(self._watch(process_group))
         try:
@@ -45,7 +45,7 @@ class MemoryWatch:
             task.cancel()
 
     def explains_end(self, limit_bytes: int, log: Path) -> bool:
-        """Whether a process that ended without a result had met its limit."""
+        """Whether a process that ended without a result had reached its memory limit."""
         is_near = self._peak_bytes >= _NEAR_LIMIT * limit_bytes
         return is_near or _REFUSALS.search(log.read_text(errors="replace")) is not None
 
@@ -57,10 +57,10 @@ class MemoryWatch:
 
 
 def _read_data_bytes(process_group: int) -> int:
-    """The most data memory of any process of a group, as RLIMIT_DATA counts it."""
+    """The largest data memory of any process of a group, in bytes, as RLIMIT_DATA counts it."""
     most = 0
     for process in Path("/proc").glob("[0-9]*"):
-        # A process that ends meanwhile has nothing more to say.
+        # A process that has ended meanwhile takes no more memory.
         with contextlib.suppress(OSError):
             if os.getpgid(int(process.name)) == process_group:
                 found = re.search(r"^VmData:\s+(\d+) kB", (process / "status").read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Several lowerings at once."""
+"""Runs several lowerings at once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from execution.failure import Failure
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 
-#: Inductor would start a pool of processes, whose answers it reads in a thread, and a process with threads cannot be
-#: forked. Read when it is loaded.
+#: Otherwise Inductor starts a pool of processes and a thread that reads their answers, and a process with threads
+#: cannot fork. Inductor reads the variable when it is loaded.
 LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
-#: Not imported here: it loads what the service must not.
+#: Named, not imported: the module loads torch, which the service must not.
 _LOWERING_PROCESS: Final = "compiler_svc.lower.process"
 _LOG_TAIL_LINES: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class LoweringProgress:
-    """One executable is ready: the `done`th of `total`, after `duration_s` seconds of its own."""
+    """One executable is ready: number `done` of `total`. Its lowering took `duration_s` seconds."""
 
     tag: str
     done: int
@@ -39,7 +39,7 @@ class LoweringProgress:
 
 
 class LoweringPool:
-    """Runs lowerings in processes of their own, a limited number at a time."""
+    """Runs lowerings in processes of their own, a limited number at once."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class LoweringPool:
         """Sets the limits.
 
         Args:
-            forkserver: One that `make_forkserver` describes.
-            timeout_s: Of one lowering.
-            memory_limit_bytes: Of each process of one lowering, the C++ compiler's among them.
+            forkserver: The one that `make_forkserver` describes.
+            timeout_s: Time limit of one lowering.
+            memory_limit_bytes: Memory limit of each process of one lowering, including the C++ compiler's.
         """
         self._forkserver = forkserver
         self._slots = asyncio.Semaphore(num_processes)
@@ -64,17 +64,17 @@ class LoweringPool:
     async def lower(
         self, jobs: Sequence[LoweringJob], on_progress: Callable[[LoweringProgress], None] | None = None
     ) -> tuple[LoweredExecutable, ...]:
-        """Lowers all jobs; the first failure, or cancelling, ends the others and everything that they started.
+        """Lowers all jobs. The first failure, or cancelling the call, ends all lowerings and their child processes.
 
         Returns:
-            Executables in the order of the jobs; they lie in the jobs' directories.
+            Executables in the order of the jobs; their files are in the jobs' directories.
 
         Raises:
             LoweringFailed: A process ended without an executable.
-            LoweringMemoryExceeded: A process needed more memory than it may take.
-            LoweringTimedOut: A process took too long.
+            LoweringMemoryExceeded: A process reached its memory limit.
+            LoweringTimedOut: A process reached its time limit.
             ProgramUnsupported: A program cannot be lowered.
-            ToolchainMissing: A job needs a C++ compiler and there is none.
+            ToolchainMissing: A job needs a C++ compiler, and this host has none.
         """
         done = 0
 
@@ -129,10 +129,10 @@ class LoweringPool:
 
 
 def make_forkserver(parent: ForkserverClient | None = None) -> Forkserver:
-    """The forkserver of lowerings, which loads Inductor when the first lowering is asked for.
+    """Describes the forkserver of lowerings, which loads Inductor when the first lowering starts.
 
     Args:
-        parent: See `Forkserver`; has `LOWERING_ENVIRONMENT`.
+        parent: See `Forkserver`; its environment has `LOWERING_ENVIRONMENT`.
     """
     return Forkserver(
         "kiln-lowerings",

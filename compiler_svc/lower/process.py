@@ -1,6 +1,6 @@
-"""What a lowering process does once it has been forked.
+"""The lowering process, from its fork to its end.
 
-Runs the job of a directory and leaves its outcome there. A named error is an outcome; anything else ends the process
+Runs the job in a directory and writes the outcome there. A named error is an outcome; any other error ends the process
 with a traceback in the job's log.
 """
 
@@ -22,7 +22,7 @@ from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write
 from execution.failure import Failure
 from execution.forkserver.parent_death import die_with_parent
 
-#: What a lowering imports sooner or later, beside its own code; most of it where Inductor needs it first.
+#: Modules that every lowering imports, besides its own code; Inductor imports most of them only when it needs them.
 _LOADED: Final = (
     "compiler_svc.lower.aoti",
     "setuptools",
@@ -36,9 +36,9 @@ _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def preload() -> None:
-    """Imports what lowerings need."""
+    """Imports the modules that lowerings need."""
     with tempfile.TemporaryDirectory() as directory:
-        # Inductor makes its cache directory when it is imported; each lowering has one of its own.
+        # Inductor makes its cache directory when it is imported; each lowering has a cache directory of its own.
         os.environ[_CACHE_VARIABLE] = directory
         for module in _LOADED:
             import_module(module)
@@ -46,20 +46,20 @@ def preload() -> None:
 
 
 def run_job(path: str, memory_limit_bytes: int | None) -> None:
-    """Runs the job of a directory.
+    """Runs the job in a directory.
 
     Args:
         path: The directory.
-        memory_limit_bytes: Of data, beside what the job reserves; of this process and of each one that it starts.
+        memory_limit_bytes: Limit of data memory, besides the job's reserved bytes, for this process and each child.
     """
     signal.signal(signal.SIGTERM, _end_process_group)
-    # Instead of SIGKILL, after which the C++ compiler would go on.
+    # SIGTERM instead of SIGKILL, so that the handler also ends the C++ compiler.
     die_with_parent(signal.SIGTERM, os.getppid())
     job = read_job(Path(path))
     _settle(job)
     if memory_limit_bytes is not None:
         _limit_memory(memory_limit_bytes + job.reserved_bytes)
-    # Resolved here: `preload` first says in which directory Inductor shall make its cache.
+    # Resolved here, because `preload` first sets the directory in which Inductor makes its cache.
     backend: LoweringBackend = resolve_name(str(job.options.lowering.backend))
     try:
         write_outcome(job, backend(job))
@@ -68,24 +68,24 @@ def run_job(path: str, memory_limit_bytes: int | None) -> None:
 
 
 def _settle(job: LoweringJob) -> None:
-    """Makes the job's directory the place of all that is written."""
+    """Directs everything that the process writes into the job's directory."""
     own = job.directory / "inductor"
     own.mkdir(exist_ok=True)
     os.environ |= {
         _CACHE_VARIABLE: str(own),
         "TMPDIR": str(own),
-        # Lowering is g++ and Python; more threads would only get into the way of the other processes.
+        # Lowering runs g++ and Python; more threads would only slow the other processes down.
         "OMP_NUM_THREADS": "1",
     }
-    # Found anew from the environment.
+    # Makes tempfile read the new environment.
     tempfile.tempdir = None
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Limits data memory.
+    """Limits this process's data memory.
 
     Raises:
-        MemoryError: The process, with all that it was forked with, has more already.
+        MemoryError: The process already has more, including the memory that it was forked with.
     """
     found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is not None and 1024 * int(found[1]) > limit_bytes:
@@ -94,5 +94,5 @@ def _limit_memory(limit_bytes: int) -> None:
 
 
 def _end_process_group(_signal: int, _frame: FrameType | None) -> None:
-    """Ends the C++ compiler, too, which would otherwise go on."""
+    """Ends this process together with the C++ compiler, which would otherwise continue."""
     os.killpg(0, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Exported programs without their weights: what a lowering starts from, and what -O0 executables are.
+"""Exported programs without their weights: the input of a lowering, and the executables of -O0.
 
-A file holds the graph and, for every parameter and buffer, an empty tensor of the right dtype. Neither weights nor
-example inputs nor the places in source code that the graph came from are in it.
+A file holds the graph and, for every parameter and buffer, an empty tensor of the right dtype. It holds no weights, no
+example inputs and no source locations.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from compiler_svc.lower.job import LoweringJob, LoweringOptions, write_job
 from execution.executors.program_file import read_program
 
 _CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)
-#: What a node's metadata may keep; the rest says where in which source file the node came from.
+#: Metadata of a node that files keep; the rest says which source line the node came from.
 _KEPT_METADATA: Final = ("val", "tensor_meta")
 
 
 def constant_names(program: ExportedProgram) -> tuple[str, ...]:
-    """Names of the tensors that the program must be given: its parameters and persistent buffers, in its own order.
+    """Names of the tensors that the program needs: its parameters and persistent buffers, in its own order.
 
     Raises:
         ProgramUnsupported: The program is not functional, or holds tensors of its own, which no weight set has.
@@ -53,23 +53,23 @@ def constant_names(program: ExportedProgram) -> tuple[str, ...]:
 
 
 def placeholders(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """A tensor without memory for each constant and input of the graph, by its name there."""
+    """Makes a tensor without memory for each constant and input of the graph, by its name there."""
     return {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
 
 
 def save_program(program: ExportedProgram, path: Path) -> None:
-    """Writes a program without its weights; equal graphs give equal bytes."""
+    """Writes a program without its weights. Equal graphs give equal bytes."""
     empty = {name: _hold(torch.empty(0, dtype=tensor.dtype)) for name, tensor in program.state_dict.items()}
-    # Given a path, torch would write the file's name into the file.
+    # If torch got a path, it would write the file's name into the file.
     with path.open("wb") as file, _without_self_test():
         torch.export.save(_with_weights(program, empty), file)
 
 
 @contextmanager
 def _without_self_test() -> Iterator[None]:
-    """Keeps torch from looking whether a copy of what it writes can be put into a canonical order.
+    """Keeps torch from testing whether it can put a copy of the written program into a canonical order.
 
-    Nothing comes of it, and it is two thirds of the time that writing takes.
+    The test has no effect and takes two thirds of the time of writing.
     """
     test = vars(serialize)["canonicalize"]
     vars(serialize)["canonicalize"] = lambda *_: None
@@ -80,7 +80,7 @@ def _without_self_test() -> Iterator[None]:
 
 
 def load_program(path: Path) -> ExportedProgram:
-    """Reads a program and gives it uninitialized weights of the right shapes, whose memory nobody touches."""
+    """Reads a program and gives it uninitialized weights of the right shapes, without touching their memory."""
     program = read_program(path)
     shapes = placeholders(program)
     weights = {}
@@ -92,7 +92,7 @@ def load_program(path: Path) -> ExportedProgram:
 
 
 def example_inputs(program: ExportedProgram) -> tuple[torch.Tensor, ...]:
-    """Uninitialized inputs and state in the program's shapes."""
+    """Makes uninitialized inputs and state in the program's shapes."""
     shapes = placeholders(program)
     like = [shapes[name] for name in program.graph_signature.user_inputs]
     return tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in like)
@@ -133,10 +133,10 @@ def stage_job(
     """Writes a program, without its weights, and a job for it.
 
     Args:
-        program: Functional: its last `num_state` inputs are the state, its last `num_state` outputs the new state.
-            Of its weights only names, shapes and dtypes count; they may be fake or uninitialized.
-        directory: Of this job alone; made here.
-        cache_dir: Shared by all jobs; made here.
+        program: A functional program: its last `num_state` inputs are the state, its last `num_state` outputs the new
+            state. Only names, shapes and dtypes of its weights count; they may be fake or uninitialized.
+        directory: Directory of this job alone; created here.
+        cache_dir: Directory that all jobs share; created here.
 
     Raises:
         ProgramUnsupported: The program is not functional, or holds tensors of its own.

@@ -1,5 +1,5 @@
-"""Cuts a checkpoint into rank shards: which rank holds which part of which tensor, and the files that hold them.
+"""Cuts a checkpoint into rank shards: decides which rank holds which part of each tensor, and writes the files.
 
-`plan` states it as data and needs no torch; `parts` copies parts of tensors; `writer` streams a shard. Must not know
+`plan` states the parts as data and needs no torch; `parts` copies them; `writer` streams a shard. Must not know
 executables, the bundle's store or the service.
 """

@@ -1,4 +1,4 @@
-"""Copies one rank's part of a parameter out of the checkpoint's tensors, a block at a time."""
+"""Copies one rank's part of a parameter from the checkpoint's tensors, one block at a time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Block = tuple[tuple[int, int], ...]
 
 
 def list_blocks(shape: Sequence[int], max_items: int) -> Iterator[Block]:
-    """Divides a tensor into blocks of neighbouring items, in the order in which a file has them.
+    """Divides a tensor into blocks of neighbouring items, in the order of the file.
 
     Args:
-        max_items: Most items of one block, whatever the shape: a block is as many entries of one axis as fit, with all
-            of the later axes, for one entry of each of the earlier ones.
+        max_items: Largest number of items in a block. A block takes as many entries of one axis as fit, with all
+            entries of the later axes, for one entry of each earlier axis.
     """
     axis = next((number for number in range(len(shape)) if math.prod(shape[number + 1 :]) <= max_items), len(shape) - 1)
     entries = max(1, max_items // math.prod(shape[axis + 1 :]))
@@ -31,14 +31,14 @@ def list_blocks(shape: Sequence[int], max_items: int) -> Iterator[Block]:
 
 
 def copy_block(whole: JoinedTensor, axis: int | None, runs: Sequence[Run], block: Block, target: Tensor) -> None:
-    """Fills `target` with a block of one rank's part of a tensor, cast to its dtype.
+    """Fills `target` with a block of one rank's part of a tensor, and casts it to the dtype of `target`.
 
     Args:
         whole: The whole tensor.
         axis: The axis that ranks share; None if every rank holds all of it.
-        runs: What the rank's part of that axis consists of.
-        block: Of the rank's part.
-        target: Of the block's shape.
+        runs: The pieces of that axis that make up the rank's part.
+        block: A block of the rank's part.
+        target: Tensor with the block's shape.
     """
     if axis is None:
         whole.copy(block, target)
@@ -58,7 +58,7 @@ def copy_block(whole: JoinedTensor, axis: int | None, runs: Sequence[Run], block
 
 
 class JoinedTensor:
-    """Tensors joined along one axis, without a copy of them."""
+    """Tensors that are joined along one axis without copying them."""
 
     def __init__(self, tensors: Sequence[Tensor], axis: int = 0) -> None:
         """Takes the tensors in their order."""
@@ -66,7 +66,7 @@ class JoinedTensor:
         self._axis = axis
 
     def copy(self, block: Block, target: Tensor) -> None:
-        """Fills `target` with a block of the joined tensor, cast to its dtype."""
+        """Fills `target` with a block of the joined tensor, and casts it to the dtype of `target`."""
         first, last = block[self._axis]
         offset = 0
         for tensor in self._tensors:

@@ -1,4 +1,4 @@
-"""The weight plan: every tensor of a rank shard, where it comes from and how it is divided."""
+"""The weight plan: every tensor of a rank shard, its source in the checkpoint and its division among ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlannedTensor:
 
     @property
     def name(self) -> str:
-        """Name in the shard, and of the model's parameter."""
+        """Name of the tensor in the shard, and of the model's parameter."""
         return self.spec.name
 
     @cached_property
@@ -61,11 +61,11 @@ class WeightPlan:
         return sum(tensor.rank_size_bytes for tensor in self.tensors)
 
     def describe_shard(self, rank: int, blob: str | None, size_bytes: int) -> WeightShard:
-        """The manifest's record of a shard file.
+        """Describes a shard file for the manifest.
 
         Args:
-            blob: Digest of the file; None if there is none yet.
-            size_bytes: Size of the file; 0 if there is none.
+            blob: Digest of the file; None if it does not exist yet.
+            size_bytes: Size of the file; 0 if it does not exist yet.
         """
         tensors = (
             WeightTensor(name=one.name, dtype=one.dtype, shape=one.rank_shape, layout=one.spec.layout)
@@ -78,15 +78,15 @@ class WeightPlan:
 def plan_weights(
     description: ModelDescription, checkpoint: Checkpoint, *, dtype: DType, cast_type: CastType, tp_degree: int
 ) -> WeightPlan:
-    """Plans the shards of a checkpoint, from its headers.
+    """Plans the shards of a checkpoint from its headers.
 
     Args:
         dtype: Dtype of the computation.
-        cast_type: `config` stores weights in `dtype`, `as-declared` in the checkpoint's dtypes.
+        cast_type: `config` stores weights in `dtype`, `as-declared` in the checkpoint's own dtypes.
 
     Raises:
         CheckpointInvalid: A tensor is missing, unexpected, or of the wrong shape or dtype.
-        ShardingNotServed: The model has too little for `tp_degree` ranks.
+        ShardingNotServed: `tp_degree` is too large for the model.
     """
     check_tp_degree(description, tp_degree)
     _check_tensors(description, checkpoint)
@@ -94,7 +94,7 @@ def plan_weights(
     def plan(spec: ParameterSpec) -> PlannedTensor:
         stored: str = spec.dtype or dtype
         if cast_type == "as-declared" and isinstance(spec.source, StoredSource):
-            # A parameter of several tensors takes the dtype of the first one.
+            # A parameter that joins several tensors takes the dtype of the first one.
             declared = checkpoint.tensors[spec.source.slices[0].tensor].dtype
             stored = declared if declared in DTYPE_SIZES_BYTES else dtype
         return PlannedTensor(spec, cast("DType", stored), tp_degree)
@@ -103,10 +103,10 @@ def plan_weights(
 
 
 def check_tp_degree(description: ModelDescription, tp_degree: int) -> None:
-    """Checks that there is something of every axis for each of `tp_degree` ranks; heads are padded as needed.
+    """Checks that each of `tp_degree` ranks gets a part of every axis. Heads are padded if needed.
 
     Raises:
-        ShardingNotServed: There is not.
+        ShardingNotServed: A rank would get only padding.
     """
     for axis in dict.fromkeys(description.axes()):
         if isinstance(axis.division, Evenly) and axis.length < tp_degree:

@@ -1,7 +1,7 @@
 """Writes the weight shard of one rank as a safetensors file.
 
-Shards are mapped into memory and used where they lie, so every tensor starts at a multiple of 64 bytes. The format
-allows no holes: tensors that end off such a multiple come last, each followed by a tensor of padding.
+Ranks map shards into memory and use them in place, so every tensor starts at a multiple of 64 bytes. The format allows
+no gaps: tensors that end off such a multiple come last, each followed by a tensor of padding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compiler_svc.weights.tensors import TensorReader
 from execution.dtypes import TORCH_DTYPES
 
 ALIGNMENT_BYTES: Final = 64
-#: Padding tensors are named by this and a number; nothing binds them.
+#: The names of padding tensors are this and a number; no executable uses them.
 PADDING_PREFIX: Final = "padding."
 #: Tensors are cast and written in blocks of at most this size.
 CHUNK_SIZE_BYTES: Final = 16 << 20
@@ -34,7 +34,7 @@ _DTYPES: Final[Mapping[DType, str]] = {"float32": "F32", "bfloat16": "BF16", "fl
 
 
 class ByteSink(Protocol):
-    """Where a shard goes: an open binary file, or a `bundle.blob_writer.BlobWriter`, which hashes on the way."""
+    """A destination for a shard: an open binary file, or a hashing `bundle.blob_writer.BlobWriter`."""
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Appends bytes."""
@@ -49,16 +49,16 @@ def write_shard(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Streams one rank's shard. Equal inputs give equal bytes; memory in use stays at a few chunks.
+    """Streams one rank's shard. Equal inputs give equal bytes. Memory use stays at a few chunks.
 
     Args:
-        progress: Called with the number of bytes written since the previous call; may raise to give up.
+        progress: Called with the number of bytes written since the previous call; may raise to stop writing.
 
     Returns:
         Size of the file in bytes.
 
     Raises:
-        CheckpointInvalid: The checkpoint changed since it was opened.
+        CheckpointInvalid: The checkpoint has changed since it was opened.
     """
     size_bytes = 0
     with TensorReader(checkpoint) as reader:
@@ -72,7 +72,7 @@ def write_shard(
 def _render_shard(plan: WeightPlan, reader: TensorReader, rank: int) -> Iterator[bytes | memoryview]:
     ordered = sorted(plan.tensors, key=lambda tensor: tensor.rank_size_bytes % ALIGNMENT_BYTES != 0)
     yield _render_header(ordered)
-    # One buffer for all casts: the heap would be left in pieces by one for each.
+    # All casts share one buffer, because one buffer for each would fragment the heap.
     staging = torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8)
     for tensor in ordered:
         yield from _render_part(tensor, _find_values(tensor.spec, reader, rank), rank, staging)
@@ -80,7 +80,7 @@ def _render_shard(plan: WeightPlan, reader: TensorReader, rank: int) -> Iterator
 
 
 def _find_values(spec: ParameterSpec, reader: TensorReader, rank: int) -> JoinedTensor:
-    """The whole tensor: computed, or stored by the checkpoint."""
+    """Finds the whole tensor: computes it, or reads it from the checkpoint."""
     source = spec.source
     if isinstance(source, RopeSource):
         return JoinedTensor([compute_frequencies(source)])
@@ -109,7 +109,7 @@ def _render_header(ordered: list[PlannedTensor]) -> bytes:
 
 
 def _render_part(tensor: PlannedTensor, whole: JoinedTensor, rank: int, staging: Tensor) -> Iterator[memoryview]:
-    """Cuts and casts a tensor, a block at a time; each result is valid until the next."""
+    """Cuts and casts a tensor, one block at a time. Each result is valid until the next one."""
     shape, dtype = tensor.rank_shape, TORCH_DTYPES[tensor.dtype]
     axis = tensor.spec.divided_axis()
     runs = () if axis is None else tensor.spec.axes[axis].divide(tensor.tp_degree)[rank]
@@ -121,5 +121,5 @@ def _render_part(tensor: PlannedTensor, whole: JoinedTensor, rank: int, staging:
 
 
 def _padding_bytes(offset: int) -> int:
-    """Bytes from an offset to the next aligned one."""
+    """Number of bytes from an offset to the next aligned offset."""
     return -offset % ALIGNMENT_BYTES

@@ -1,4 +1,4 @@
-"""From a model to exported graphs: one functional program per (submodel, bucket), called by the names of `bundle.abi`.
+"""Exports models to graphs: one functional program per (submodel, bucket), called by the names of `bundle.abi`.
 
 A compile goes
 

@@ -1,4 +1,4 @@
-"""A graph as records that a person can read and a program can search: each operation with the line it comes from."""
+"""A graph as records for people and programs: each operation with the source line that it comes from."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         op_type: The operator, such as `aten.linear.default`; `input`, `parameter` or `output` at the graph's ends.
-        op_name: Name of its value.
-        arguments: What it is called with, values by name; of inputs and parameters their name in the manifest.
+        op_name: Name of the operation's value.
+        arguments: Its arguments, values by name; for inputs and parameters, their name in the manifest.
         value: Dtype, shape and strides of its value.
-        module: Path of the module that calls it, empty where no submodule does.
+        module: Path of the module that calls it; empty if no submodule does.
         source_file: Relative to the compiler's installation; None at the graph's ends.
         source_line: From 1.
     """
@@ -37,11 +37,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def annotate_graph(program: ExportedProgram, inputs: Sequence[str]) -> Iterator[Operation]:
-    """Yields the operations of a graph in their order. Equal graphs of equal sources give equal records.
+    """Yields the operations of a graph in order. Equal graphs of equal sources give equal records.
 
     Args:
         program: Exported under `recorded_sources`; otherwise its operations have no lines.
-        inputs: Names of its inputs and then of its state.
+        inputs: Names of the program's inputs, then of its state.
     """
     names: dict[Node, str] = {}
     sources, input_names = iter(program.graph_signature.input_specs), iter(inputs)
@@ -73,6 +73,6 @@ def annotate_graph(program: ExportedProgram, inputs: Sequence[str]) -> Iterator[
 
 
 def _find_module(node: Node) -> str:
-    """Path of the innermost module; the stack's entries are (path, class) from the outermost on."""
+    """Path of the innermost module. The stack's entries are (path, class), from the outermost module on."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return stack[-1][0].removeprefix("core.") if stack else ""

@@ -1,4 +1,4 @@
-"""Exporting a submodel: an `ExportedProgram` that touches no weight memory, its digest, and its constants."""
+"""Exports a submodel to an `ExportedProgram` that touches no weight memory, with its digest and its constants."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WEIGHT_SET: Final = "model"
 
 @dataclass(frozen=True)
 class TracedSubmodel:
-    """A functional graph: called with inputs and then state, it returns outputs and then the new state.
+    """A functional graph: callers pass inputs, then state; it returns outputs, then the new state.
 
     Attributes:
-        program: Parameters and example inputs are uninitialized CPU tensors: shapes count, values do not.
+        program: Its parameters and example inputs are uninitialized CPU tensors: shapes count, values do not.
         graph_digest: Digest of what the graph computes; see `graph_digest.digest_graph`.
-        constants: For every parameter of the graph, by its name there, the tensor of the rank shard.
+        constants: The tensor of the rank shard for every parameter of the graph, by the parameter's name there.
     """
 
     spec: ExecutableSpec
@@ -45,10 +45,10 @@ def export_submodel(
 ) -> TracedSubmodel:
     """Exports one submodel. The graph is equal for all ranks.
 
-    Memory of parameters and state is reserved, never touched.
+    Reserves memory for parameters and state without touching it.
 
     Args:
-        with_sources: Note where each operation's code is; see `sources.find_source`. Changes no digest.
+        with_sources: Record each operation's source line; see `sources.find_source`. Does not change the digest.
     """
     program = build_program(spec, plan, submodel)
     examples = make_example_tensors(spec, submodel, describe_state(spec).tensors[0].shape)
@@ -59,7 +59,7 @@ def export_submodel(
 
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Keeps torch from finding out for each operation where its code is: a third of the time, and nobody reads it."""
+    """Keeps torch from looking up each operation's source line: they take a third of the time and are dropped."""
     before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)  # torch 2.9 has no such switch
     torch.fx.config.do_not_emit_stack_traces = True
     try:
@@ -69,9 +69,9 @@ def _without_stack_traces() -> Iterator[None]:
 
 
 def bind_constants(program: ExportedProgram, plan: WeightPlan) -> tuple[ConstantBinding, ...]:
-    """Says which tensor of the shard each constant of a graph takes.
+    """Finds the tensor of the shard that each constant of a graph takes.
 
-    A constant without one would be missing at run time, where it crashes the process instead of raising.
+    If a constant had no tensor, the process that runs the executable would crash instead of raising an error.
     """
     names = {tensor.name for tensor in plan.tensors}
     bindings = []

@@ -1,4 +1,4 @@
-"""The digest of a graph: of what it computes, not of how it was traced."""
+"""The digest of a graph, which covers what the graph computes but not how it was traced."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def digest_graph(program: ExportedProgram) -> str:
 
 
 def render_graph(program: ExportedProgram) -> str:
-    """Canonical text of a graph: one line per operation, values numbered in their order.
+    """Renders a graph as canonical text: one line for each operation, values numbered in their order.
 
-    Operations, constants, shapes, strides and dtypes count, and which input is which parameter. Names of values,
-    source lines, module paths and the order of dictionaries do not.
+    The text contains operations, constants, shapes, strides, dtypes, and which input is which parameter. It leaves out
+    names of values, source lines, module paths and the order of dictionaries.
     """
     numbers: dict[Node, str] = {}
     lines = []
@@ -48,7 +48,7 @@ def render_graph(program: ExportedProgram) -> str:
 
 
 def render_argument(argument: Any, numbers: Mapping[Node, str]) -> str:
-    """An operation's argument as text, other values by what `numbers` calls them."""
+    """Renders an operation's argument as text; `numbers` has the names of other operations' values."""
     match argument:
         case Node():
             return numbers[argument]
@@ -62,7 +62,7 @@ def render_argument(argument: Any, numbers: Mapping[Node, str]) -> str:
 
 
 def render_value(value: Any) -> str:
-    """Dtype, shape and strides of a node's value, each item of a sequence; empty where it has none."""
+    """Renders dtype, shape and strides of a node's value, or of each item of a sequence; empty if it has no value."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())}"
     if isinstance(value, Sequence):

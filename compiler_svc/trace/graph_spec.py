@@ -1,4 +1,4 @@
-"""What the graphs of one model depend on."""
+"""The graph spec: everything that the graphs of one model depend on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class GraphSpec:
     Attributes:
         model: `module:function` that builds the module; see `models.family.Family`.
         dtype: Dtype of the computation and of the KV cache.
-        reduce_dtype: Dtype in which several ranks add their partial results up; None: `dtype`.
-        num_slots: Rows of the KV cache that requests can hold; one scratch row comes on top.
+        reduce_dtype: Dtype in which ranks add up their partial results; None for `dtype`.
+        num_slots: Rows of the KV cache that requests can hold, without the scratch row.
         max_length: Positions that the KV cache holds, in tokens.
         ctx_batch_size: Rows of a context_encoding step.
         tkg_batch_size: Rows of a token_generation step; at most `num_slots`.
-        sampling: How tokens are picked. Temperature 0 or top_k 1 without `dynamic` is greedy.
-        output_logits: Return logits beside sampled tokens. Without on-device sampling logits are returned anyway.
-        padding_side: Where prompts shorter than their bucket are padded.
+        sampling: Parameters for picking tokens. Temperature 0 or top_k 1 without `dynamic` is greedy.
+        output_logits: Return logits beside sampled tokens. Graphs without on-device sampling always return logits.
+        padding_side: Side on which prompts shorter than their bucket are padded.
     """
 
     description: ModelDescription
@@ -42,7 +42,7 @@ class GraphSpec:
     padding_side: Literal["right", "left"] = "right"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON, the model by its numeric configuration and the names and shapes of a rank's tensors."""
+        """Encodes the spec as JSON: the model by its numeric configuration and a rank's tensor names and shapes."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("description", "sampling")}
         parameters = self.description.parameters(self.tp_degree)
         return own | {
@@ -68,7 +68,7 @@ class GraphSpec:
 
     @property
     def takes_rand(self) -> bool:
-        """Whether executables draw from numbers that the caller provides."""
+        """Whether executables take random numbers from the caller."""
         return self.samples_on_device and not self.is_greedy and not self.sampling.deterministic
 
     @property

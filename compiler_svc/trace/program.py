@@ -1,4 +1,4 @@
-"""A submodel as a module whose arguments and results are tensors in the order of its specification."""
+"""A submodel as a module: its arguments and results are tensors in the order of its executable spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BuildModel(Protocol):
     """Builds the module of one rank; see `models.family.Family`."""
 
     def __call__(self, description: ModelDescription, *, dtype: torch.dtype, ranks: Ranks) -> CausalLm:
-        """The module, with uninitialized parameters."""
+        """Builds the module with uninitialized parameters."""
         ...
 
 
@@ -40,9 +40,9 @@ class SubmodelProgram(nn.Module):
         self.core = core
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Runs one step; order, shapes and dtypes are those of the specification.
+        """Runs one step. The executable spec gives order, shapes and dtypes.
 
-        The core gets every input by its name, except those that say how a token is picked.
+        The core gets every input by its name, except the inputs for picking tokens.
         """
         num_inputs = len(self.submodel.inputs)
         inputs = {tensor.name: value for tensor, value in zip(self.submodel.inputs, tensors[:num_inputs], strict=True)}
@@ -60,7 +60,7 @@ class SubmodelProgram(nn.Module):
         return (*(outputs[output.name] for output in self.submodel.outputs), *new_state)
 
     def _pick_tokens(self, logits: RankLogits, gathered: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
-        """Tokens int32 [rows], from `gathered` f32 [rows, vocab_size] if the ranks exchange all logits anyway."""
+        """Picks tokens, int32 [rows], from `gathered` f32 [rows, vocab_size] if the ranks exchange all logits."""
         if self.spec.is_greedy:
             return logits.greedy() if gathered is None else greedy(gathered)
         sampling, rows = self.spec.sampling, logits.part.shape[0]
@@ -73,7 +73,7 @@ class SubmodelProgram(nn.Module):
 
 
 def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> SubmodelProgram:
-    """Builds a submodel with uninitialized parameters, of the shapes and dtypes that the plan's shards have."""
+    """Builds a submodel with uninitialized parameters in the shapes and dtypes of the plan's shards."""
     reduce_dtype = None if spec.reduce_dtype is None else TORCH_DTYPES[spec.reduce_dtype]
     ranks = Ranks(spec.tp_degree, reduce_dtype)
     build: BuildModel = resolve_name(spec.model)
@@ -88,7 +88,7 @@ def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -
 
 
 def make_example_tensors(spec: GraphSpec, submodel: ExecutableSpec, state_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Uninitialized inputs and state of a submodel."""
+    """Makes uninitialized inputs and state of a submodel."""
     inputs = [torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype]) for tensor in submodel.inputs]
     state = [torch.empty(state_shape, dtype=TORCH_DTYPES[spec.dtype]) for _ in submodel.state]
     return (*inputs, *state)

@@ -1,4 +1,4 @@
-"""Where an operation's code is: lines of this package's own sources, as torch notes them while it exports."""
+"""Finds an operation's source line in this package, as torch records it during an export."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.fx import Node
 from torch.fx.proxy import TracerBase
 
 ROOT: Final = Path(__file__).parents[2]
-#: The folders whose lines are kept: what defines models and samples their tokens.
+#: The folders whose lines are kept: they define models and sampling.
 FOLDERS: Final = tuple(str(ROOT / folder) + "/" for folder in ("compiler_svc", "execution"))
 
-# As `traceback` formats a frame.
+# The format of a frame in `traceback`.
 _FRAME: Final = re.compile(r'^ *File "(?P<path>.+)", line (?P<line>\d+), in ', re.MULTILINE)
 
 
@@ -34,10 +34,10 @@ class Source(NamedTuple):
 
 @contextmanager
 def recorded_sources() -> Iterator[None]:
-    """Has torch note for each operation the lines of our own sources that led to it.
+    """Makes torch record for each operation the lines of our own sources that led to it.
 
-    By itself it notes those of `forward` methods only, and most of our operations are made by functions that these
-    call. The hook is the tracer's own, and put back afterwards; one thread at a time.
+    By default torch records only lines of `forward` methods, but most of our operations come from functions that these
+    call. Replaces the tracer's hook and restores it afterwards. Only one thread may use it at a time.
     """
     before = TracerBase._filter_traceback_frames  # noqa: SLF001 - made to be overridden, but for tracers of one's own
 
@@ -52,7 +52,7 @@ def recorded_sources() -> Iterator[None]:
 
 
 def find_source(node: Node) -> Source | None:
-    """The innermost of our own lines that led to an operation; None for inputs, and where nothing was recorded."""
+    """Finds the innermost of our own lines that led to an operation; None for inputs, and if torch recorded none."""
     found = None
     for frame in _FRAME.finditer(node.meta.get("stack_trace") or ""):
         if frame["path"].startswith(FOLDERS):

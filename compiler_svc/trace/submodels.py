@@ -1,4 +1,4 @@
-"""Submodels as their callers see them: names, shapes and dtypes of inputs, outputs and state, by `bundle.abi`."""
+"""Executable specs: names, shapes and dtypes of an executable's inputs, outputs and state, by `bundle.abi`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def describe_submodel(
     """Describes one executable.
 
     Args:
-        submodel: One that is served.
-        bucket: Tokens of a row or positions that are read, as the submodel has it. At most `spec.max_length`.
-        flags: Flags beside those that `spec` implies.
+        submodel: A submodel that this version serves.
+        bucket: Tokens of a row, or positions that are read, depending on the submodel. At most `spec.max_length`.
+        flags: Flags in addition to those that `spec` implies.
     """
     assert 0 < bucket <= spec.max_length, f"bucket {bucket} of {spec.max_length} positions"
     row = SUBMODELS[submodel]
@@ -62,7 +62,7 @@ def describe_submodel(
 
 
 def _find_flags(spec: GraphSpec) -> set[str]:
-    """The flags that a specification implies, for some submodel at least."""
+    """The flags that a graph spec implies for at least one submodel."""
     implied = {
         LEFT_PADDED: spec.padding_side == "left",
         "sampling_params": spec.takes_sampling_params,
@@ -74,7 +74,7 @@ def _find_flags(spec: GraphSpec) -> set[str]:
 
 
 def _keep_own(flags: set[str], submodel: SubmodelName, tensors: Iterable[AbiTensor]) -> set[str]:
-    """The flags that say something of a submodel: those of its tensors, and where its rows are padded, if they are."""
+    """Keeps the flags that affect a submodel: the flags of its tensors, and of its padding side if it pads rows."""
     own = {tensor.flag for tensor in tensors}
     if SUBMODELS[submodel].bucket == "tokens":
         own.add(LEFT_PADDED)

@@ -1,6 +1,5 @@
-"""Checkpoints as they come: Hugging Face directories, opened lazily.
+"""Reads checkpoints: Hugging Face directories, opened lazily.
 
 Knows file formats, tensor names, shapes and dtypes. Must not know what a model computes, how a bundle is laid out or
-what a caller of the service asked for. Opening a safetensors checkpoint needs no torch; only `tensors` and
-`pickle_files` import it.
+what a client asked for. Opening a safetensors checkpoint needs no torch; only `tensors` and `pickle_files` import it.
 """

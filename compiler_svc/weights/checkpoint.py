@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint directory, opened lazily: headers and JSON now, tensors when they are read."""
+"""A Hugging Face checkpoint directory, opened lazily: reads headers and JSON at once, tensors on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAFETENSORS_FILE: Final = "model.safetensors"
 PICKLE_FILE: Final = "pytorch_model.bin"
 WEIGHT_FILES: Final = (SAFETENSORS_FILE, f"{SAFETENSORS_FILE}.index.json", PICKLE_FILE, f"{PICKLE_FILE}.index.json")
 
-#: Files that a tokenizer may consist of.
+#: Files that belong to a tokenizer.
 TOKENIZER_FILES: Final = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -33,7 +33,7 @@ TOKENIZER_FILES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a checkpoint says about one tensor.
+    """The header of one tensor in a checkpoint.
 
     Attributes:
         dtype: torch's name, such as `bfloat16`.
@@ -47,14 +47,14 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint. Its files may not change while it is in use.
+    """An opened checkpoint. Its files must not change while it is in use.
 
     Attributes:
         files: Weight files, sorted by name.
         index: The index of a sharded checkpoint.
         tensors: Headers of all tensors, by name.
         config: `config.json`.
-        generation_config: `generation_config.json`, empty where there is none.
+        generation_config: `generation_config.json`; empty if the file does not exist.
         tokenizer_files: Files of the tokenizer, sorted by name.
         chat_template: Jinja source of the default chat template.
     """
@@ -70,20 +70,20 @@ class Checkpoint:
 
     @property
     def is_pickled(self) -> bool:
-        """Whether its weights are pickles."""
+        """Whether the weights are pickles."""
         return self.files[0].suffix == ".bin"
 
     @classmethod
     def open(cls, path: Path, *, roots: Sequence[Path] = (), read_pickles: bool = True) -> Checkpoint:
-        """Reads a checkpoint's JSON and tensor headers; no weight is read.
+        """Reads a checkpoint's JSON and tensor headers, but no weights.
 
         Args:
             path: A directory with `config.json` and `model.safetensors`, `pytorch_model.bin` or the index of either.
-            roots: Directories that its files must lie in once symbolic links are followed; none means anywhere.
-            read_pickles: Otherwise pickled files stay closed, which torch would be needed for, and `tensors` empty.
+            roots: Directories that must contain its files, after symbolic links are followed; empty allows any.
+            read_pickles: If false, pickled files stay closed, since opening them needs torch, and `tensors` is empty.
 
         Raises:
-            CheckpointNotFound: `path` is no directory, or holds no configuration or no weights.
+            CheckpointNotFound: `path` is not a directory, or holds no configuration or no weights.
             CheckpointInvalid: A file is missing, outside `roots`, truncated or malformed.
         """
         directory = _Directory(path, tuple(root.resolve() for root in roots))
@@ -120,7 +120,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """Files of one directory by plain name."""
+    """Files of one directory, by plain name."""
 
     path: Path
     roots: tuple[Path, ...]
@@ -159,7 +159,7 @@ def _read_header(file: Path, checkpoint: Path) -> dict[str, TensorHeader]:
     if file.suffix == ".safetensors":
         headers = read_safetensors_header(file, checkpoint)
     else:
-        # torch takes seconds to import and is needed for pickles only.
+        # Importing torch takes seconds, and only pickles need it.
         from compiler_svc.weights.pickle_files import read_pickle_header  # noqa: PLC0415
 
         headers = read_pickle_header(file, checkpoint)
@@ -167,7 +167,7 @@ def _read_header(file: Path, checkpoint: Path) -> dict[str, TensorHeader]:
 
 
 def _read_weight_map(directory: _Directory, index: str) -> dict[str, Path]:
-    """The file of each tensor, by the tensor's name."""
+    """Reads the file of each tensor, by the tensor's name."""
     weight_map = directory.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointInvalid(
@@ -216,7 +216,7 @@ def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Pat
     """Hashes the names and digests of `config.json`, the index of a sharded checkpoint and the weight files.
 
     Args:
-        digest_file: Digest of a file's bytes, such as `bundle.digest.sha256_file` or a cache in front of it.
+        digest_file: Returns the digest of a file's bytes, such as `bundle.digest.sha256_file` or a cache for it.
 
     Returns:
         `sha256:` and 64 hexadecimal digits.
@@ -225,7 +225,7 @@ def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Pat
     return sha256_bytes(canonical_json({file.name: digest_file(file) for file in files}))
 
 
-#: torch's names of the dtypes that a checkpoint may hold; others keep the file's name in lower case.
+#: torch's names of the dtypes that a checkpoint may hold; other dtypes keep the file's name in lower case.
 DTYPES: Final = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -241,10 +241,10 @@ DTYPES: Final = {
 
 
 def read_safetensors_header(file: Path, checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of every tensor of a file, by name.
+    """Reads dtype and shape of every tensor in a file, by name.
 
     Raises:
-        CheckpointInvalid: The file is truncated or no safetensors file.
+        CheckpointInvalid: The file is truncated or not a safetensors file.
     """
     try:
         with safe_open(file, framework="np") as tensors:

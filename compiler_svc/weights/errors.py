@@ -2,7 +2,7 @@
 
 KilnError
 └── CheckpointError
-    ├── CheckpointNotFound    a path that is no checkpoint directory
+    ├── CheckpointNotFound    a path that is not a checkpoint directory
     └── CheckpointInvalid     a checkpoint whose files, tensors or JSON are not what they should be
 """
 
@@ -20,7 +20,7 @@ class CheckpointError(KilnError):
 
 
 class CheckpointNotFound(CheckpointError):
-    """A path that is no checkpoint directory."""
+    """A path that is not a checkpoint directory."""
 
     reason = "CHECKPOINT_NOT_FOUND"
 

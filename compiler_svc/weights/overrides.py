@@ -1,7 +1,7 @@
-"""Model attributes of a configuration in place of those that a checkpoint's JSON has.
+"""Replaces model attributes in a checkpoint's JSON by those of a configuration.
 
 transformers 5 keeps a rotary embedding under `rope_parameters`, transformers 4 under `rope_theta` and `rope_scaling`:
-whichever is given replaces its counterpart.
+either form, if given, replaces the other.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ROPE_NAMES: Final = (_THETA, "rope_scaling", "rope_parameters")
 def override_checkpoint(
     checkpoint: Checkpoint, attributes: Mapping[str, Any], attribute_map: Mapping[str, str]
 ) -> Checkpoint:
-    """The checkpoint as if its JSON had the given attributes, and the names that `attribute_map` gives its own.
+    """The checkpoint as if its JSON had the given attributes, and its own ones under the names in `attribute_map`.
 
     Args:
-        attributes: By name, no alias. null says that the checkpoint has none.
-        attribute_map: Alias to name.
+        attributes: By name, not alias. null removes the attribute from the checkpoint.
+        attribute_map: Alias → name.
     """
     config = _replace(_name_originals(checkpoint.config, attribute_map), attributes)
-    # `generation_config.json` has the last word on them.
+    # transformers prefers the token ids in `generation_config.json`.
     ids = {name: attributes[name] for name in TOKEN_ID_NAMES if name in attributes}
     return replace(checkpoint, config=config, generation_config={**checkpoint.generation_config, **ids})
 
@@ -35,7 +35,7 @@ def override_checkpoint(
 def find_changes(
     checkpoint: Checkpoint, attributes: Mapping[str, Any], attribute_map: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Those of the given attributes that say something else than the checkpoint; null says the same as nothing."""
+    """Finds the given attributes whose values differ from the checkpoint's; null equals a missing attribute."""
     config = _name_originals(checkpoint.config, attribute_map)
     rope = _find_rope_changes(config, {name: attributes[name] for name in _ROPE_NAMES if name in attributes})
     return {
@@ -48,7 +48,7 @@ def find_changes(
 def _find_rope_changes(config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     now, wanted = _read_rope(config), _read_rope(_replace(config, given))
     alone = {name: value for name, value in given.items() if _read_rope(_replace(config, {name: value})) != now}
-    # One may count only beside another.
+    # One attribute may have an effect only together with another.
     return alone if _read_rope(_replace(config, alone)) == wanted else given
 
 
@@ -60,7 +60,7 @@ def _name_originals(config: Mapping[str, Any], attribute_map: Mapping[str, str])
 def _replace(config: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     replaced = {**config, **attributes}
     given = {name: attributes[name] for name in _ROPE_NAMES if name in attributes}
-    # What is no object stays under its own name, for the model's reader to complain of.
+    # A value that is not an object keeps its own name, so that the model's reader reports it.
     if not given or not all(
         _is_rope(name, value) for name, value in {**config, **given}.items() if name in _ROPE_NAMES
     ):
@@ -76,7 +76,7 @@ def _replace(config: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[s
 
 
 def _read_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A rotary embedding in the form of transformers 5, whatever form it is given in; without what is unset."""
+    """Reads a rotary embedding of either form in the form of transformers 5, without unset values."""
     nested = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = {} if config.get(_THETA) is None else {_THETA: config[_THETA]}
     return theta | _read_kind(nested) if isinstance(nested, Mapping) else theta

@@ -1,4 +1,4 @@
-"""Pickled weight files, through torch's restricted unpickler: no code of the file runs."""
+"""Reads pickled weight files through torch's restricted unpickler, which runs no code of the file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from compiler_svc.weights.errors import CheckpointInvalid
 
 
 def load_pickle(file: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a file, mapped rather than read.
+    """Maps the tensors of a file into memory instead of reading them.
 
     Raises:
-        CheckpointInvalid: The file is truncated, no state dict, of torch's format before 1.6, or holds anything but
-            tensors.
+        CheckpointInvalid: The file is truncated, is not a state dict, has torch's format before 1.6, or holds anything
+            but tensors.
     """
     accepted = "a state dict of plain tensors, saved by torch 1.6 or newer"
     try:
         state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    # The unpickler meets hostile bytes with whatever it trips over.
+    # On hostile bytes the unpickler can raise any exception.
     except Exception as error:
         detail = str(error).partition("\n")[0]
         raise CheckpointInvalid(checkpoint, file.name, f"a broken file ({detail})", accepted) from error
@@ -32,10 +32,10 @@ def load_pickle(file: Path, checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def read_pickle_header(file: Path, checkpoint: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of every tensor of a file, by name.
+    """Reads dtype and shape of every tensor in a file, by name.
 
     Raises:
-        CheckpointInvalid: As `load_pickle`.
+        CheckpointInvalid: See `load_pickle`.
     """
     return {
         name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

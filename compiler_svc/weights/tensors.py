@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tensors."""
+"""Reads a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from compiler_svc.weights.pickle_files import load_pickle
 
 
 class TensorReader:
-    """Reads tensors of one checkpoint; a context manager that closes its files.
+    """Reads tensors of one checkpoint. It is a context manager that closes the files.
 
-    Tensors are views of the mapped files: they cost memory when they are touched, and the system may take it back.
+    Tensors are views of the mapped files: they take memory only once they are touched, and the system may reclaim it.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -28,10 +28,10 @@ class TensorReader:
         self._stack = ExitStack()
 
     def read(self, name: str) -> torch.Tensor:
-        """One whole tensor, in the checkpoint's dtype and on the CPU.
+        """Reads one whole tensor, in the checkpoint's dtype and on the CPU.
 
         Raises:
-            CheckpointInvalid: The file changed since the checkpoint was opened.
+            CheckpointInvalid: The file has changed since the checkpoint was opened.
             KeyError: The checkpoint has no tensor of that name.
         """
         header = self._checkpoint.tensors[name]

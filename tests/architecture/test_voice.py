@@ -36,7 +36,7 @@ COVERED = (
     "bench",
     "clients/python/README.md",
     "clients/typescript/README.md",
-    "compiler_svc/config",
+    "compiler_svc",
     "docs",
     "edge",
     "examples",

@@ -1,4 +1,4 @@
-"""Normalization."""
+"""The normalization layer."""
 
 from __future__ import annotations
 
