@@ -34,12 +34,14 @@ COVERED = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "bench",
-    "clients/python/README.md",
+    "bundle",
+    "clients/python",
     "clients/typescript/README.md",
     "compiler_svc/config",
     "docs",
     "examples",
-    "execution/forkserver",
+    "execution",
+    "targets",
 )
 
 #: Written by programs from sources elsewhere, text that models are trained on, and this list itself.
