@@ -50,7 +50,7 @@ class Collected:
 def remove_bundle(layout: Layout, digest: str, find_needs: FindNeeds = Needs) -> FreedSpace:
     """Removes a bundle and its referrers from the index, then deletes their blobs that nothing else needs.
 
-    If a living writer has pinned the bundle, or it is needed otherwise, its blobs stay. If the bundle's own image
+    If a living writer has pinned the bundle, or it is needed otherwise, nothing is removed. If the bundle's own image
     manifest is corrupt, only that is deleted, and its other blobs stay for the next collection.
 
     Raises:

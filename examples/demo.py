@@ -39,7 +39,7 @@ def main() -> None:
         kiln("load-weights", "demo", "kiln-tiny-pirate")
         kiln("generate", "--deployment", "demo", "--prompt", "Once upon a time", *SAMPLING)
         kiln("status")
-        # Deployments outlive their runtime; the next run shall begin with the first weights again.
+        # Deployments outlive their runtime; the next run must begin with the first weights again.
         kiln("unload", "demo")
     print(f"\nDone in {time.monotonic() - start:.0f} s. Bundles and cache stay in {HOME.relative_to(ROOT)}.")
 

@@ -1,4 +1,4 @@
-"""Trains the shipped models from nothing but this folder: `python examples/train_tiny.py --output examples/models`.
+"""Trains the shipped models from this folder alone: `python examples/train_tiny.py --output examples/models`.
 
 The same seed writes the same corpus and tokenizer, byte for byte; weights repeat on one machine and thread count, and
 differ in their last digits on another.

@@ -118,7 +118,7 @@ class StepForm:
             inputs["num_tokens"][row] = count
 
     def put_values(self, inputs: StepInputs, name: str, row: int, values: Sequence[float]) -> None:
-        """Replaces a row of one input. Does nothing if the step does not take this input.
+        """Replaces a row of one input. Has no effect if the step does not take this input.
 
         Args:
             inputs: From `make_idle`.

@@ -60,7 +60,7 @@ class AotiProgram:
         self._library.bind_constants(constants)
 
     def discard_staged(self) -> None:
-        """Does nothing, because the library keeps no tensor's memory alive."""
+        """Has no effect, because the library keeps no tensor's memory alive."""
 
     def swap_constants(self) -> None:
         """Puts the staged constants in use."""

@@ -55,7 +55,7 @@ class ChildProcess:
         return self.exit_code
 
     def kill(self) -> None:
-        """Kills the process group; has no effect once it has ended.
+        """Kills the process group. Has no effect if it has ended.
 
         If the forkserver has not announced the process yet, for it may still be loading, the process never begins.
         """

@@ -222,7 +222,7 @@ class RankHandle:
             await self.wait_ended()
 
     def kill(self) -> None:
-        """Kills the process. Does nothing if it has ended."""
+        """Kills the process. Has no effect if it has ended."""
         self._process.kill()
 
     def _send(self) -> None:

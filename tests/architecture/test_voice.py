@@ -34,14 +34,16 @@ COVERED = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "bench",
-    "clients/python/README.md",
+    "bundle",
+    "clients/python",
     "clients/typescript/README.md",
     "compiler_svc",
     "docs",
     "edge",
     "examples",
-    "execution/forkserver",
+    "execution",
     "runtime_svc",
+    "targets",
 )
 
 #: Written by programs from sources elsewhere, text that models are trained on, and this list itself.

@@ -1,8 +1,8 @@
 """Kiln's Python SDK: compile bundles, load them, generate with them.
 
-Asynchronous clients (`AsyncCompiler`, `AsyncBundles`, `AsyncRuntime`) and blocking ones of the same methods
-(`Compiler`, `Bundles`, `Runtime`). Results are the API's protobuf messages, whose fields the `.proto` files describe; a
-whole generation is a frozen `Completion`. Failures are `KilnError`.
+There are asynchronous clients (`AsyncCompiler`, `AsyncBundles`, `AsyncRuntime`) and blocking ones with the same methods
+(`Compiler`, `Bundles`, `Runtime`). Methods return the API's protobuf messages, whose fields the `.proto` files
+describe; a whole generation is a frozen `Completion`. Methods raise `KilnError`.
 
 Knows the generated stubs. Must not know the bundle format, the services' code, or torch.
 """

@@ -1,4 +1,4 @@
-"""`python -m kiln_client` is `kiln`."""
+"""Runs the `kiln` command line as `python -m kiln_client`."""
 
 import sys
 

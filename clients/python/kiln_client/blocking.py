@@ -1,7 +1,7 @@
-"""Blocking calls to asynchronous clients, through one event loop in a background thread.
+"""Makes blocking clients of asynchronous ones, through one event loop in a background thread.
 
-One loop serves every blocking client of the process. A blocking client's method is its asynchronous method, wrapped
-once and typed the same:
+One loop serves every blocking client of the process. A method of a blocking client wraps the asynchronous method and
+has the same parameters:
 
     class Runtime(BlockingClient[AsyncRuntime]):
         tokenize = blocking(AsyncRuntime.tokenize)
@@ -28,17 +28,17 @@ _WIND_DOWN_S = 5.0
 
 
 class LoopThread:
-    """An event loop in a daemon thread, started with the first call."""
+    """An event loop in a daemon thread, which starts with the first call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Runs a coroutine on the loop and waits for it; an interrupt of the waiting thread cancels it.
+        """Runs a coroutine on the loop and waits for it. An interrupt of the waiting thread cancels the coroutine.
 
         Raises:
-            RuntimeError: Called on the loop itself, from a progress callback for instance: it would wait forever.
+            RuntimeError: The caller runs on the loop itself, as progress callbacks do, and would wait forever.
         """
         loop = self._running_loop()
         if _current_loop() is loop:
@@ -80,8 +80,8 @@ _loop_thread = LoopThread()
 class Stream(Iterator[R], Generic[R]):
     """The responses of one call, as an iterator.
 
-    The call is cancelled when the stream is closed, left with `with`, or dropped: leaving a `for` over a stream that
-    nothing else holds is enough.
+    Closing the stream, leaving its `with` block or dropping it cancels the call. Leaving a `for` loop drops a stream
+    unless the caller holds another reference to it.
     """
 
     def __init__(self, stream: AsyncStream[R]) -> None:
@@ -94,7 +94,7 @@ class Stream(Iterator[R], Generic[R]):
             raise StopIteration from None
 
     def close(self) -> None:
-        """Cancels the call. Iteration ends; nothing is raised."""
+        """Cancels the call. Iteration ends without an error."""
         _loop_thread.run(self._stream.aclose())
 
     def __enter__(self) -> Self:
@@ -107,15 +107,15 @@ class Stream(Iterator[R], Generic[R]):
 
 
 class BlockingClient(Generic[C]):
-    """Base of the blocking clients. Safe to share between threads. Close it, or use it with `with`."""
+    """Base of the blocking clients. Threads may share a client. Callers close it, or use it with `with`."""
 
     asynchronous: ClassVar[type[ServiceClient]]
-    """The asynchronous client behind this one."""
+    """Class of the asynchronous client that this one wraps."""
 
     def __init__(
         self, address: str | None = None, *, tls: TlsOptions | None = None, timeouts: Timeouts | None = None
     ) -> None:
-        """Prepares a client; nothing is sent. Arguments as of ServiceClient.
+        """Prepares a client without sending anything. Takes the arguments of ServiceClient.
 
         Raises:
             InvalidArgument: Reason ADDRESS_INVALID.
@@ -128,7 +128,7 @@ class BlockingClient(Generic[C]):
         return self._client.address
 
     def close(self) -> None:
-        """Closes the connection; calls that still run raise ClientClosed."""
+        """Closes the connection. Running calls raise ClientClosed."""
         _loop_thread.run(self._client.close())
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The asynchronous client of kiln.bundle.v1.BundleService, which the compiler service serves."""
+"""The asynchronous client of kiln.bundle.v1.BundleService, a part of the compiler service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AsyncBundles(ServiceClient):
-    """Bundles, their versions and aliases.
+    """Lists, reads, changes and imports bundles, their versions and aliases.
 
     A `ref` is NAME, NAME:vN, NAME@ALIAS or sha256:HEX. Every method raises KilnError.
     """
@@ -32,7 +32,7 @@ class AsyncBundles(ServiceClient):
         return BundleServiceStub(self._channel)
 
     async def get_bundle(self, ref: str) -> pb.Bundle:
-        """Resolves a reference; the bundle has its manifest, its blobs and the files that refer to it."""
+        """Resolves a reference to a bundle with its manifest, its blobs and the files of its referrers."""
         response = await self._ask(self._stub.GetBundle, pb.GetBundleRequest(ref=ref), self.timeouts.read_s)
         return response.bundle
 
@@ -57,17 +57,17 @@ class AsyncBundles(ServiceClient):
         return self._stream(self._stub.ReadBlob, request, self.timeouts.load_s)
 
     async def read_file(self, ref: str, file: str, sink: BinaryIO) -> pb.Blob:
-        """Copies one file of a bundle, or of what refers to it, into `sink`, and checks its digest.
+        """Copies one file of a bundle, or of its referrers, into `sink`, and checks its digest.
 
         Args:
             ref: Bundle reference.
             file: Title, such as `graphs.jsonl.gz`, or digest, as the bundle lists them.
-            sink: Takes the bytes; not to be used where this raises.
+            sink: Takes the bytes. If this method raises, they may be wrong.
 
         Raises:
             NotFound: The bundle has no such file.
             InvalidArgument: Several files have that title.
-            StreamIncomplete: The bytes that came are not the file's.
+            StreamIncomplete: The received bytes are not those of the file.
         """
         blob = _choose_file(await self.get_bundle(ref), ref, file)
         hashed, size_bytes = hashlib.sha256(), 0
@@ -80,12 +80,12 @@ class AsyncBundles(ServiceClient):
         return blob
 
     async def set_alias(self, ref: str, alias: str, *, etag: str | None = None) -> pb.Alias:
-        """Points an alias at a version; with `etag`, only if the alias has not changed since."""
+        """Points an alias at a version. If `etag` is given, fails if the alias has changed since."""
         request = pb.SetAliasRequest(ref=ref, alias=alias, etag=etag)
         return (await self._ask(self._stub.SetAlias, request, self.timeouts.read_s)).alias
 
     async def delete_alias(self, name: str, alias: str, *, etag: str | None = None) -> None:
-        """Removes an alias; the version stays."""
+        """Removes an alias. Its version stays."""
         request = pb.DeleteAliasRequest(name=name, alias=alias, etag=etag)
         await self._ask(self._stub.DeleteAlias, request, self.timeouts.read_s)
 
@@ -96,35 +96,35 @@ class AsyncBundles(ServiceClient):
         return [*response.aliases]
 
     async def lease_bundle(self, ref: str, holder: str, *, duration_s: float | None = None) -> pb.Lease:
-        """Keeps a bundle's blobs from being collected, or renews the lease that the holder has.
+        """Protects a bundle's blobs from collection. If the holder has a lease, renews it.
 
         Args:
             ref: Bundle reference.
-            holder: Who uses the bundle, 1 to 128 characters.
-            duration_s: How long, from now, in seconds: 1 second to 30 days. Default: 1 day.
+            holder: Name of the holder, 1 to 128 characters.
+            duration_s: Seconds from now until the lease ends: 1 second to 30 days. Default: 1 day.
         """
         request = pb.LeaseBundleRequest(ref=ref, holder=holder, duration=_duration(duration_s))
         return (await self._ask(self._stub.LeaseBundle, request, self.timeouts.read_s)).lease
 
     async def release_lease(self, holder: str, digest: str = "") -> int:
-        """Gives back a holder's lease on one bundle digest, or all of its leases; gives their number."""
+        """Ends a holder's lease on one bundle digest, or all of its leases; returns their number."""
         request = pb.ReleaseLeaseRequest(holder=holder, digest=digest)
         return (await self._ask(self._stub.ReleaseLease, request, self.timeouts.read_s)).released_count
 
     async def list_leases(self, digest: str = "") -> list[pb.Lease]:
-        """Lists the leases on one bundle digest, or all, by digest and holder."""
+        """Lists the leases on one bundle digest, or all leases, ordered by digest and holder."""
         request = pb.ListLeasesRequest(digest=digest)
         return [*(await self._ask(self._stub.ListLeases, request, self.timeouts.read_s)).leases]
 
     async def collect_garbage(
         self, *, dry_run: bool = False, max_cache_age_s: float | None = None
     ) -> pb.CollectGarbageResponse:
-        """Removes what no version, lease, running build or executable cache entry in use needs.
+        """Removes bundles and blobs that no version, lease, running build or used executable cache entry needs.
 
         Args:
-            dry_run: Only tell what would be removed.
-            max_cache_age_s: Forget executables of the cache that no bundle uses and that were last used longer ago, in
-                seconds. None keeps them all.
+            dry_run: Report what a collection would remove, without removing it.
+            max_cache_age_s: Forget cached executables that no bundle uses and that were last used more than this many
+                seconds ago. None keeps them all.
         """
         request = pb.CollectGarbageRequest(dry_run=dry_run, max_cache_age=_duration(max_cache_age_s))
         return await self._ask(self._stub.CollectGarbage, request, self.timeouts.change_s)
@@ -140,17 +140,17 @@ class AsyncBundles(ServiceClient):
         on_progress: Callable[[pb.ImportProgress], None] = lambda _: None,
         timeout_s: float | None = None,
     ) -> pb.ImportResult:
-        """Copies a bundle from another OCI image layout; only blobs that are missing are copied.
+        """Copies a bundle from another OCI image layout. Copies only missing blobs.
 
-        Leaving this call ends the import; the next one goes on with what was copied.
+        Cancelling this call ends the import. The next import does not copy the same blobs again.
 
         Args:
             layout: Directory of the other layout on the compiler's host, under one of its import roots.
             name: Bundle name of the new version.
-            source_ref: Digest or tag of the bundle in that layout; empty where it holds one bundle.
-            alias: Alias that shall name the new version; empty sets none.
-            alias_etag: Etag that the alias must still have, empty where it must not exist; None skips the check.
-            on_progress: Takes every progress event.
+            source_ref: Digest or tag of the bundle in that layout; may be empty if it holds one bundle.
+            alias: Alias to point at the new version; empty sets none.
+            alias_etag: Etag that the alias must still have; empty if it must not exist; None skips the check.
+            on_progress: Called with every progress event.
             timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
         """
         request = pb.ImportBundleRequest(

@@ -31,37 +31,39 @@ OnLost: TypeAlias = Callable[[Unavailable], None]
 
 
 class CompileOptions(TypedDict, total=False):
-    """Options of a compile; what is left out takes the server's default."""
+    """Options of a compile. If an option is left out, the server's default applies."""
 
     target: str
     """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
     isa: str
     """CPU instruction set: `x86-64-v3` (default), `x86-64-v4` or `native`."""
     optimization_level: int
-    """0 ships the exported graph, 1 (default) and 2 compile ahead of time."""
+    """Level 0 ships the exported graph; 1 (default) and 2 compile ahead of time."""
     request_id: str
-    """Makes the call idempotent."""
+    """Makes the call idempotent: calls with the same id start one operation."""
     skip_cache_lookup: bool
-    """Build even where the cache has the result."""
+    """Build even if the cache has the result."""
     salt: str
-    """Enters every cache key."""
+    """Text that enters every cache key."""
     debug: bool
-    """Keep every graph, with the lines of code that it comes from, beside the bundle as a referrer."""
+    """Keep every graph, with the lines of code that produced it, as a referrer of the bundle."""
 
 
 def compile_request(
     name: str, model: str, config: Mapping[str, object] | InferenceConfig, **options: Unpack[CompileOptions]
 ) -> pb.CompileRequest:
-    """Makes the request of one compile.
+    """Makes the request for one compile.
 
     Args:
         name: Bundle name.
         model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
-        config: NxD Inference's names, such as `{"neuron_config": {"seq_len": 256}}`; the server judges a mapping.
+        config: Mapping with NxD Inference's names, such as `{"neuron_config": {"seq_len": 256}}`. The server validates
+            it.
         options: See CompileOptions.
 
     Raises:
-        ValueError: The mapping is not JSON, but for infinities, or an option has a value that its enum lacks.
+        ValueError: The mapping holds values other than JSON's and infinities, or an option has a value that its enum
+            lacks.
     """
     request = pb.CompileRequest(
         name=name,
@@ -78,12 +80,12 @@ def compile_request(
 
 
 class PlanOptions(TypedDict, total=False):
-    """Options of a plan; what is left out takes the server's default."""
+    """Options of a plan. If an option is left out, the server's default applies."""
 
     target: str
     """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
     isa: str
-    """CPU instruction set, as of a compile."""
+    """CPU instruction set, as in CompileOptions."""
     optimization_level: int
     """As of a compile."""
     salt: str
@@ -95,11 +97,11 @@ class PlanOptions(TypedDict, total=False):
 def plan_request(
     model: str, config: Mapping[str, object] | InferenceConfig, **options: Unpack[PlanOptions]
 ) -> pb.PlanCompileRequest:
-    """Makes the request of one plan.
+    """Makes the request for one plan.
 
     Args:
         model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
-        config: NxD Inference's names, as of `compile_request`.
+        config: Mapping with NxD Inference's names, as for `compile_request`.
         options: See PlanOptions.
 
     Raises:
@@ -136,7 +138,7 @@ def _set_config(
 
 
 class AsyncCompiler(ServiceClient):
-    """Compiles bundles. Every method raises KilnError."""
+    """Compiles bundles and manages operations. Every method raises KilnError."""
 
     address_variable = "KILN_COMPILER"
 
@@ -149,17 +151,17 @@ class AsyncCompiler(ServiceClient):
         return OperationsStub(self._channel)
 
     async def start_compile(self, request: pb.CompileRequest) -> operations.Operation:
-        """Starts a compile and returns at once; the operation goes on without its caller."""
+        """Starts a compile and returns at once. The operation does not depend on its caller."""
         return await self._ask(self._stub.Compile, request, self.timeouts.read_s)
 
     async def plan_compile(self, request: pb.PlanCompileRequest) -> pb.PlanCompileResponse:
-        """Tells what a compile would make and take, see `plan_request`; nothing is compiled."""
+        """Plans a compile, without compiling: what it would make and what it would cost; see `plan_request`."""
         return await self._ask(self._stub.PlanCompile, request, self.timeouts.read_s)
 
     async def start_shard_weights(
         self, name: str, model: str, executables_ref: str, *, request_id: str = "", skip_cache_lookup: bool = False
     ) -> operations.Operation:
-        """Starts to write weights and returns at once; arguments as of `shard_weights`."""
+        """Starts to write weights and returns at once. Takes the arguments of `shard_weights`."""
         request = pb.ShardWeightsRequest(
             name=name,
             model=model,
@@ -170,7 +172,7 @@ class AsyncCompiler(ServiceClient):
         return await self._ask(self._stub.ShardWeights, request, self.timeouts.read_s)
 
     def watch_compile(self, operation: str, *, timeout_s: float | None = None) -> AsyncStream[pb.WatchCompileResponse]:
-        """Streams the progress of an operation over one connection, the result or the error last."""
+        """Streams the progress of an operation over one connection. The last event is the result or the error."""
         request = pb.WatchCompileRequest(operation=operation)
         return self._stream(self._stub.WatchCompile, request, timeout_s or self.timeouts.compile_s)
 
@@ -182,16 +184,16 @@ class AsyncCompiler(ServiceClient):
         on_lost: OnLost = lambda _: None,
         timeout_s: float | None = None,
     ) -> pb.CompileResponse:
-        """Waits for the end of an operation that a compile or a ShardWeights started.
+        """Waits for the end of an operation that `start_compile` or `start_shard_weights` started.
 
-        A compiler that restarts resumes its operations, so a lost connection is opened again, after 0.2 s at first and
-        up to 5 s later, until the compiler was out of reach for `timeouts.reconnect_s`. Leaving this call changes
-        nothing: the operation goes on.
+        A restarted compiler resumes its operations, so the client opens a lost connection again, after 0.2 s at first
+        and up to 5 s later, until the compiler has been unreachable for `timeouts.reconnect_s`. If the caller cancels
+        this call, the operation continues.
 
         Args:
             operation: Name of the operation.
-            on_progress: Takes the present state and every change; the present state once more with each connection.
-            on_lost: Takes the error of a connection that is opened again.
+            on_progress: Called with the present state, at the start and after each reconnection, and with every change.
+            on_lost: Called with the error of each lost connection before the client opens it again.
             timeout_s: Deadline over all connections, in seconds. Default: `timeouts.compile_s`.
         """
         reconnection = Reconnection(self.timeouts.reconnect_s, timeout_s or self.timeouts.compile_s)
@@ -219,16 +221,16 @@ class AsyncCompiler(ServiceClient):
         on_lost: OnLost = lambda _: None,
         timeout_s: float | None = None,
     ) -> pb.CompileResponse:
-        """Compiles a bundle and waits for it, over restarts of the compiler as `wait_compile` does.
+        """Compiles a bundle and waits for it. Like `wait_compile`, survives restarts of the compiler.
 
-        Cancelling this call cancels the operation. When the deadline ends first, or the compiler stays out of reach,
-        the operation goes on, and the error's metadata names it: `wait_compile` finds it again.
+        Cancelling this call cancels the operation. If the deadline passes, or the compiler stays unreachable, the
+        operation continues, and the error's metadata has its name for `wait_compile`.
 
         Args:
-            request: What to compile, see `compile_request`.
-            on_start: Takes the name of the operation.
-            on_progress: Takes the present state and every change.
-            on_lost: Takes the error of a connection that is opened again.
+            request: Made by `compile_request`.
+            on_start: Called with the name of the operation.
+            on_progress: Called with the present state and every change.
+            on_lost: Called with the error of each lost connection before the client opens it again.
             timeout_s: Deadline, in seconds. Default: `timeouts.compile_s`.
         """
         operation = await self.start_compile(request)
@@ -248,17 +250,17 @@ class AsyncCompiler(ServiceClient):
         on_lost: OnLost = lambda _: None,
         timeout_s: float | None = None,
     ) -> pb.CompileResponse:
-        """Writes another checkpoint's weights for executables that exist, and waits for the bundle as `compile` does.
+        """Writes another checkpoint's weights for existing executables, and waits for the bundle as `compile` does.
 
         Args:
             name: Bundle name of the new version, which has weights only.
             model: Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root.
-            executables_ref: Bundle whose executables the weights are for.
-            request_id: Makes the call idempotent.
-            skip_cache_lookup: Build even where the cache has the result.
-            on_start: Takes the name of the operation.
-            on_progress: Takes the present state and every change.
-            on_lost: Takes the error of a connection that is opened again.
+            executables_ref: Reference of the bundle that has the executables.
+            request_id: Makes the call idempotent: calls with the same id start one operation.
+            skip_cache_lookup: Build even if the cache has the result.
+            on_start: Called with the name of the operation.
+            on_progress: Called with the present state and every change.
+            on_lost: Called with the error of each lost connection before the client opens it again.
             timeout_s: Deadline, in seconds. Default: `timeouts.compile_s`.
         """
         operation = await self.start_shard_weights(
@@ -268,7 +270,7 @@ class AsyncCompiler(ServiceClient):
         return await self._finish(operation.name, on_progress, on_lost, timeout_s)
 
     async def get_operation(self, name: str) -> operations.Operation:
-        """Tells where an operation stands."""
+        """Returns the present state of an operation."""
         request = operations.GetOperationRequest(name=name)
         return await self._ask(self._operations.GetOperation, request, self.timeouts.read_s)
 
@@ -284,21 +286,21 @@ class AsyncCompiler(ServiceClient):
             request.page_token = page.next_page_token
 
     async def cancel_operation(self, name: str) -> None:
-        """Asks an operation to end; its state tells when it has."""
+        """Asks an operation to end and returns at once. The operation's state shows when it has ended."""
         request = operations.CancelOperationRequest(name=name)
         await self._ask(self._operations.CancelOperation, request, self.timeouts.read_s)
 
     async def _finish(
         self, operation: str, on_progress: OnProgress, on_lost: OnLost, timeout_s: float | None
     ) -> pb.CompileResponse:
-        """Waits for an operation that this caller started, and cancels it when the caller is cancelled."""
+        """Waits for an operation that this caller started. If the caller is cancelled, cancels the operation."""
         try:
             return await self.wait_compile(operation, on_progress=on_progress, on_lost=on_lost, timeout_s=timeout_s)
         except KilnError as error:
             error.metadata.setdefault("operation", operation)
             raise
         except asyncio.CancelledError:
-            with contextlib.suppress(KilnError):  # it may have ended, or the server may be gone
+            with contextlib.suppress(KilnError):  # the operation may have ended, or the server may be unreachable
                 await self.cancel_operation(operation)
             raise
 
@@ -306,7 +308,7 @@ class AsyncCompiler(ServiceClient):
 async def _last_event(
     events: AsyncStream[pb.WatchCompileResponse], on_progress: OnProgress, on_reached: Callable[[], None]
 ) -> pb.WatchCompileResponse:
-    """Reads a watch to its result or error, which it gives."""
+    """Reads a watch to its end; returns its last event, the result or the error."""
     async for event in events:
         on_reached()
         if event.WhichOneof("event") in ("result", "error"):

@@ -1,4 +1,4 @@
-"""A whole generation, put together from the events of its stream."""
+"""Collects the events of a stream into a whole generation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kiln_client.status import error_from_status
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a generation produced.
+    """The result of a generation.
 
     Attributes:
         text: The generated text, without the stop string or stop token that ended it.
-        tokens: The generated tokens, a stop token included; with log probabilities where they were asked for.
+        tokens: The generated tokens, including a stop token; with log probabilities if the request asked for them.
         finish_reason: `stop_token`, `stop_string`, `length` or `time`.
-        stop: The stop string or the id of the stop token that ended it, None for other reasons.
-        usage: What it cost.
+        stop: The stop string or the id of the stop token that ended it; None if another reason ended it.
+        usage: Counts of tokens, and times.
         weight_epoch: Weight epoch of the last event.
-        accepted: How the server understood the request: its id, the prompt's length, every sampling value.
-        captured_inputs_path: File of captured inputs on the runtime's host, empty where there is none.
-        capture_error: Why inputs that were to be captured are not in a file; None otherwise.
+        accepted: The request as the server understood it: its id, the prompt's length, every sampling value.
+        captured_inputs_path: File of captured inputs on the runtime's host; empty if there is none.
+        capture_error: Why the runtime could not write a file of captured inputs; None if it could or was not asked to.
     """
 
     text: str
@@ -56,7 +56,7 @@ class CompletionBuilder:
         self._weight_epoch = 0
 
     def add(self, event: GenerateResponse) -> None:
-        """Takes the next event.
+        """Adds the next event.
 
         Raises:
             StreamIncomplete: An event is missing before this one.
@@ -75,10 +75,10 @@ class CompletionBuilder:
                 self._finished = event.finished
 
     def build(self) -> Completion:
-        """Puts the events together, after the last one.
+        """Makes the completion after the last event.
 
         Raises:
-            StreamIncomplete: The stream had no first or no last event.
+            StreamIncomplete: The stream lacked its first or its last event.
         """
         if self._accepted is None or self._finished is None:
             raise StreamIncomplete(f"no {'accepted' if self._accepted is None else 'finished'} event")
@@ -107,7 +107,7 @@ async def collect(events: AsyncIterable[GenerateResponse]) -> Completion:
     """Reads a stream to its end.
 
     Raises:
-        KilnError: What the stream raises; StreamIncomplete where it ends early.
+        KilnError: The stream has failed; StreamIncomplete if it ends early.
     """
     builder = CompletionBuilder()
     async for event in events:

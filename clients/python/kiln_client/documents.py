@@ -1,8 +1,8 @@
-"""YAML and JSON documents: configurations and conversations.
+"""Reads and writes YAML and JSON documents: configurations and conversations.
 
-JSON is read as JSON; anything else as YAML with the scalars of YAML 1.2: `1e-5` is a number, `yes`, `010` and dates are
-text. A repeated key, a key that is no text and a tag are errors. What comes out can be written as JSON; infinities are
-numbers in configurations only, where Python's JSON spells them `Infinity`, as NxD Inference's files do.
+Text that is JSON is read as JSON, other text as YAML with the scalars of YAML 1.2: `1e-5` is a number; `yes`, `010` and
+dates are text. Repeated keys, keys other than text, and tags are errors. Every parsed document can be written as JSON.
+Infinities are numbers in configurations only; Python's JSON spells them `Infinity`, as NxD Inference's files do.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def parse_document(text: str, *, source: str, reason: str, field: str, infinitie
 
     Args:
         text: The document.
-        source: Where it comes from, for messages.
+        source: Name of the document's origin in messages.
         reason: Reason of the error, such as CONFIG_INVALID.
         field: Field that the error names.
         infinities: Whether infinities are numbers.
 
     Raises:
-        DocumentInvalid: The text is neither YAML nor JSON, or holds what JSON cannot: NaN, infinities, cycles.
+        DocumentInvalid: The text is neither YAML nor JSON, or holds NaN, infinities or cycles, which JSON cannot.
     """
     document = parse_value(text, source=source, reason=reason, field=field, infinities=infinities)
     if not isinstance(document, dict | list):
@@ -38,7 +38,7 @@ def parse_document(text: str, *, source: str, reason: str, field: str, infinitie
 
 
 def parse_value(text: str, *, source: str, reason: str, field: str, infinities: bool = False) -> Any:
-    """Parses a document that may be a scalar, too; see `parse_document`."""
+    """Parses a document whose top level may also be a scalar; see `parse_document`."""
     try:
         document = _parse(text, is_json=source.endswith(".json"))
         write_json(document, infinities=infinities)
@@ -55,11 +55,11 @@ def write_json(document: Any, *, infinities: bool = False) -> str:
     """Writes JSON text.
 
     Args:
-        document: JSON's types.
+        document: A value of JSON's types.
         infinities: Whether infinities are numbers, `Infinity` and `-Infinity`.
 
     Raises:
-        ValueError: The document holds what JSON cannot.
+        ValueError: The document has values that JSON cannot hold.
     """
     text = json.dumps(document, allow_nan=infinities)
     if infinities:

@@ -1,4 +1,4 @@
-"""Where a server is and how to talk to it: addresses, TLS, deadlines, retries."""
+"""How to connect to a server: addresses, TLS, deadlines, retries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import grpc
 from kiln_client.errors import FieldViolation, InvalidArgument
 
 DEFAULT_ADDRESSES = {"KILN_COMPILER": "127.0.0.1:50051", "KILN_RUNTIME": "127.0.0.1:50052"}
-"""Where a server is looked for when neither an argument nor this environment variable says it."""
+"""Address of a server if neither an argument nor this environment variable gives one, by the variable's name."""
 
 _ADDRESS = re.compile(r"(?:unix:.+|(?:[a-z0-9+.-]+:///?)?(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5})")
 
-# Unary calls that change nothing, so that trying them again is safe.
+# Unary calls that only read, so that it is safe to retry them.
 _READS = {
     "google.longrunning.Operations": ("GetOperation", "ListOperations"),
     "kiln.bundle.v1.BundleService": ("GetBundle", "ListBundles", "ListAliases", "ListLeases"),
@@ -55,7 +55,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How to trust a server and be trusted by it.
+    """Files by which client and server authenticate each other.
 
     Attributes:
         ca_path: PEM file of the authorities to trust; None trusts those that gRPC ships.
@@ -72,15 +72,16 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Deadlines of calls that are given none, in seconds.
+    """Default deadlines of calls, in seconds.
 
     Attributes:
-        read_s: Calls that change nothing.
-        change_s: Calls that change something and may wait for running requests.
-        generate_s: One generation.
-        load_s: Loading a bundle or weights, or importing a bundle.
-        compile_s: Compiling a bundle.
-        reconnect_s: How long the compiler may stay out of reach while an operation is waited for; 0 gives up at once.
+        read_s: For calls that only read.
+        change_s: For calls that change state and may wait for running requests.
+        generate_s: For one generation.
+        load_s: For loading a bundle or weights, or importing a bundle.
+        compile_s: For compiling a bundle.
+        reconnect_s: How long the compiler may stay unreachable while a client waits for an operation; 0 gives up at
+            once.
     """
 
     read_s: float = 30.0
@@ -92,14 +93,14 @@ class Timeouts:
 
 
 def resolve_address(address: str | None, variable: str) -> str:
-    """Gives the address to connect to: the argument, the environment variable or the default, in this order.
+    """Returns the address to connect to: the argument, the environment variable or the default, in this order.
 
     Args:
         address: `host:port`, any other gRPC target, or None.
         variable: `KILN_COMPILER` or `KILN_RUNTIME`.
 
     Raises:
-        InvalidArgument: Reason ADDRESS_INVALID, the text is no address.
+        InvalidArgument: Reason ADDRESS_INVALID: the text is not an address.
     """
     resolved = address or os.environ.get(variable) or DEFAULT_ADDRESSES[variable]
     if not _ADDRESS.fullmatch(resolved):
@@ -109,7 +110,7 @@ def resolve_address(address: str | None, variable: str) -> str:
 
 
 def open_channel(address: str, tls: TlsOptions | None) -> grpc.aio.Channel:
-    """Opens a channel on the running event loop; connects with the first call.
+    """Opens a channel on the running event loop. The first call connects it.
 
     Raises:
         OSError: A file that `tls` names cannot be read.

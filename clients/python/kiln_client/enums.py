@@ -1,4 +1,4 @@
-"""Names of protobuf enum values as users write them: lower case, without the prefix."""
+"""Converts protobuf enum values to the names that users write, lower case without the prefix, and back."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ _ZERO = "UNSPECIFIED"
 
 
 def enum_name(enum: EnumDescriptor, number: int) -> str:
-    """Gives `stop_token` for FINISH_REASON_STOP_TOKEN; the number as text for a value that these stubs do not know."""
+    """Returns `stop_token` for FINISH_REASON_STOP_TOKEN; for a value that the stubs do not know, the number as text."""
     value = enum.values_by_number.get(number)
     return str(number) if value is None else value.name.removeprefix(_prefix(enum)).lower()
 
 
 def enum_names(enum: EnumDescriptor) -> list[str]:
-    """Lists the names that `enum_number` takes, in the order of the enum."""
+    """Lists the names that `enum_number` accepts, in the order of the enum."""
     return [enum_name(enum, value.number) for value in enum.values if not value.name.endswith(_ZERO)]
 
 
 def enum_number(enum: EnumDescriptor, name: str | None) -> int:
-    """Gives the number behind a name; 0, which means the server's default, for None.
+    """Returns the number of a name; for None returns 0, which means the server's default.
 
     Raises:
         ValueError: No value of the enum has this name.

@@ -1,4 +1,4 @@
-"""Errors of the client: what a service answered, or what the client itself refuses.
+"""Errors of the client: those of the services, and those that the client itself raises.
 
 KilnError                     root; also any status code without a class of its own
 ├── InvalidArgument           INVALID_ARGUMENT, with one FieldViolation per mistake
@@ -39,8 +39,8 @@ class FieldViolation:
 
     Attributes:
         field: Path of the field, such as `neuron_config.seq_len`.
-        description: What was given and what is accepted.
-        reason: UPPER_SNAKE identifier of the mistake, empty where the server gave none.
+        description: The given value and the accepted ones.
+        reason: UPPER_SNAKE identifier of the mistake; empty if the server gave none.
     """
 
     field: str
@@ -56,11 +56,11 @@ class KilnError(Exception):
 
     Attributes:
         code: Canonical status code, such as `NOT_FOUND`.
-        reason: UPPER_SNAKE identifier of the cause, such as `DEPLOYMENT_NOT_FOUND`; the code where there is none.
+        reason: UPPER_SNAKE identifier of the cause, such as `DEPLOYMENT_NOT_FOUND`; the code if there is none.
         message: One sentence for a person.
         metadata: Variables of the message by name.
-        fields: Mistakes in the request, empty where the request is not at fault.
-        retry_after_s: When the server suggests to try again, in seconds; None where it suggests nothing.
+        fields: Mistakes in the request; empty if the request is not at fault.
+        retry_after_s: Seconds after which the server suggests to try again; None if it suggests nothing.
     """
 
     default_code: ClassVar[str] = "UNKNOWN"
@@ -173,7 +173,7 @@ class ResourceExhausted(KilnError):
 
 
 class Aborted(KilnError):
-    """Somebody else's change came in between."""
+    """A change by another client came first."""
 
     default_code = "ABORTED"
 

@@ -1,6 +1,7 @@
-"""Keeps gRPC's core from remarking on standard error on every connection that ends.
+"""Prevents gRPC's core from writing to standard error about every connection that ends.
 
-The core reads the variable when `grpc` is imported, so this comes first. A value that is set already stays.
+The core reads the environment variable when `grpc` is imported, so import this module first. A value that the user has
+set stays.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""Overrides of a configuration: values by path, after the file, as by NxD Inference's `load(path, **kwargs)`."""
+"""Overrides of a configuration: values by path that replace those of the file, as in NxD Inference's
+`load(path, **kwargs)`."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from kiln_client.errors import DocumentInvalid, OverrideInvalid
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One value in place of another.
+    """One value that replaces another.
 
     Attributes:
         path: Names from the top level to the value, such as `("neuron_config", "seq_len")`.
-        value: JSON's types.
+        value: A value of JSON's types.
     """
 
     path: tuple[str, ...]
@@ -27,7 +28,7 @@ def parse_override(text: str) -> Override:
     """Reads `neuron_config.seq_len=256`; the value is YAML.
 
     Raises:
-        OverrideInvalid: There is no path or no `=`, or the value is no YAML.
+        OverrideInvalid: The path or the `=` is missing, or the value is not YAML.
     """
     path, equals, value = text.partition("=")
     names = tuple(path.strip().split("."))
@@ -41,13 +42,12 @@ def parse_override(text: str) -> Override:
 
 
 def apply_overrides(document: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
-    """The document with the overrides applied, in order; it is left as it was.
+    """Returns a copy of the document with the overrides applied in order.
 
-    What an override names is replaced as a whole. Objects on the way there are made where nothing is; which names there
-    are is for the server to judge.
+    An override replaces a whole value and creates missing objects on the way to it. The server validates their names.
 
     Raises:
-        OverrideInvalid: A path leads through a value that is no object.
+        OverrideInvalid: A path leads through a value that is not an object.
     """
     changed = dict(document)
     for override in overrides:
@@ -63,7 +63,7 @@ def _replace(document: dict[str, Any], override: Override) -> None:
         if inner is not None and not isinstance(inner, Mapping):
             outer = ".".join(way[: depth + 1])
             raise OverrideInvalid(".".join(override.path), f"got {inner!r} at {outer}; accepted: an object there")
-        # A copy: the caller's document, and what YAML anchors share, stay as they are.
+        # Copied, so that the caller's document, and objects that YAML anchors share, do not change.
         place[name] = dict(inner or {})
         place = place[name]
     place[last] = override.value

@@ -1,4 +1,4 @@
-"""From Python values to generation requests."""
+"""Makes generation requests from Python values."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Prompt: TypeAlias = str | Sequence[int] | Chat
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Options of a generation; what is left out takes the server's default, which its Accepted event reports."""
+    """Options of a generation. The server's defaults apply to omitted options; its Accepted event reports them."""
 
     request_id: str
-    """Id for `abort` and logs. Default: chosen by the server."""
+    """Id for `abort` and logs. Default: the server chooses one."""
     max_new_tokens: int
-    """Most tokens to generate. Default: what the sequence length leaves."""
+    """Maximum number of tokens to generate. Default: as many as the sequence length allows."""
     temperature: float
     """Divides the logits; 0 is greedy."""
     top_k: int
-    """Keeps the k most likely tokens; 0 keeps all that the bundle considers."""
+    """Keeps the k most likely tokens; 0 keeps all candidates of the bundle."""
     top_p: float
     """Keeps the smallest set of tokens whose probability reaches p, in (0, 1]."""
     seed: int
-    """Reproduces the same tokens whatever shares the batch. Default: random."""
+    """Equal seeds give equal tokens, whichever requests share the batch. Default: random."""
     stop_strings: Sequence[str]
     """Texts that end generation."""
     stop_token_ids: Sequence[int]
@@ -45,11 +45,11 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     """Go on past the bundle's end-of-sequence tokens."""
     logprobs: int
-    """Log probability of each token, and of this many alternatives."""
+    """Return the log probability of each token, and of this many alternatives."""
     logits: bool
-    """All logits of each token, by token id, before sampling parameters were applied."""
+    """Return all logits of each token, by token id, before sampling parameters apply."""
     capture_inputs: tuple[int, int]
-    """First step and number of steps whose inputs the runtime writes to a file, which the completion names."""
+    """First step and number of steps whose inputs the runtime writes to a file. The completion names the file."""
 
 
 def chat(messages: Sequence[Mapping[str, str]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
@@ -57,11 +57,11 @@ def chat(messages: Sequence[Mapping[str, str]], *, tools: Sequence[Mapping[str, 
 
     Args:
         messages: Turns, oldest first, each `{"role": …, "content": …}`.
-        tools: Tools offered to the model, usually JSON schemas of functions. The chat template sees their keys in this
-            order.
+        tools: Tools that the model may call, usually JSON schemas of functions. The chat template sees their keys in
+            this order.
 
     Raises:
-        InvalidArgument: Reason REQUEST_INVALID, a message has an unknown key or a value of the wrong type, or a tool is
+        InvalidArgument: Reason REQUEST_INVALID: a message has an unknown key or a value of the wrong type, or a tool is
             not JSON.
     """
     return chat_from_document({"messages": list(messages), "tools": [dict(tool) for tool in tools]})
@@ -71,7 +71,7 @@ def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
     """Makes a conversation prompt from a parsed file: a list of messages, or a mapping with `messages` and `tools`.
 
     Raises:
-        InvalidArgument: Reason REQUEST_INVALID, an unknown key or a value of the wrong type.
+        InvalidArgument: Reason REQUEST_INVALID: there is an unknown key or a value of the wrong type.
     """
     conversation = {"messages": document} if isinstance(document, list) else dict(document)
     try:
@@ -84,14 +84,14 @@ def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
 
 
 def _tools_json(tools: Any) -> list[str]:
-    """Writes each tool as JSON text, keys in the order given."""
+    """Writes each tool as JSON text, with its keys in the given order."""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise TypeError("tools is no list of mappings")
     return [json.dumps(tool, ensure_ascii=False, allow_nan=False) for tool in tools]
 
 
 def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerateRequest:
-    """Makes the request of one generation. An option left out stays unset: unset is not zero."""
+    """Makes the request for one generation. An option that is left out stays unset, which is not the same as zero."""
     request = GenerateRequest(
         deployment_id=deployment_id,
         request_id=options.get("request_id", ""),

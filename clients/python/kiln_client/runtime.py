@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from kiln.runtime.v1.runtime_pb2_grpc import RuntimeServiceAsyncStub
 
 InFlight: TypeAlias = Literal["wait", "abort", "refuse", "continue"]
-"""What happens to running requests; None takes the method's default."""
+"""Policy for running requests; None takes the method's default."""
 KvPolicy: TypeAlias = Literal["invalidate", "keep"]
-"""What happens to cached keys and values when weights change; None invalidates."""
+"""Policy for cached keys and values when weights change; None invalidates them."""
 Role: TypeAlias = Literal["target", "draft"]
-"""The part that a bundle plays in a deployment; None is the target."""
+"""The part that a bundle plays in a deployment; None means the target."""
 OnProgress: TypeAlias = Callable[[runtime_pb2.LoadProgress], None]
 
 
 class AsyncRuntime(ServiceClient):
-    """Loads bundles and generates with them. Every method raises KilnError."""
+    """Manages deployments and generates with them. Every method raises KilnError."""
 
     address_variable = "KILN_RUNTIME"
 
@@ -51,7 +51,7 @@ class AsyncRuntime(ServiceClient):
         timeout_s: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream[generation_pb2.GenerateResponse]:
-        """Generates, as a stream of events: one Accepted, TokenDelta events, one Finished.
+        """Generates and returns a stream of events: one Accepted, TokenDelta events, one Finished.
 
         Dropping, closing or leaving the stream cancels the request and frees its slot.
 
@@ -72,18 +72,18 @@ class AsyncRuntime(ServiceClient):
         timeout_s: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """Generates and waits for the whole; arguments as of `generate`."""
+        """Generates and waits for the end. Takes the arguments of `generate`."""
         async with self.generate(deployment_id, prompt, timeout_s=timeout_s, **options) as events:
             return await collect(events)
 
     async def abort(self, deployment_id: str, request_id: str) -> str:
-        """Ends a request; gives `aborted`, or `already_finished` where there is none."""
+        """Ends a request; returns `aborted`, or `already_finished` if no such request runs."""
         request = generation_pb2.AbortRequest(deployment_id=deployment_id, request_id=request_id)
         response = await self._ask(self._generation.Abort, request, self.timeouts.change_s)
         return enum_name(generation_pb2.AbortResponse.Outcome.DESCRIPTOR, response.outcome)
 
     async def tokenize(self, deployment_id: str, prompt: str | generation_pb2.Chat) -> list[int]:
-        """Turns text or a conversation into the token ids that `generate` would use."""
+        """Converts text or a conversation to the token ids that `generate` would use."""
         request = generation_pb2.TokenizeRequest(deployment_id=deployment_id)
         if isinstance(prompt, str):
             request.text = prompt
@@ -94,7 +94,7 @@ class AsyncRuntime(ServiceClient):
     async def detokenize(
         self, deployment_id: str, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None
     ) -> str:
-        """Turns token ids into text; special tokens are left out unless `skip_special_tokens` is False."""
+        """Converts token ids to text, without special tokens unless `skip_special_tokens` is False."""
         request = generation_pb2.DetokenizeRequest(
             deployment_id=deployment_id, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
@@ -111,17 +111,18 @@ class AsyncRuntime(ServiceClient):
         on_progress: OnProgress = lambda _: None,
         timeout_s: float | None = None,
     ) -> runtime_pb2.Deployment:
-        """Loads a bundle and waits until it serves. Loading goes on when the caller leaves.
+        """Loads a bundle and waits until it serves. If the caller cancels this call, loading continues.
 
-        A bundle without weights is loaded too: its deployment awaits `load_weights`.
+        If the bundle has no weights, its deployment awaits `load_weights`.
 
         Args:
             ref: Bundle reference.
             deployment_id: Id of the new deployment.
             cores: Cores to use, as many as the bundle has ranks; empty lets the server choose.
-            threads_per_core: Threads that each rank computes with. Default: the server's.
-            follow_alias: Load the weights of the version that the alias names whenever it moves; `ref` is NAME@ALIAS.
-            on_progress: Takes every progress event.
+            threads_per_core: Number of threads of each rank. Default: the server's.
+            follow_alias: Whenever the alias moves, load the weights of the version that it names; `ref` must be
+                NAME@ALIAS.
+            on_progress: Called with every progress event.
             timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
         """
         request = runtime_pb2.LoadBundleRequest(
@@ -141,7 +142,7 @@ class AsyncRuntime(ServiceClient):
     async def unload_bundle(
         self, deployment_id: str, *, in_flight: InFlight | None = None
     ) -> runtime_pb2.UnloadBundleResponse:
-        """Ends a deployment; its cores are free afterwards."""
+        """Ends a deployment and frees its cores."""
         request = runtime_pb2.UnloadBundleRequest(
             deployment_id=deployment_id, in_flight_policy=_in_flight_policy(in_flight)
         )
@@ -158,15 +159,15 @@ class AsyncRuntime(ServiceClient):
         on_progress: OnProgress = lambda _: None,
         timeout_s: float | None = None,
     ) -> runtime_pb2.LoadWeightsResult:
-        """Replaces the weights of a deployment by those of another bundle of the same graph ABI.
+        """Replaces the weights of a deployment with those of another bundle of the same graph ABI.
 
         Args:
             deployment_id: Deployment to change.
-            ref: Bundle whose weights to use.
+            ref: Reference of the bundle that has the weights.
             role: Role whose weights change.
-            in_flight: What happens to running requests. Default `wait`.
-            kv: What happens to cached keys and values. Default `invalidate`.
-            on_progress: Takes every progress event.
+            in_flight: Policy for running requests. Default `wait`.
+            kv: Policy for cached keys and values. Default `invalidate`.
+            on_progress: Called with every progress event.
             timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
         """
         request = runtime_pb2.LoadWeightsRequest(
@@ -186,24 +187,24 @@ class AsyncRuntime(ServiceClient):
     async def reset_kv_cache(
         self, deployment_id: str, *, in_flight: InFlight | None = None
     ) -> runtime_pb2.ResetKVCacheResponse:
-        """Forgets every cached key and value of a deployment; the response is the receipt."""
+        """Clears the KV cache of a deployment; returns the receipt."""
         request = runtime_pb2.ResetKVCacheRequest(
             deployment_id=deployment_id, in_flight_policy=_in_flight_policy(in_flight)
         )
         return await self._ask(self._runtime.ResetKVCache, request, self.timeouts.change_s)
 
     async def list_deployments(self) -> list[runtime_pb2.Deployment]:
-        """Lists every deployment by id."""
+        """Lists every deployment, ordered by id."""
         request = runtime_pb2.ListDeploymentsRequest()
         return [*(await self._ask(self._runtime.ListDeployments, request, self.timeouts.read_s)).deployments]
 
     async def get_deployment(self, deployment_id: str) -> runtime_pb2.Deployment:
-        """Tells everything about one deployment."""
+        """Returns the state of one deployment."""
         request = runtime_pb2.GetDeploymentRequest(deployment_id=deployment_id)
         return (await self._ask(self._runtime.GetDeployment, request, self.timeouts.read_s)).deployment
 
     async def get_server_info(self) -> runtime_pb2.GetServerInfoResponse:
-        """Tells what the server is and has."""
+        """Returns version, target, cores and memory of the server."""
         return await self._ask(self._runtime.GetServerInfo, runtime_pb2.GetServerInfoRequest(), self.timeouts.read_s)
 
 

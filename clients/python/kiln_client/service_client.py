@@ -1,4 +1,4 @@
-"""What every asynchronous client does: one channel, calls with deadlines, errors as KilnError."""
+"""The base of the asynchronous clients: one channel, calls with deadlines, errors as KilnError."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ R = TypeVar("R")
 class ServiceClient:
     """Base of the asynchronous clients.
 
-    Belongs to the event loop of its first call. Close it, or use it with `async with`.
+    A client belongs to the event loop of its first call. Callers close it, or use it with `async with`.
     """
 
     address_variable: ClassVar[str]
-    """Environment variable that holds the address when the constructor is given none."""
+    """Environment variable with the address for constructor calls without one."""
 
     def __init__(
         self, address: str | None = None, *, tls: TlsOptions | None = None, timeouts: Timeouts | None = None
     ) -> None:
-        """Prepares a client; nothing is sent.
+        """Prepares a client without sending anything.
 
         Args:
             address: `host:port`. Default: the environment variable, then the default port on this host.
-            tls: Talk TLS; None talks plaintext.
-            timeouts: Deadlines of calls that are given none.
+            tls: Options of TLS; None connects in plaintext.
+            timeouts: Default deadlines of calls.
 
         Raises:
             InvalidArgument: Reason ADDRESS_INVALID.
@@ -49,7 +49,7 @@ class ServiceClient:
         return open_channel(self.address, self._tls)
 
     async def close(self) -> None:
-        """Closes the connection; calls that still run raise ClientClosed."""
+        """Closes the connection. Running calls raise ClientClosed."""
         if "_channel" in self.__dict__:
             await self._channel.close()
 

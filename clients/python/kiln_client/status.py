@@ -1,4 +1,4 @@
-"""From a gRPC status to a KilnError."""
+"""Converts a gRPC status to a KilnError."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _CLASSES: Mapping[str, type[errors.KilnError]] = {
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.KilnError:
-    """Turns a failed call into a KilnError.
+    """Converts the error of a failed call to a KilnError.
 
     Args:
-        error: What gRPC raised.
+        error: The error that gRPC raised.
         address: Server that was called, for messages about the connection.
     """
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # a proxy rewrote the code or the message: the plain status is what counts
+    except ValueError:  # a proxy has rewritten the code or the message: use the plain status
         status = None
     if status is not None:
         return error_from_status(status)
@@ -53,7 +53,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.KilnErro
 
 
 def error_from_status(status: status_pb2.Status) -> errors.KilnError:
-    """Turns a google.rpc.Status, details and all, into a KilnError."""
+    """Converts a google.rpc.Status with its details to a KilnError."""
     code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else "UNKNOWN"
     info, request, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     found = {

@@ -1,4 +1,4 @@
-"""Server streams that end when nobody reads them any more."""
+"""Server streams that end when no caller reads them any more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 def is_caller_cancelled() -> bool:
     """Whether a CancelledError is meant for the running task.
 
-    gRPC raises the same where a call was cancelled under its reader, by an abort or by closing the channel.
+    gRPC raises the same error if an abort, or closing the channel, cancelled the call that the task reads.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
@@ -28,8 +28,8 @@ def is_caller_cancelled() -> bool:
 class AsyncStream(AsyncIterator[R], Generic[R]):
     """The responses of one call, as an asynchronous iterator.
 
-    The call runs from the moment the stream exists. It is cancelled when the stream is aborted, closed, left with
-    `async with`, or dropped: leaving an `async for` over a stream that nothing else holds is enough.
+    The call starts when the stream is made. Aborting or closing the stream, leaving its `async with` block or dropping
+    it cancels the call. Leaving an `async for` loop drops a stream unless the caller holds another reference to it.
     """
 
     def __init__(self, call: grpc.aio.UnaryStreamCall[Any, R], loop: asyncio.AbstractEventLoop, address: str) -> None:
@@ -54,7 +54,7 @@ class AsyncStream(AsyncIterator[R], Generic[R]):
             raise ClientClosed from None
 
     def abort(self) -> None:
-        """Cancels the call. Iteration ends; nothing is raised."""
+        """Cancels the call. Iteration ends without an error."""
         self._aborted = True
         self._call.cancel()
 
@@ -74,5 +74,5 @@ class AsyncStream(AsyncIterator[R], Generic[R]):
         # gRPC's own iterator and call refer to each other, so its finalizer waits for the cycle collector, which may
         # run in any thread; a dropped stream must free its slot now.
         if not self._call.done():
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the connection
                 self._loop.call_soon_threadsafe(self._call.cancel)

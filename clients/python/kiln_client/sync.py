@@ -1,4 +1,4 @@
-"""The blocking clients. Arguments, results and errors are those of the asynchronous methods they are made from.
+"""The blocking clients. Methods have the arguments, results and errors of the asynchronous methods.
 
 Progress callbacks run on a background thread and must not call a blocking client.
 """
@@ -12,7 +12,7 @@ from kiln_client.runtime import AsyncRuntime
 
 
 class Compiler(BlockingClient[AsyncCompiler]):
-    """Compiles bundles, see AsyncCompiler."""
+    """Compiles bundles; see AsyncCompiler."""
 
     asynchronous = AsyncCompiler
 
@@ -29,7 +29,7 @@ class Compiler(BlockingClient[AsyncCompiler]):
 
 
 class Bundles(BlockingClient[AsyncBundles]):
-    """Bundles, their versions and aliases, see AsyncBundles."""
+    """Lists, reads, changes and imports bundles, their versions and aliases; see AsyncBundles."""
 
     asynchronous = AsyncBundles
 
@@ -49,7 +49,7 @@ class Bundles(BlockingClient[AsyncBundles]):
 
 
 class Runtime(BlockingClient[AsyncRuntime]):
-    """Loads bundles and generates with them, see AsyncRuntime."""
+    """Manages deployments and generates with them; see AsyncRuntime."""
 
     asynchronous = AsyncRuntime
 

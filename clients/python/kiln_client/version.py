@@ -1,3 +1,3 @@
-"""The client's version."""
+"""The version of this client."""
 
 __version__ = "0.1.0"

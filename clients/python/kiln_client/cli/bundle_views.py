@@ -1,4 +1,4 @@
-"""Bundles, leases, collections and imports as a person reads them."""
+"""Views of bundles, leases, collections and imports for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORT_DIGEST = len("sha256:") + 12
 
 
 def bundles_view(bundles: Iterable[Bundle]) -> RenderableType:
-    """Lists versions."""
+    """Shows a table of versions."""
     return rows(
         ("version", "contents", "aliases", "digest", "size", "created"),
         (
@@ -35,7 +35,7 @@ def bundles_view(bundles: Iterable[Bundle]) -> RenderableType:
 
 
 def bundle_view(bundle: Bundle) -> RenderableType:
-    """Shows one version, its blobs and the files that refer to it."""
+    """Shows one version, its blobs and the files of its referrers."""
     summary = pairs(
         (
             ("version", version_ref(bundle)),
@@ -61,12 +61,12 @@ def _blobs_view(kind: str, blobs: Iterable[Blob]) -> RenderableType:
 
 
 def lease_text(lease: Lease) -> Text:
-    """Tells one lease in one line."""
+    """Describes one lease in one line."""
     return Text(f"{lease.holder} holds {lease.digest} until {_time(lease.expire_time)}")
 
 
 def leases_view(leases: Sequence[Lease]) -> RenderableType:
-    """Lists leases."""
+    """Shows one line for each lease."""
     if not leases:
         return Text("no leases", style="dim")
     lines = ((lease.digest[:_SHORT_DIGEST], lease.holder, _time(lease.expire_time)) for lease in leases)
@@ -74,7 +74,7 @@ def leases_view(leases: Sequence[Lease]) -> RenderableType:
 
 
 def collection_view(collected: CollectGarbageResponse, *, dry_run: bool) -> RenderableType:
-    """Shows what a collection removed, or would remove."""
+    """Shows the bundles and blobs that a collection has removed, or would remove."""
     removed, kept = ("would remove", "would keep") if dry_run else ("removed", "kept")
     return pairs(
         (
@@ -86,7 +86,7 @@ def collection_view(collected: CollectGarbageResponse, *, dry_run: bool) -> Rend
 
 
 def import_view(result: ImportResult) -> RenderableType:
-    """Shows what an import brought."""
+    """Shows the outcome of an import."""
     return pairs(
         (
             ("version", version_ref(result.bundle)),
@@ -100,7 +100,7 @@ def import_view(result: ImportResult) -> RenderableType:
 
 
 def version_ref(bundle: Bundle) -> str:
-    """Gives `name:vN`, or the digest of a bundle that no version names."""
+    """Returns `name:vN`, or the digest if the bundle has no version."""
     return f"{bundle.name}:v{bundle.version}" if bundle.version else bundle.digest
 
 

@@ -1,4 +1,4 @@
-"""`kiln bundles`."""
+"""The commands of `kiln bundles`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kiln compile` and `kiln shard-weights`."""
+"""The commands `kiln compile` and `kiln shard-weights`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def shard_weights_command(
 
 
 class _Started:
-    """Tells that an operation has started, and remembers its name."""
+    """Reports that an operation has started, and remembers its name."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -116,7 +116,7 @@ class _Started:
 
 
 def show_result(session: Session, response: CompileResponse, operation: str) -> None:
-    """Shows what an operation made."""
+    """Shows the result of an operation."""
     version = f"{response.name}:v{response.version}"
     record = record_from_message(response)
     record |= {"bundle": record.pop("digest"), "version": version, "operation": operation}

@@ -1,4 +1,4 @@
-"""`kiln config`."""
+"""The commands of `kiln config`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiln_client.cli.records import Record
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.errors import NotFound
 
-# Where a bundle has the file that NxD Inference reads.
+# Title of the bundle's file that NxD Inference reads.
 _TITLE = "neuron_config.json"
 
 
@@ -62,7 +62,7 @@ async def export_command(session: Session, *, ref: str, path: Path | None) -> No
 
 
 async def _read_file(bundles: AsyncBundles, bundle: Bundle, title: str) -> bytes:
-    """The bytes of one of a bundle's files.
+    """Reads one file of a bundle.
 
     Raises:
         NotFound: The bundle has no such file.

@@ -1,4 +1,4 @@
-"""Commands that change or show deployments: load, unload, status, load-weights, reset-kv."""
+"""The commands that change or show deployments: load, unload, status, load-weights, reset-kv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kiln generate` and `kiln tokenize`."""
+"""The commands `kiln generate` and `kiln tokenize`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `kiln` command: its subcommands, and what becomes of their errors."""
+"""The `kiln` command: its subcommands, and the exit codes for their errors."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ for _command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and gives its exit code."""
+    """Runs the command line and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Errors of the command line itself come before its options are known.
+    # Errors of the command line itself occur before its options are known.
     output = Output(as_json="--json" in words)
     try:
         _require_text(words)

@@ -1,4 +1,4 @@
-"""`kiln operations`."""
+"""The commands of `kiln operations`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where everything that a command says goes: to a person or, with `--json`, to a program.
+"""Writes all output of a command, for a person or, with `--json`, for a program.
 
-Results go to standard output; progress, remarks and errors go to standard error. With `--json` all of it is one JSON
-object per line on standard output, the result or the error last. Nothing is coloured unless it goes to a terminal.
+Results go to standard output; progress, remarks and errors go to standard error. With `--json`, all output is one JSON
+object per line on standard output, and the result or the error comes last. Only output to a terminal is coloured.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rich.text import Text
 from kiln_client.cli.records import Record, record_from_error
 from kiln_client.errors import KilnError
 
-_WIDE = 10_000  # columns of an output that is no terminal: tables are never cut
+_WIDE = 10_000  # columns of an output other than a terminal, so that tables are not cut
 
 
 class Output:
-    """The two ways of saying things.
+    """The output of one command.
 
     Attributes:
-        as_json: Whether a program listens.
+        as_json: Whether the output is for a program.
         remarks: Console on standard error, for progress and remarks to a person.
     """
 
@@ -37,12 +37,12 @@ class Output:
         )
 
     def event(self, kind: str, record: Record) -> None:
-        """Tells a program what happened; a person is told in each command's own way."""
+        """Writes an event for a program. For people, each command shows it in its own way."""
         if self.as_json:
             self._line({"event": kind, **record})
 
     def text(self, text: str) -> None:
-        """Shows a piece of a text stream to a person, at once."""
+        """Shows a piece of a text stream to a person, without buffering."""
         if not self.as_json and text:
             click.echo(text, nl=False)
             self._is_mid_line = not text.endswith("\n")
@@ -53,22 +53,22 @@ class Output:
             self.text("\n")
 
     def remark(self, text: str) -> None:
-        """Tells a person something beside the result."""
+        """Shows a remark to a person, besides the result."""
         if not self.as_json:
             self.remarks.print(text, style="dim", soft_wrap=True)
 
     def result(self, record: Record, view: RenderableType | None = None) -> None:
-        """Gives the result, last: the record to a program, the view to a person."""
+        """Writes the result, which comes last: the record for a program, the view for a person."""
         if self.as_json:
             self._line(record)
         elif view is not None:
             with self._results.capture() as capture:
                 self._results.print(view)
-            # Tables fill their columns with blanks, which a pipe's reader would have to strip.
+            # Strips the blanks that fill the columns of tables, so that the reader of a pipe need not.
             click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
     def error(self, error: KilnError) -> None:
-        """Gives the failure, last."""
+        """Writes the error, which comes last."""
         if self.as_json:
             self._line({"error": record_from_error(error)})
             return

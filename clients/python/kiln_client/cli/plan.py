@@ -1,4 +1,4 @@
-"""`kiln plan`."""
+"""The command `kiln plan`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def plan_command(
 
 
 def plan_record(plan: PlanCompileResponse) -> Record:
-    """Gives a plan as a JSON object: a bucket is the list of its lengths."""
+    """Converts a plan to a JSON object. A bucket is the list of its lengths."""
     record = record_from_message(plan)
     record["config"] = json.loads(record.pop("resolved_config_json") or "null")
     for submodel in record["submodels"]:

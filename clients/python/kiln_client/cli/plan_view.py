@@ -1,4 +1,4 @@
-"""A plan as a person reads it: bars of memory, tables of submodels and executables, and the verdict."""
+"""The view of a plan for people: bars of memory, tables of submodels and executables, and the verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXCESS = "!"
 
 
 def plan_view(plan: PlanCompileResponse, target: str) -> RenderableType:
-    """Shows a plan."""
+    """Shows a plan as text, bars and tables."""
     parts: list[RenderableType] = [_bars(plan), Text(), _memory(plan), Text()]
     parts += [_submodels(plan), Text(), _executables(plan)]
     notes = [*(("warning", text) for text in plan.warnings), *_hints(plan), *_cost(plan)]
@@ -52,7 +52,7 @@ def verdict(plan: PlanCompileResponse, target: str) -> Text:
 
 
 def _bars(plan: PlanCompileResponse) -> RenderableType:
-    """One bar for neighbouring ranks that are alike."""
+    """Draws one bar for each run of ranks with equal memory."""
     lines = []
     for _, alike in groupby(plan.ranks, key=lambda rank: (_total(rank), rank.limit_bytes)):
         ranks = list(alike)
@@ -70,7 +70,7 @@ def _bars(plan: PlanCompileResponse) -> RenderableType:
 
 
 def _bar(rank: RankPlan) -> Text:
-    """The parts of a rank's memory, to the scale of what it may take; what exceeds that is marked."""
+    """Draws the parts of a rank's memory to the scale of its limit, and marks the excess."""
     scale = max(_total(rank), rank.limit_bytes, 1)
     bar, cells, seen = Text(), 0, 0
     for _, field, sign, colour in _PARTS:
@@ -126,7 +126,7 @@ def _total(rank: RankPlan) -> int:
 
 
 def _size(size_bytes: int) -> str:
-    """A size in the units that memory is sold in."""
+    """Formats a size in binary units."""
     size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]

@@ -1,6 +1,6 @@
-"""Progress of compiles, loads and imports.
+"""Shows the progress of compiles, loads and imports.
 
-A bar on a terminal, a line per step elsewhere, an event per change with `--json`.
+On a terminal it is a bar, elsewhere a line per step, with `--json` an event per change.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kiln_client.errors import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """Where a piece of work stands.
+    """The progress of one compile, load or import.
 
     Attributes:
         stage: Name of the present stage.
         done: Units done.
-        total: Units in all, 0 where unknown.
-        count: The two for a person, empty where there is nothing to count.
-        step: What a log tells apart; it changes often enough to be followed and seldom enough to be read.
+        total: Units in total; 0 if unknown.
+        count: `done` and `total` as text for a person; empty if there are no units.
+        step: Text that changes when a log should get a new line: often enough to follow, seldom enough to read.
         remark: One line for a person.
     """
 
@@ -44,7 +44,7 @@ class ProgressState:
 
 
 def compile_state(progress: CompileMetadata) -> ProgressState:
-    """Reads the progress of a compile: executables, or bytes while weights are sharded."""
+    """Reads the progress of a compile, in executables or, while it shards weights, in bytes."""
     stage = enum_name(CompileStage.DESCRIPTOR, progress.stage)
     eta = f"about {progress.eta.ToTimedelta().total_seconds():.0f} s left" if progress.HasField("eta") else ""
     remark = ", ".join(part for part in (progress.message, eta) if part)
@@ -81,19 +81,19 @@ class ProgressView:
         self._task: TaskID | None = None
 
     def compiled(self, progress: CompileMetadata) -> None:
-        """Takes the next state of a compile."""
+        """Shows the next state of a compile."""
         self._show(progress, compile_state(progress))
 
     def loaded(self, progress: LoadProgress) -> None:
-        """Takes the next state of a load."""
+        """Shows the next state of a load."""
         self._show(progress, load_state(progress))
 
     def imported(self, progress: ImportProgress) -> None:
-        """Takes the next state of an import."""
+        """Shows the next state of an import."""
         self._show(progress, import_state(progress))
 
     def lost(self, error: Unavailable) -> None:
-        """Tells that the connection was lost and will be opened again."""
+        """Shows that the connection was lost and will be opened again."""
         self._output.event("reconnecting", {"reason": error.reason, "message": error.message})
         self._shown = ""
         self._output.remark(f"{error.message}; trying again")

@@ -1,8 +1,8 @@
-"""Protobuf messages as the JSON objects that `--json` prints.
+"""Converts protobuf messages to the JSON objects that `--json` prints.
 
-Field names are those of the protos; every field is there, null where it is unset. Enum values are lower case without
+Field names are those of the protos. Every field is present; unset ones are null. Enum values are lower case without
 their prefix. A duration is a number of seconds: `queue_duration` becomes `queue_seconds`, `duration` `seconds`, `eta`
-`eta_seconds`. A timestamp is text in RFC 3339. JSON inside a message is unfolded: `manifest_json` becomes `manifest`.
+`eta_seconds`. A timestamp is text in RFC 3339. JSON in a message is parsed: `manifest_json` becomes `manifest`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 def record_from_message(message: Message) -> Record:
-    """Gives a message as a JSON object."""
+    """Converts a message to a JSON object."""
     return {
         _key(field): _field_value(field, getattr(message, field.name))
         if not field.has_presence or message.HasField(field.name)
@@ -41,7 +41,7 @@ def record_from_message(message: Message) -> Record:
 
 
 def record_from_error(error: KilnError) -> Record:
-    """Gives an error as the JSON object behind `error`."""
+    """Converts an error to the JSON object of the key `error`."""
     return {
         "code": error.code,
         "reason": error.reason,
@@ -56,7 +56,7 @@ def record_from_error(error: KilnError) -> Record:
 
 
 def record_from_completion(completion: Completion) -> Record:
-    """Gives a whole generation as a JSON object."""
+    """Converts a whole generation to a JSON object."""
     accepted = record_from_message(completion.accepted)
     return {
         "text": completion.text,
@@ -131,7 +131,7 @@ def _bytes_value(field: FieldDescriptor, value: bytes) -> Any:
 
 
 def _float(value: float) -> float | str:
-    """Gives the shortest number that is the same in 32 bits; text for what JSON has no number for, as protobuf does."""
+    """Returns the shortest number with the same 32-bit value; text for NaN and infinities, as protobuf's JSON has."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     rounded = (float(f"{value:.{digits}g}") for digits in range(6, 10))

@@ -1,4 +1,4 @@
-"""What every command shares: its options, its output, its connections, and how its coroutine is run."""
+"""The common part of all commands: shared options, output, connections, and running the coroutine."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Session:
     """One run of one command.
 
     Attributes:
-        output: Where to say things.
+        output: The command's output.
         compiler_address: `host:port` of the compiler service; None takes the environment or the default.
         runtime_address: `host:port` of the runtime service; None takes the environment or the default.
-        tls: How to talk TLS; None talks plaintext.
+        tls: Options of TLS; None connects in plaintext.
     """
 
     output: Output
@@ -52,7 +52,7 @@ class Session:
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    # The same options stand before and behind the command's name; the latter wins where both are given.
+    # These options may come before or after the command's name. If both are given, the latter wins.
     if value is not None:
         context.meta[f"{_META}{parameter.name}"] = value
 
@@ -83,17 +83,17 @@ _CONNECTION = (
 
 
 def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that stand before or behind a command's name."""
+    """Adds the options that may come before or after a command's name."""
     return functools.reduce(lambda decorated, option: option(decorated), reversed(_CONNECTION), function)
 
 
 def remote_command(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:
-    """Makes a command body of a coroutine function that takes a Session and talks to a service."""
+    """Makes the body of a command that talks to a service from a coroutine function that takes a Session."""
     return shared_options(_body(function))
 
 
 def local_command(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:
-    """Makes a command body of a coroutine function that takes a Session and talks to no running service."""
+    """Makes the body of a command that talks to no service from a coroutine function that takes a Session."""
     return _JSON(_body(function))
 
 

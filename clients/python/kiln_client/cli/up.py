@@ -1,4 +1,4 @@
-"""`kiln up`."""
+"""The command `kiln up`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kiln version`."""
+"""The command `kiln version`."""
 
 from __future__ import annotations
 

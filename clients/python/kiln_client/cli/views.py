@@ -1,4 +1,4 @@
-"""Results as a person reads them: tables of names and values."""
+"""Views of results for people: tables of names and values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiln_client.enums import enum_name
 
 
 def pairs(values: Iterable[tuple[str, object]]) -> Table:
-    """Lists names and values, one pair a line."""
+    """Makes a table of names and values, one pair per line."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
@@ -26,7 +26,7 @@ def pairs(values: Iterable[tuple[str, object]]) -> Table:
 
 
 def rows(header: Sequence[str], lines: Iterable[Sequence[object]]) -> Table:
-    """Lists records under a header."""
+    """Makes a table of records under a header."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in header:
         table.add_column(title, overflow="fold")
@@ -36,7 +36,7 @@ def rows(header: Sequence[str], lines: Iterable[Sequence[object]]) -> Table:
 
 
 def compile_view(response: CompileResponse, version: str) -> RenderableType:
-    """Shows what a compile made."""
+    """Shows the result of a compile."""
     executables = rows(
         ("executable", "cache", "time", "size"),
         (
@@ -62,7 +62,7 @@ def compile_view(response: CompileResponse, version: str) -> RenderableType:
 
 
 def server_view(info: GetServerInfoResponse) -> RenderableType:
-    """Shows what a runtime is and has."""
+    """Shows version, target, cores and memory of a runtime."""
     return pairs(
         (
             ("runtime", info.version),
@@ -74,7 +74,7 @@ def server_view(info: GetServerInfoResponse) -> RenderableType:
 
 
 def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
-    """Lists deployments."""
+    """Shows a table of deployments."""
     if not deployments:
         return Text("no deployments", style="dim")
     return rows(
@@ -97,7 +97,7 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
 
 
 def deployment_view(deployment: Deployment) -> RenderableType:
-    """Shows one deployment."""
+    """Shows one deployment in full."""
     capabilities, load = deployment.capabilities, deployment.load
     sampling = capabilities.default_sampling
     freedom = "per request" if capabilities.dynamic_sampling else "fixed"
@@ -131,7 +131,7 @@ def deployment_view(deployment: Deployment) -> RenderableType:
 
 
 def _accepted_requests(capabilities: Capabilities) -> Iterable[tuple[str, str]]:
-    """What a request may ask, and the shapes that it runs in."""
+    """Yields the options that requests may use, and the shapes in which they run."""
     prompts = (("text", capabilities.text), ("chat", capabilities.chat), ("token ids", True))
     surplus = "cut" if capabilities.input_truncation else "refused"
     yield "prompts", f"{_join_served(prompts)}; what is too long is {surplus}"
@@ -162,7 +162,7 @@ def _following(deployment: Deployment) -> Iterable[tuple[str, str]]:
 
 
 def weights_view(result: LoadWeightsResult) -> RenderableType:
-    """Shows what a weight load changed."""
+    """Shows the outcome of a weight load."""
     return pairs(
         (
             ("deployment", result.deployment.id),
@@ -175,12 +175,12 @@ def weights_view(result: LoadWeightsResult) -> RenderableType:
 
 
 def usage_line(usage: Usage, *, finish: str, weight_epoch: int) -> str:
-    """Tells in one line what a generation cost."""
+    """Describes in one line the tokens and times of a generation."""
     queue, prefill, decode = (
         duration.ToTimedelta().total_seconds()
         for duration in (usage.queue_duration, usage.prefill_duration, usage.decode_duration)
     )
-    # The first token comes from the prefill.
+    # The prefill gives the first token.
     rate = f" ({(usage.generated_tokens - 1) / decode:.1f} tokens/s)" if decode and usage.generated_tokens > 1 else ""
     return (
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_prompt_tokens} cached),"

@@ -1,4 +1,4 @@
-"""One service as a child process: started, awaited until healthy, watched, stopped."""
+"""Runs one service as a child process: starts it, waits until it is healthy, watches it, stops it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Service:
     """A service that can be started.
 
     Attributes:
-        name: What a person calls it.
+        name: Name for people.
         module: Module that `python -m` runs.
-        distribution: What to install where the module is missing.
+        distribution: Distribution to install if the module is missing.
     """
 
     name: str
@@ -48,14 +48,14 @@ class Service:
         """Checks that the module can be found.
 
         Raises:
-            ServiceNotInstalled: It cannot.
+            ServiceNotInstalled: The module cannot be found.
         """
         if importlib.util.find_spec(self.module) is None:
             raise ServiceNotInstalled(self.name, self.distribution)
 
 
 class ServiceProcess:
-    """A running service. It leads a process group of its own, so that a terminal's Ctrl-C reaches only `kiln up`."""
+    """A running service. It has a process group of its own, so that a terminal's Ctrl-C reaches only `kiln up`."""
 
     def __init__(
         self, service: Service, process: asyncio.subprocess.Process, stdout: asyncio.StreamReader, log_path: Path
@@ -69,10 +69,10 @@ class ServiceProcess:
 
     @classmethod
     async def start(cls, service: Service, arguments: Sequence[str], log_path: Path) -> Self:
-        """Starts `python -m MODULE ARGUMENTS`; its output is appended to the log."""
+        """Starts `python -m MODULE ARGUMENTS` and appends its output to the log."""
         tethered = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()))
-        # A pipe of our own: with one of asyncio's, a process has not ended for asyncio until every process that
-        # inherited the pipe has.
+        # A pipe of our own: with one of asyncio's, asyncio would not report the end of a process before every process
+        # that inherited the pipe has ended.
         read_end, write_end = os.pipe()
         with log_path.open("ab") as log, os.fdopen(write_end, "wb") as pipe:
             stdout = await _open_reader(read_end)
@@ -87,15 +87,15 @@ class ServiceProcess:
         return cls(service, process, stdout, log_path)
 
     async def ready(self, timeout_s: float, tls: TlsOptions | None) -> str:
-        """Waits until the service has announced its address and its health service says SERVING; gives the address.
+        """Waits until the service has announced its address and reports SERVING; returns the address.
 
         Args:
-            timeout_s: How long to wait, in seconds.
-            tls: How to ask for its health; None asks in plaintext.
+            timeout_s: Seconds to wait.
+            tls: Options of TLS for the health check; None checks in plaintext.
 
         Raises:
-            ServiceExited: It ended first.
-            ServiceNotReady: It took longer than `timeout_s`.
+            ServiceExited: The service ended first.
+            ServiceNotReady: The service was not ready after `timeout_s`.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -104,17 +104,17 @@ class ServiceProcess:
             raise ServiceNotReady(self._service.name, timeout_s, self._log_path) from None
 
     async def failure(self) -> NoReturn:
-        """Waits until the process has ended by itself, which it never should.
+        """Waits until the process ends by itself, which is a failure.
 
         Raises:
-            ServiceExited: It has, with the last lines of its log.
+            ServiceExited: The process has ended; the error has the last lines of its log.
         """
         returncode = await self._process.wait()
         await self._last_words()
         raise ServiceExited(self._service.name, returncode, self._log_path, _tail(self._log_path))
 
     async def stop(self, grace_s: float) -> None:
-        """Asks the service to end, kills it after `grace_s`, and then whatever it left in its process group."""
+        """Asks the service to end, kills it after `grace_s` seconds, then kills the rest of its process group."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -133,10 +133,10 @@ class ServiceProcess:
                 async for response in watch:
                     if response.status == health_pb2.HealthCheckResponse.SERVING:
                         return address
-        return await asyncio.Future()  # the end of the process, or of patience, says more than the end of the watch
+        return await asyncio.Future()  # the end of the process, or the timeout, explains more than the end of the watch
 
     async def _copy_output(self) -> None:
-        """Copies standard output to the log, watching for the announcement."""
+        """Copies standard output to the log, and finds the announcement of the address in it."""
         line = b""
         with self._log_path.open("ab", buffering=0) as log:
             while chunk := await self._stdout.read(_READ_BYTES):
@@ -148,12 +148,12 @@ class ServiceProcess:
                     line = line[line.rfind(b"\n") + 1 :]
 
     async def _last_words(self) -> None:
-        # A grandchild may still hold the pipe: the end of output is worth waiting for, but not for long.
+        # Waits only briefly for the end of the output, because a grandchild may still hold the pipe.
         await asyncio.wait([self._copying], timeout=_LAST_WORDS_S)
 
 
 def reachable_address(address: str) -> str:
-    """Gives where this host reaches a server: on loopback where it listens on every address."""
+    """Returns an address at which this host reaches a server: the loopback address if it listens on all addresses."""
     host, _, port = address.rpartition(":")
     return f"{_WILDCARDS.get(host, host)}:{port}"
 
@@ -166,7 +166,7 @@ async def _open_reader(file_descriptor: int) -> asyncio.StreamReader:
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Gives or raises what the first coroutine to end gives or raises; the others are cancelled."""
+    """Returns or raises the outcome of the coroutine that ends first, and cancels the others."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

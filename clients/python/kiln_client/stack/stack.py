@@ -1,4 +1,4 @@
-"""The two services of one home directory, from start to stop."""
+"""Runs the two services of one home directory, from start to stop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class StackTls:
-    """Files for TLS, in PEM; both services use the same.
+    """Files for TLS, in PEM. Both services use the same ones.
 
     Attributes:
-        certificate_path: Certificate chain of both services. Where clients need a certificate, also what the runtime
-            shows the compiler, and `kiln up` both.
-        key_path: Its private key.
-        ca_path: Authorities that the certificate leads to.
-        client_ca_path: Authorities that clients' certificates must lead to; None asks clients for none.
+        certificate_path: Certificate chain of both services. If clients need a certificate, the runtime presents it to
+            the compiler too, and `kiln up` presents it to both.
+        key_path: Private key of the certificate.
+        ca_path: Authorities that have signed the certificate.
+        client_ca_path: Authorities that must have signed clients' certificates; None requires no client certificates.
     """
 
     certificate_path: Path
@@ -35,7 +35,7 @@ class StackTls:
     client_ca_path: Path | None = None
 
     def client_options(self) -> TlsOptions:
-        """Gives how clients within the stack talk to its services."""
+        """Options with which clients within the stack connect to its services."""
         if self.client_ca_path is None:
             return TlsOptions(self.ca_path)
         return TlsOptions(self.ca_path, self.certificate_path, self.key_path)
@@ -43,22 +43,22 @@ class StackTls:
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """What `kiln up` starts.
+    """The configuration of both services for `kiln up`.
 
     Attributes:
-        home: Directory of all state; made where it is missing.
+        home: Directory of all state; created if it is missing.
         compiler_address: `host:port` to bind; port 0 takes a free one.
         runtime_address: `host:port` to bind; port 0 takes a free one.
         num_cores: Logical cores of the runtime.
-        threads_per_core: Threads that a rank computes with; None takes the runtime's default.
+        threads_per_core: Number of threads of each rank; None takes the runtime's default.
         memory: Memory for deployments, such as `6GiB`; None takes the runtime's default.
-        deployments_path: File of the deployments that the runtime shall have; None leaves that to calls.
-        capture_path: Directory of captured inputs; None lets no request capture.
+        deployments_path: File that declares the runtime's deployments; None leaves them to calls.
+        capture_path: Directory of captured inputs; None allows no captures.
         model_roots: Directories of checkpoints, besides `home`/models.
-        import_roots: Directories of layouts that bundles may be imported from.
-        tls: None serves in plaintext.
-        ready_timeout_s: How long a service may take to become healthy.
-        stop_timeout_s: How long a service may take to end before it is killed.
+        import_roots: Directories of layouts from which bundles may be imported.
+        tls: Files for TLS; None serves in plaintext.
+        ready_timeout_s: Seconds in which a service must become healthy.
+        stop_timeout_s: Seconds in which a service must end before it is killed.
     """
 
     home: Path
@@ -87,12 +87,12 @@ class StackConfig:
 
     @property
     def state_path(self) -> Path:
-        """What the runtime keeps over a restart."""
+        """Directory of the state that the runtime keeps over a restart."""
         return self.home / "state" / RUNTIME.name
 
     @property
     def models_path(self) -> Path:
-        """The model root that is always there."""
+        """The model root that always exists."""
         return self.home / "models"
 
     @property
@@ -103,7 +103,7 @@ class StackConfig:
 
 @dataclass(frozen=True, slots=True)
 class StackAddresses:
-    """Where the services listen, as bound."""
+    """The addresses to which the services are bound."""
 
     compiler: str
     runtime: str
@@ -120,7 +120,7 @@ async def run_stack(config: StackConfig, on_ready: Callable[[StackAddresses], No
         ServiceNotInstalled: A service's module is missing.
         HomeInUse: Another process serves the home directory.
         ServiceNotReady: A service did not become healthy in time.
-        ServiceExited: A service ended by itself; the other one has been stopped.
+        ServiceExited: A service has ended by itself. The other one has been stopped.
     """
     for service in (COMPILER, RUNTIME):
         service.require_installed()
@@ -208,7 +208,7 @@ def _compiler_tls_arguments(tls: StackTls | None) -> list[str]:
 
 
 def _option_words(options: Mapping[str, object]) -> list[str]:
-    """Gives the words of the options that have a value."""
+    """Makes the command-line words of the options that have a value."""
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
