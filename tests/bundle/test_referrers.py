@@ -1,5 +1,4 @@
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from bundle.reader import open_bundle
 from bundle.referrers import add_referrer, fallback_tag, list_referrer_files, list_referrers, read_referrer
 from bundle.removal import Needs, collect_garbage, remove_bundle
 from tests.bundle.samples import list_manifest, publish_sample
+from tests.tools import require_tool
 
 TIMINGS = "application/vnd.kiln.timings.v1"
 SIGNATURE = "application/vnd.kiln.signature.v1"
@@ -175,11 +175,10 @@ def test_broken_referrers_are_named(layout: Layout, bundle: str) -> None:
         read_referrer(layout, layout.put_blob(b"[]").digest)
 
 
-@pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
 def test_tools_that_know_only_tags_copy_referrers(layout: Layout, bundle: str, tmp_path: Path) -> None:
     digest = attach(layout, bundle)
     tag = fallback_tag(bundle)
-    command = ["skopeo", "--insecure-policy", "copy", "--all"]
+    command = [require_tool("skopeo"), "--insecure-policy", "copy", "--all"]
     subprocess.run([*command, f"oci:{layout.root}:{tag}", f"dir:{tmp_path}/dir"], check=True, timeout=60)
     subprocess.run([*command, f"dir:{tmp_path}/dir", f"oci:{tmp_path}/copy:{tag}"], check=True, timeout=60)
     assert read_referrer(Layout(tmp_path / "copy"), digest) == b'{"s":1}'

@@ -1,7 +1,6 @@
 import itertools
 import json
 import math
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from bundle.oci import BUNDLE_TYPE, MANIFEST_TYPE, NEURON_CONFIG_TYPE, WEIGHTS_T
 from bundle.reader import open_bundle
 from bundle.writer import BundleWriter, register_bundle
 from tests.bundle.samples import DIGESTS, FILES, add_sample_files, publish_sample, put_chunks, sample_manifest
+from tests.tools import require_tool
 
 
 @pytest.fixture
@@ -179,10 +179,9 @@ def test_copied_bundle_is_registered_once_it_is_whole(layout: Layout, tmp_path: 
 
 
 def run_skopeo(*arguments: str) -> bytes:
-    return subprocess.run(["skopeo", *arguments], capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run([require_tool("skopeo"), *arguments], capture_output=True, check=True, timeout=60).stdout
 
 
-@pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
 def test_registry_tools_read_and_copy_bundles(layout: Layout, tmp_path: Path) -> None:
     digest = publish_sample(layout, ref_name="tiny:v1")
     source = f"oci:{layout.root}:tiny:v1"

@@ -5,8 +5,8 @@ The packages are installed from the lock file once, and again when the lock file
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,19 +17,17 @@ import pytest
 
 from tests.e2e.stack import ROOT, Stack
 from tests.edge.certificates import make_certificate
+from tests.tools import require_tool
 
 CLIENT = ROOT / "clients/typescript"
-NODE_MAJOR = 20
 
 
 @pytest.fixture(scope="module", autouse=True)
 def node() -> None:
-    """Node and npm; without them every test here is skipped, which says so."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("THE TYPESCRIPT CLIENT IS NOT TESTED: node and npm are not installed")
-    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
-    if int(version.strip().lstrip("v").split(".")[0]) < NODE_MAJOR:
-        pytest.skip(f"THE TYPESCRIPT CLIENT IS NOT TESTED: it needs node {NODE_MAJOR}, this is {version.strip()}")
+    """Every test here needs npm, and Node in a version that the client supports."""
+    engines = json.loads((CLIENT / "package.json").read_text())["engines"]
+    require_tool("node", oldest=engines["node"].removeprefix(">="))
+    require_tool("npm")
 
 
 @pytest.fixture(scope="module")

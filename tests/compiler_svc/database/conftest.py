@@ -7,14 +7,12 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from compiler_svc.database.engine import Database
-from tests.compiler_svc.database.postgres import run_postgres, why_missing
+from tests.compiler_svc.database.postgres import run_postgres
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """URL of a PostgreSQL server."""
-    if missing := why_missing():
-        pytest.skip(missing)
     with run_postgres() as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that lives as long as a test run, where the host has its programs."""
+"""A PostgreSQL server that lives as long as a test run."""
 
 from __future__ import annotations
 
@@ -9,34 +9,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
-PROGRAMS = Path("/usr/lib/postgresql")
-
-
-def find_programs() -> Path | None:
-    """Directory of initdb and postgres, None where they are missing."""
-    on_path = shutil.which("initdb")
-    candidates = [Path(on_path).parent] if on_path else []
-    candidates += sorted(PROGRAMS.glob("*/bin"), reverse=True)
-    return next((path for path in candidates if (path / "initdb").exists() and (path / "postgres").exists()), None)
-
-
-def why_missing() -> str:
-    """What a test of PostgreSQL lacks, empty where nothing is."""
-    if find_programs() is None:
-        return "no PostgreSQL server on this host"
-    if find_spec("psycopg") is None:
-        return "no psycopg in this environment"
-    return ""
+from tests.tools import require_tool
 
 
 @contextmanager
 def run_postgres() -> Iterator[str]:
     """Runs a server on a socket in a directory of its own; yields its URL."""
-    programs = find_programs()
-    assert programs is not None
+    programs = require_tool("initdb").resolve().parent
     # PostgreSQL refuses to run as root.
     user = pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
     directory = Path(tempfile.mkdtemp(prefix="kiln-postgres-"))

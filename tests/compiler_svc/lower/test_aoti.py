@@ -18,6 +18,7 @@ from execution.executors.aoti_library import AotiError, AotiLibrary
 from execution.forkserver.client import ForkserverClient
 from tests.execution.toy import STATE_SHAPE, make_model, stage_toy
 from tests.lowering_cache import LOWERING_CACHE
+from tests.tools import require_tool
 
 pytestmark = pytest.mark.toolchain
 
@@ -44,7 +45,7 @@ def lower(directory: Path, lowerings: ForkserverClient, level: Literal[1, 2]) ->
 
 
 def disassemble(path: Path) -> str:
-    return subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([require_tool("objdump"), "-d", path], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_record(lowered: LoweredExecutable) -> None:

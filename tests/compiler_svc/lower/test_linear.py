@@ -25,6 +25,7 @@ from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
 from targets.cpu import GXX, X86_64
 from tests.lowering_cache import LOWERING_CACHE
+from tests.tools import require_tool
 
 SOURCE = Path(linear.__file__).with_name("kernels") / "linear.cpp"
 ENTRY = """
@@ -179,7 +180,9 @@ def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient)
         cache_dir=LOWERING_CACHE,
     )
     (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
-    symbols = subprocess.run(["nm", "-C", executable.path], capture_output=True, text=True, check=True).stdout
+    symbols = subprocess.run(
+        [require_tool("nm"), "-C", executable.path], capture_output=True, text=True, check=True
+    ).stdout
     assert {"kiln_linear_float", "kiln_linear_uint16_t"} <= {line.split()[-1] for line in symbols.splitlines()}
     library = AotiLibrary(executable.path)
     library.bind_constants(model.state_dict())

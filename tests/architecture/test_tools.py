@@ -1,0 +1,140 @@
+"""A missing program is named with its package, and fails tests in CI instead of skipping them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import tools
+from tests.tools import read_sources, require_tool
+
+ROOT = Path(__file__).parents[2]
+CI_RUN = ROOT / ".ci/run"
+OTHER_LOOKUP = re.compile(r"shutil\.which\(|import which|importorskip|skipif")
+NAMES = sorted(read_sources())
+
+#: Stands for every program that .ci/run calls: it notes how it was called. Packages in $INSTALLED are installed.
+RECORDER = """#!/bin/sh
+case "$(basename "$0")" in
+  dpkg-query) for last; do :; done; case " $INSTALLED " in *" $last "*) printf installed;; *) exit 1;; esac;;
+  id) echo "$USER_ID";;
+  *) echo "$(basename "$0") $* require=$KILN_REQUIRE_TOOLS" >> "$CALLS";;
+esac
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory on PATH, empty."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.setattr(tools, "POSTGRESQL", tmp_path / "postgresql")
+    return directory
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_missing_program_skips_with_its_source(programs: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("KILN_REQUIRE_TOOLS", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=re.escape(f"{name} is not installed: {read_sources()[name]}")):
+        require_tool(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_missing_program_fails_in_ci(programs: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("KILN_REQUIRE_TOOLS", "1")
+    with pytest.raises(pytest.fail.Exception, match=re.escape(f"{name} is not installed: {read_sources()[name]}")):
+        require_tool(name)
+
+
+def test_older_program_counts_as_missing(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_REQUIRE_TOOLS", "1")
+    node = write_program(programs / "node", "#!/bin/sh\necho v20.9.1\n")
+    assert require_tool("node", oldest="20.9") == node
+    with pytest.raises(pytest.fail.Exception, match=re.escape("node is v20.9.1, this test needs 20.10 or newer: ")):
+        require_tool("node", oldest="20.10")
+
+
+def test_newest_postgresql_is_found_off_the_path(programs: Path) -> None:
+    found = [write_program(tools.POSTGRESQL / version / "bin/initdb", "") for version in ("9.6", "15")]
+    assert require_tool("initdb") == found[-1]
+
+
+def test_sources_name_packages() -> None:
+    sources = read_sources()
+    assert sources["initdb"] == "Debian package postgresql"
+    assert sources["node"].startswith("Node 20 ")
+
+
+def test_tests_look_programs_up_in_one_place() -> None:
+    listed = subprocess.run(["git", "ls-files", "tests/*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    here = {Path(tools.__file__), Path(__file__)}
+    files = [path for name in listed.stdout.splitlines() if (path := ROOT / name).exists() and path not in here]
+    assert [path for path in files if OTHER_LOOKUP.search(path.read_text())] == []
+
+
+class CiRun:
+    """Runs .ci/run with recorders instead of the programs that it calls."""
+
+    def __init__(self, directory: Path) -> None:
+        self._programs = directory / "recorders"
+        self._calls = directory / "calls"
+        for name in ("apt-get", "dpkg-query", "id", "make"):
+            write_program(self._programs / name, RECORDER)
+
+    def __call__(self, *, installed: set[str], user_id: int = 0) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        environment = {
+            "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}",
+            "CALLS": str(self._calls),
+            "INSTALLED": " ".join(installed),
+            "USER_ID": str(user_id),
+        }
+        self._calls.write_text("")
+        result = subprocess.run([CI_RUN], env=environment, capture_output=True, text=True, check=False, timeout=60)
+        return result, self._calls.read_text().splitlines()
+
+
+@pytest.fixture
+def ci_run(tmp_path: Path) -> CiRun:
+    return CiRun(tmp_path)
+
+
+@pytest.fixture
+def packages() -> set[str]:
+    """Every package of the list."""
+    prefix = "Debian package "
+    return {source.removeprefix(prefix) for source in read_sources().values() if source.startswith(prefix)}
+
+
+def test_ci_installs_what_is_missing_and_requires_tools(ci_run: CiRun, packages: set[str]) -> None:
+    result, calls = ci_run(installed=packages - {"skopeo", "postgresql"})
+    assert result.returncode == 0, result.stderr
+    assert calls == [
+        "apt-get update require=",
+        "apt-get install --yes --no-install-recommends postgresql skopeo require=",
+        "make test require=1",
+    ]
+
+
+def test_ci_installs_nothing_twice(ci_run: CiRun, packages: set[str]) -> None:
+    result, calls = ci_run(installed=packages, user_id=1000)
+    assert result.returncode == 0, result.stderr
+    assert calls == ["make test require=1"]
+
+
+def test_ci_says_what_root_must_install(ci_run: CiRun, packages: set[str]) -> None:
+    result, calls = ci_run(installed=packages - {"skopeo"}, user_id=1000)
+    assert result.returncode != 0
+    assert calls == []
+    assert "sudo apt-get update && sudo apt-get install --yes --no-install-recommends skopeo\n" in result.stderr
