@@ -76,11 +76,8 @@ class RankLogits:
             logits: This rank's candidates, f32 [rows, K].
             places: Where they are in this rank's part, int32 [rows, K].
         """
-        ids = places + self._first_id()
-        # One collective for both: the bits of the logits travel as integers.
-        joined = self.ranks.all_gather(torch.cat((logits.view(torch.int32), ids), dim=-1))
-        joined = joined.view(len(logits), self.ranks.tp_degree, 2, -1)
-        return joined[:, :, 0].flatten(1).view(torch.float32), joined[:, :, 1].flatten(1)
+        # One collective could carry the logits' bits as integers, but XLA does not lower such a view.
+        return self.ranks.all_gather(logits), self.ranks.all_gather(places + self._first_id())
 
     def _sum_weights(self, largest: Tensor, sampling_params: Tensor) -> Tensor:
         """The whole vocabulary's `sum_weights`, int64 [rows, 1]."""
