@@ -82,7 +82,7 @@ EXPERTS = {
         },
     ],
 )
-def test_specifications_travel_whole(document: dict[str, Any]) -> None:
+def test_job_specs_travel_whole(document: dict[str, Any]) -> None:
     config = resolve_config(document, checkpoint_dtype="float32", target="trn2").config
     spec = msgspec.structs.replace(SPEC, config=config)
     travelled = read_spec(write_spec(spec))

@@ -45,7 +45,7 @@ def test_constants_are_the_tensors_of_the_shard(tiny: TinyModel, kind: SubmodelN
 
 
 @pytest.mark.parametrize("kind", ["context_encoding", "token_generation"])
-def test_graph_takes_and_returns_what_its_specification_says(tiny: TinyModel, kind: SubmodelName) -> None:
+def test_graph_takes_and_returns_what_its_spec_says(tiny: TinyModel, kind: SubmodelName) -> None:
     traced = export(tiny, kind, sampling=DYNAMIC, dtype="bfloat16")
     values = {node.name: node.meta["val"] for node in traced.program.graph.nodes if "val" in node.meta}
     state = [(torch.bfloat16, (4, 2, 128, 8))] * 2
