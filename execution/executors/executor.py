@@ -119,7 +119,7 @@ def load_executor(
 
 
 def _find_loader(executable_format: str) -> LoadExecutor:
-    """What loads a format. Only its module is imported: to read exported programs, torch wants its compiler's front."""
+    """Finds the loader of a format. Imports only its module: to read exported programs, torch imports its compiler."""
     executor = find_format(executable_format).executor
     assert executor is not None, "a format that nothing runs is not found"
     loader: LoadExecutor = resolve_name(executor)

@@ -102,7 +102,7 @@ class _Server:
         if self._preload is not None:
             _run(self._preload)
             self._preload = None
-            # What has been loaded stays shared with the processes as long as their collectors leave it alone.
+            # Imported objects stay shared with the processes as long as garbage collectors do not touch them.
             gc.collect()
             gc.freeze()
 
