@@ -1,4 +1,4 @@
-# Every target installs what it needs into .venv first.
+# Every target installs what it needs into .venv first; test-xla has an environment of its own, .venv-xla.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-full test-fast check lint fmt protos protos-check docs bench clean
+.PHONY: setup demo test test-full test-fast test-xla check lint fmt protos protos-check docs bench clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
@@ -40,6 +40,11 @@ test-full: lint
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not slow and not toolchain" --ignore=tests/e2e
+
+# Every family on an XLA device of the CPU, under the torch that Neuron's compiler needs. Downloads 1 GB once; skipped
+# with a reason if the environment cannot be made, which KILN_REQUIRE_TOOLS=1 makes a failure.
+test-xla:
+	$(PYTHON) -m tests.device.xla
 
 check: lint test-fast
 
@@ -82,4 +87,4 @@ bench: setup
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) .kiln build clients/typescript/node_modules clients/typescript/dist clients/typescript/build
+	rm -rf $(VENV) .venv-xla .kiln build clients/typescript/node_modules clients/typescript/dist clients/typescript/build

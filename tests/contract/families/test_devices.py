@@ -1,0 +1,55 @@
+"""What XLA demands of graphs, seen without it: all on the device of the inputs, int32 indices. See tests/device/xla."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bundle.abi.submodels import SubmodelName
+from compiler_svc.trace.program import build_program, make_example_tensors
+from compiler_svc.trace.submodels import describe_state, describe_submodel
+from tests.compiler_svc.sharding.test_ranks import make_sampling
+from tests.compiler_svc.tiny_models import TinyModel
+
+#: Gives int64 whatever it is asked; what the tokens are made of is converted at once.
+WIDE_OPERATIONS = {"aten.argmax.default"}
+
+
+class Watch(TorchDispatchMode):
+    """Notes operations whose result is on the CPU, and those whose result is int64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_cpu: set[str] = set()
+        self.wide: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                self.on_cpu.add(str(func))
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int64:
+                self.wide.add(str(func))
+        return result
+
+
+@pytest.mark.parametrize("submodel", ["context_encoding", "token_generation"])
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_graphs_stay_on_the_device_of_their_inputs(
+    tiny: TinyModel, submodel: SubmodelName, padding_side: str, tp_degree: int
+) -> None:
+    sampling = make_sampling(temperature=0.0)
+    spec = tiny.spec(sampling=sampling, padding_side=padding_side, tp_degree=tp_degree, output_logits=tp_degree == 1)
+    described = describe_submodel(spec, submodel, 64)
+    program = build_program(spec, tiny.plan(tp_degree=tp_degree), described).to("meta")
+    examples = make_example_tensors(spec, described, describe_state(spec).tensors[0].shape)
+    inputs = [tensor.to("meta") for tensor in examples]
+    with torch.no_grad(), Watch() as watch:
+        program(*inputs)
+    assert watch.on_cpu == set()
+    assert watch.wide <= WIDE_OPERATIONS

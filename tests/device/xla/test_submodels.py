@@ -1,0 +1,182 @@
+"""Every family's submodels on an XLA device, under torch 2.9, against the same modules on the CPU and transformers.
+
+Neuron's compiler traces models through XLA. An operation that torch-xla does not lower runs on the CPU instead and is
+counted as `aten::…`: inside a graph for Neuron there is no CPU, so one such count fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+import torch_xla
+import torch_xla.core.xla_model
+import torch_xla.debug.metrics
+
+from compiler_svc.models.registry import describe_model, list_families
+from compiler_svc.models.transforms import fuse_qkv
+from compiler_svc.sharding.plan import WeightPlan
+from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.program import build_program
+from compiler_svc.trace.submodels import SubmodelSpec
+from execution.collectives import operators
+from tests.compiler_svc.sharding.test_ranks import make_sampling
+from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
+from tests.compiler_svc.tiny_models import GEOMETRIES as LLAMA
+from tests.compiler_svc.tiny_models import ROPES, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.contract.families.geometries import GEOMETRIES
+
+#: Largest difference, as a share of the largest value.
+TOLERANCE: Final = 2e-5
+CONTEXT_BUCKET: Final = 32
+TOKEN_BUCKET: Final = 48
+
+#: Prompts by slot, and the tokens that follow: one fills its bucket, beyond the 24 tokens at which some rope kinds
+#: switch; one is short.
+PROMPTS: Final = {2: draw_tokens(CONTEXT_BUCKET, seed=1), 0: draw_tokens(5, seed=2)}
+LATER: Final = {slot: draw_tokens(4, seed=10 + slot) for slot in PROMPTS}
+
+#: Models as parameters, by their attributes in transformers: all that families are shown with, and one of each family.
+MODELS: Final = [
+    pytest.param(architecture, attributes, id=f"{architecture.removesuffix('ForCausalLM')}-{name}")
+    for architecture in list_families()
+    for name, attributes in GEOMETRIES[architecture].items()
+]
+FAMILIES: Final = list({model.values[0]: model for model in reversed(MODELS)}.values())
+
+
+@dataclass(frozen=True)
+class EchoCommunicator:
+    """Stands in for ranks that all hold what this one holds, so that a rank can run alone on any device."""
+
+    tp_degree: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * self.tp_degree
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor] * self.tp_degree, dim=-1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collectives() -> Iterator[None]:
+    library = torch.library.Library("kiln", "IMPL")
+    library.impl("all_reduce", operators._all_reduce, "XLA")
+    library.impl("all_gather", operators._all_gather, "XLA")
+    yield
+    library._destroy()
+
+
+@pytest.fixture(autouse=True)
+def no_fallback() -> Iterator[None]:
+    """Fails a test whose graphs ran an operation on the CPU."""
+    torch_xla.debug.metrics.clear_all()
+    yield
+    assert list_fallbacks() == []
+
+
+def list_fallbacks() -> list[str]:
+    return [name for name in torch_xla.debug.metrics.counter_names() if name.startswith("aten::")]
+
+
+def run_on_xla(spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec, shard: Mapping[str, torch.Tensor]) -> Run:
+    """The functional module itself on the XLA device, with the shard's weights; takes and gives tensors of the CPU."""
+    program, device = build_program(spec, plan, submodel), torch_xla.device()
+    program.core.load_state_dict({tensor.name: shard[tensor.name] for tensor in plan.tensors})
+    program.to(device)
+
+    @torch.no_grad()
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = program(*(tensor.to(device) for tensor in tensors))
+        # Compiles and runs what the results need, as one graph.
+        torch_xla.core.xla_model.unlazy(list(results))
+        return tuple(result.cpu() for result in results)
+
+    return run
+
+
+def generate(tiny: TinyModel, spec: GraphSpec, rank: int, make_run: Callable[..., Run]) -> dict[str, torch.Tensor]:
+    """Outputs of the live rows after the prompts and after each later token, and the slots' state at the end."""
+    stepper = Stepper(
+        spec,
+        tiny.plan(tp_degree=spec.tp_degree, description=spec.description),
+        tiny.checkpoint,
+        context_buckets=(CONTEXT_BUCKET,),
+        token_buckets=(TOKEN_BUCKET,),
+        make_run=make_run,
+        rank=rank,
+    )
+    with operators.use_communicator(EchoCommunicator(spec.tp_degree)):
+        steps = [{name: output[: len(PROMPTS)] for name, output in stepper.prefill(PROMPTS).items()}]
+        for number in range(len(LATER[0])):
+            fed = {slot: (LATER[slot][number], len(prompt) + number) for slot, prompt in PROMPTS.items()}
+            steps.append({name: output[list(PROMPTS)] for name, output in stepper.decode(fed).items()})
+    outputs = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+    # Padding of several rows meets in the scratch slot, in any order.
+    return outputs | {"state": torch.stack([tensor[: spec.num_slots] for tensor in stepper.state])}
+
+
+def check(
+    tiny: TinyModel, make_run: Callable[..., Run] = run_on_xla, *, rank: int = 0, **changes: Any
+) -> dict[str, torch.Tensor]:
+    """Compares what a rank generates with the modules on the CPU, and gives it."""
+    spec = tiny.spec(sampling=make_sampling(temperature=0.0), ctx_batch_size=3, **changes)
+    results, expected = (generate(tiny, spec, rank, one) for one in (make_run, run_eagerly))
+    assert results.keys() == expected.keys()
+    assert torch.equal(results["tokens"], expected["tokens"])
+    for name in results.keys() - {"tokens"}:
+        assert deviation(results[name], expected[name]) < TOLERANCE, name
+    return results
+
+
+@pytest.mark.parametrize(("architecture", "attributes"), MODELS)
+def test_logits_and_tokens(architecture: str, attributes: dict[str, Any], tmp_path: Path) -> None:
+    tiny = write_tiny_model(tmp_path, attributes, architecture=architecture)
+    results = check(tiny)
+    for row, (slot, prompt) in enumerate(PROMPTS.items()):
+        logits = results["logits"][:, row]
+        assert deviation(logits, tiny.step_logits(prompt + LATER[slot], len(prompt))) < TOLERANCE
+        assert torch.equal(results["tokens"][:, row], logits.argmax(-1).int())
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_every_rope_kind(rope: str, tmp_path: Path) -> None:
+    attributes = LLAMA["gqa-llama3-tied"] | {"num_hidden_layers": 1, "rope_parameters": ROPES[rope]}
+    if rope == "dynamic":
+        attributes["max_position_embeddings"] = 24
+    check(write_tiny_model(tmp_path, attributes))
+
+
+@pytest.mark.parametrize(("architecture", "attributes"), FAMILIES)
+def test_prompts_that_end_their_rows(architecture: str, attributes: dict[str, Any], tmp_path: Path) -> None:
+    check(write_tiny_model(tmp_path, attributes, architecture=architecture), padding_side="left")
+
+
+def test_fused_projections(tmp_path: Path) -> None:
+    tiny = write_tiny_model(tmp_path, LLAMA["mha-bias-untied"])
+    check(tiny, description=fuse_qkv(describe_model(tiny.checkpoint.config)))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("architecture", "attributes"), FAMILIES)
+def test_ranks_of_two(rank: int, architecture: str, attributes: dict[str, Any], tmp_path: Path) -> None:
+    """A rank's graph picks a token from the ranks' candidates, without their logits; the vocabulary is padded."""
+    tiny = write_tiny_model(tmp_path, attributes, architecture=architecture)
+    check(tiny, rank=rank, tp_degree=2, output_logits=False)
+
+
+@pytest.mark.parametrize(("architecture", "attributes"), FAMILIES)
+def test_exported_graphs(architecture: str, attributes: dict[str, Any], tmp_path: Path) -> None:
+    """Neuron's lowering may start from an exported graph; torch 2.9 exports and runs it on the CPU."""
+    check(write_tiny_model(tmp_path, attributes, architecture=architecture), run_exported)
+
+
+def test_what_xla_does_not_lower_is_counted() -> None:
+    """The other tests rely on it."""
+    torch.ones(3, device=torch_xla.device()).view(torch.int32).cpu()
+    assert list_fallbacks() == ["aten::view_copy.dtype"]
+    torch_xla.debug.metrics.clear_all()
