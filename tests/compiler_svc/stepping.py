@@ -76,7 +76,7 @@ class Stepper:
             executables=list(executables.values()),
             state=describe_state(spec),
             sampling=spec.sampling,
-            vocab_size=spec.config.vocab_size,
+            vocab_size=spec.description.vocab_size,
         )
         self._forms = {key: StepForm(manifest, executable) for key, executable in executables.items()}
         # Made when they are needed: exporting is most of what a test costs.
