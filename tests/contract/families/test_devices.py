@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bundle.manifest import Submodel
+from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.submodels import describe_state, describe_submodel
 from tests.compiler_svc.sharding.test_ranks import make_sampling
@@ -41,7 +41,7 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("padding_side", ["right", "left"])
 @pytest.mark.parametrize("tp_degree", [1, 2])
 def test_graphs_stay_on_the_device_of_their_inputs(
-    tiny: TinyModel, submodel: Submodel, padding_side: str, tp_degree: int
+    tiny: TinyModel, submodel: SubmodelName, padding_side: str, tp_degree: int
 ) -> None:
     sampling = make_sampling(temperature=0.0)
     spec = tiny.spec(sampling=sampling, padding_side=padding_side, tp_degree=tp_degree, output_logits=tp_degree == 1)
