@@ -46,7 +46,13 @@ test-fast: setup
 test-xla:
 	$(PYTHON) -m tests.device.xla
 
-check: lint test-fast
+# Folders whose tests start no service, build or rank, and run no model:
+# what `make check` runs after the static checks.
+QUICK_TESTS := tests/architecture $(addprefix tests/compiler_svc/,config models planning weights) \
+  $(addprefix tests/runtime_svc/,engine text)
+
+check: lint
+	$(BIN)/python -m pytest -m "not slow and not toolchain" --numprocesses 2 --dist loadfile $(QUICK_TESTS)
 
 lint: setup protos-check
 	$(BIN)/ruff check $(SOURCES)
