@@ -46,7 +46,7 @@ test-fast: setup
 test-xla:
 	$(PYTHON) -m tests.device.xla
 
-# Folders whose tests start no service, build or rank, and run no model:
+# Folders whose tests start no service, build or rank:
 # what `make check` runs after the static checks.
 QUICK_TESTS := tests/architecture $(addprefix tests/compiler_svc/,config models planning weights) \
   $(addprefix tests/runtime_svc/,engine text)
