@@ -22,7 +22,7 @@ from compiler_svc.models.transforms import fuse_qkv
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program
-from compiler_svc.trace.submodels import SubmodelSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from execution.collectives import operators
 from tests.compiler_svc.sharding.test_ranks import make_sampling
 from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
@@ -83,7 +83,7 @@ def list_fallbacks() -> list[str]:
     return [name for name in torch_xla.debug.metrics.counter_names() if name.startswith("aten::")]
 
 
-def run_on_xla(spec: GraphSpec, plan: WeightPlan, submodel: SubmodelSpec, shard: Mapping[str, torch.Tensor]) -> Run:
+def run_on_xla(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]) -> Run:
     """The functional module itself on the XLA device, with the shard's weights; takes and gives tensors of the CPU."""
     program, device = build_program(spec, plan, submodel), torch_xla.device()
     program.core.load_state_dict({tensor.name: shard[tensor.name] for tensor in plan.tensors})
