@@ -112,7 +112,7 @@ def test_model_outside_the_roots(stack: Stack, tmp_path: Path) -> None:
 
 def test_served_later_is_refused_by_name(stack: Stack, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"neuron_config": {"fused_qkv": True}}))
+    config.write_text(json.dumps({"neuron_config": {"kv_cache_quant": True}}))
     error = failure(stack, "compile", config, "--model", TINY, "--name", "later")
     assert (error["code"], error["reason"]) == ("INVALID_ARGUMENT", "FEATURE_NOT_SERVED")
-    assert "fused_qkv" in error["message"]
+    assert "kv_cache_quant" in error["message"]
