@@ -10,7 +10,7 @@ PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-full test-fast test-xla check lint fmt protos protos-check docs bench clean
+.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
@@ -28,8 +28,8 @@ $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard 
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# What CI runs: the static checks, then every test but the slow ones. Two workers, a file to each at a time: the parity
-# matrix, the longest of them, begins first.
+# What CI runs: the static checks, then every test but the slow ones. Two workers, a file to each at a time, in the order of
+# tests/rings.py: the longest first.
 test: lint
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -38,21 +38,14 @@ test-full: lint
 	$(BIN)/python -m pytest --ignore=tests/parity
 	$(BIN)/python -m tests.parity
 
-test-fast: setup
-	$(BIN)/python -m pytest -m "not slow and not toolchain" --ignore=tests/e2e
-
 # Every family on an XLA device of the CPU, under the torch that Neuron's compiler needs. Downloads 1 GB once; skipped
 # with a reason if the environment cannot be made, which KILN_REQUIRE_TOOLS=1 makes a failure.
 test-xla:
 	$(PYTHON) -m tests.device.xla
 
-# Folders whose tests start no service, build or rank:
-# what `make check` runs after the static checks.
-QUICK_TESTS := tests/architecture $(addprefix tests/compiler_svc/,config models planning weights) \
-  $(addprefix tests/runtime_svc/,engine text)
-
+# The rings that start nothing: what to run before every push.
 check: lint
-	$(BIN)/python -m pytest -m "not slow and not toolchain" --numprocesses 2 --dist loadfile $(QUICK_TESTS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile tests/architecture tests/unit
 
 lint: setup protos-check
 	$(BIN)/ruff check $(SOURCES)

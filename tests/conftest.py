@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fuzzing import SEED
+from tests.rings import RINGS, ring_of
 
 if TYPE_CHECKING:
     from execution.forkserver.client import Forkserver
@@ -37,6 +39,16 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"fuzz seed: {SEED} (KILN_FUZZ_SEED={SEED} repeats it)"
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory for a compiler's state, with one checkpoint, `tiny`."""
+    # Tests that know no tensors begin here, too.
+    from tests.checkpoints.random_weights import write_checkpoint  # noqa: PLC0415
+
+    write_checkpoint(tmp_path / "models" / "tiny")
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def lowerings() -> Iterator[Forkserver]:
     """Where the lowerings of all tests run that call no service."""
@@ -48,5 +60,25 @@ def lowerings() -> Iterator[Forkserver]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest file first, so that it does not keep one of several workers busy at the end."""
-    items.sort(key=lambda item: item.path.parent.name != "parity")
+    """Begins with the rings whose files take longest."""
+    order = list(RINGS)
+    items.sort(key=lambda item: order.index(ring_of(item.path)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how long each ring took, on all workers together."""
+    reports = [
+        report
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+    ]
+    seconds = Counter[str]()
+    tests = Counter[str]()
+    for report in reports:
+        ring = ring_of(report.nodeid.partition("::")[0])
+        seconds[ring] += report.duration
+        tests[ring] += report.when == "call"
+    terminalreporter.section("rings")
+    for ring in filter(seconds.__contains__, RINGS):
+        terminalreporter.line(f"{ring:<12} {tests[ring]:5} tests {seconds[ring]:7.1f} s")

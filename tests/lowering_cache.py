@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-LOWERING_CACHE: Final = Path(__file__).parents[1] / ".kiln/lowering"
+from tests.repository import ROOT
+
+LOWERING_CACHE: Final = ROOT / ".kiln/lowering"
 
 
 def share_lowering_cache(compiler_cache: Path) -> None:

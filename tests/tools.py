@@ -14,7 +14,9 @@ from typing import NoReturn
 
 import pytest
 
-LIST = Path(__file__).parents[1] / "deploy/test-packages.txt"
+from tests.repository import ROOT
+
+LIST = ROOT / "deploy/test-packages.txt"
 
 #: Debian keeps a server's programs here, by version, and none of them on PATH.
 POSTGRESQL = Path("/usr/lib/postgresql")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from compiler_svc.config import MoENeuronConfig, NeuronConfig
 from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support, read_attributes
@@ -12,8 +11,9 @@ from compiler_svc.config.rules import RULES, Rule
 from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES
 from compiler_svc.config.tables.differences import DIFFERENCES
 from compiler_svc.config.tables.transformers_neuronx import TRANSFORMERS_NEURONX
+from tests.repository import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+PAGE = ROOT / "docs" / "config.md"
 HEAD = """\
 # Configuration
 

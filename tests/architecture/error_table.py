@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from pathlib import Path
 
 import bundle
 import compiler_svc
@@ -15,9 +14,10 @@ from bundle.errors import KilnError
 from compiler_svc.api.status import STATUS_TABLE as COMPILER_TABLE
 from edge.status import StatusTable
 from runtime_svc.status import STATUS_TABLE as RUNTIME_TABLE
+from tests.repository import ROOT
 
 PACKAGES = (bundle, targets, execution, compiler_svc, runtime_svc)
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "errors.md"
 HEAD = """\
 # Errors
 

@@ -17,9 +17,9 @@ from types import FrameType
 
 from kiln.runtime.v1 import generation_pb2 as pb
 
-from tests.runtime_svc.conftest import serve_runtime
+from tests.repository import ROOT
+from tests.servers.runtime import serve_runtime
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("runtime_svc", "edge")
 
 

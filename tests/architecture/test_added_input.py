@@ -23,10 +23,10 @@ from execution.errors import StepInvalid
 from execution.executors.arguments import StepArguments, make_tensors
 from execution.ranks.step_memory import StepMemory
 from execution.step import Step, StepForm
-from tests.compiler_svc.trace.test_submodels import make_spec
-from tests.manifests import DYNAMIC_FLAGS, make_manifest
-from tests.runtime_svc import fakes
-from tests.runtime_svc.engine.conftest import StartEngine, collect, is_async, start_engine, tokens_of
+from tests.bundles.manifests import DYNAMIC_FLAGS, make_manifest
+from tests.ranks import fakes
+from tests.ranks.engines import StartEngine, collect, is_async, start_engine, tokens_of
+from tests.unit.compiler_svc.trace.test_submodels import make_spec
 
 __all__ = ["is_async", "start_engine"]
 

@@ -2,11 +2,11 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.repository import ROOT
+
 FOLDER = ROOT / "docs/decisions"
 FILES = {int(path.name[:4]): path for path in sorted(FOLDER.glob("[0-9][0-9][0-9][0-9]-*.md"))}
 

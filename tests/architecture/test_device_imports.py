@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.repository import ROOT
+
 OWN = {"bundle", "compiler_svc", "execution", "tests"}
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.repository import ROOT
+
 IN_PLACE = ["bundle", "targets", "edge", "execution", "compiler_svc", "runtime_svc"]
 PYTHON = ["protos", *IN_PLACE, "clients/python"]
 LICENSE_FILES = ["LICENSE", "NOTICE"]

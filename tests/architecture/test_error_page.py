@@ -1,11 +1,9 @@
 """docs/errors.md says what the code does, and the protos name only errors that exist."""
 
 import re
-from pathlib import Path
 
 from tests.architecture.error_table import PAGE, error_classes, render_page
-
-ROOT = Path(__file__).parents[2]
+from tests.repository import ROOT
 
 
 def test_page_is_what_the_code_says() -> None:

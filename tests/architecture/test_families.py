@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.repository import ROOT
+
 PACKAGES = ("bundle", "targets", "edge", "execution", "compiler_svc", "runtime_svc")
 FAMILIES = ROOT / "compiler_svc/models/families"
 REGISTRY = ROOT / "compiler_svc/models/registry.py"

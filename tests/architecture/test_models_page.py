@@ -1,11 +1,11 @@
 """`docs/models.md` names every architecture that this compiler builds by itself, and no other."""
 
 import re
-from pathlib import Path
 
 from compiler_svc.models.registry import list_families
+from tests.repository import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs/models.md"
+PAGE = ROOT / "docs/models.md"
 
 
 def test_every_architecture_has_a_row() -> None:

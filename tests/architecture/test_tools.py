@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import tools
+from tests.repository import ROOT
 from tests.tools import read_sources, require_tool
 
-ROOT = Path(__file__).parents[2]
 CI_RUN = ROOT / ".ci/run"
 OTHER_LOOKUP = re.compile(r"shutil\.which\(|import which|importorskip|skipif")
 NAMES = sorted(read_sources())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.repository import ROOT
 
 #: Pattern of a banned word → what to say instead.
 BANNED = {

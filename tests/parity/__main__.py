@@ -6,12 +6,11 @@ import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.parity.conftest import RECORD_VARIABLE
 from tests.parity.record import ParityRecord, write_results
+from tests.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/models.md"
 #: What results depend on: a change of any of it begins a new run.
 SOURCES = ("bundle", "compiler_svc", "execution", "runtime_svc", "targets", "tests/parity")

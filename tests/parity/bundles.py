@@ -12,9 +12,9 @@ from google.longrunning import operations_pb2, operations_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2, compiler_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2, runtime_pb2_grpc
 
-from tests.e2e.stack import Stack
 from tests.parity.cases import Case
 from tests.parity.reference import Reference, write_checkpoint
+from tests.servers.stack import Stack
 
 LEVELS = {
     0: compiler_pb2.OPTIMIZATION_LEVEL_O0,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import Stack
 from tests.parity.bundles import Bundles
 from tests.parity.record import ParityRecord
+from tests.servers.stack import Stack
 
 RECORD_VARIABLE = "KILN_PARITY_RECORD"
 

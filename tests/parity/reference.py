@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from tests.compiler_svc.tiny_models import write_tiny_model
+from tests.checkpoints.tiny_models import write_tiny_model
 from tests.parity.geometries import ARCHITECTURES, GEOMETRIES
 
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.

@@ -8,11 +8,11 @@ import pytest
 import torch
 from kiln.runtime.v1 import generation_pb2 as generation
 
-from tests.e2e.stack import Stack, token_request
 from tests.parity.bundles import Bundles
 from tests.parity.cases import LONGEST_PROMPT, SEQ_LEN, Case, parameters
 from tests.parity.record import ParityRecord, ParityResult
 from tests.parity.reference import TOLERANCE, Reference, assert_same_tokens, deviation, draw_prompt
+from tests.servers.stack import Stack, token_request
 
 NUM_TOKENS = 64
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.stack import Stack, token_request, tokens_of
 from tests.parity.bundles import Bundles
 from tests.parity.cases import Case, picking_parameters
 from tests.parity.reference import assert_same_tokens, draw_prompt
+from tests.servers.stack import Stack, token_request, tokens_of
 
 NUM_TOKENS = 48
 #: Every way of drawing: among all candidates, the k best, the probable ones, and both.

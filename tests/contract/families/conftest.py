@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compiler_svc.tiny_models import TinyModel, write_tiny_model
+from tests.checkpoints.tiny_models import TinyModel, write_tiny_model
 from tests.contract.families.geometries import Geometry, parameters
 
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.compiler_svc.tiny_models import GEOMETRIES as LLAMA
-from tests.compiler_svc.tiny_models import ROPES
+from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
+from tests.checkpoints.tiny_models import ROPES
 
 _SMALL: Final[dict[str, Any]] = {
     "hidden_size": 64,

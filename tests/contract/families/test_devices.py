@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.submodels import describe_state, describe_submodel
-from tests.compiler_svc.sharding.test_ranks import make_sampling
-from tests.compiler_svc.tiny_models import TinyModel
+from tests.checkpoints.tiny_models import TinyModel
+from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 #: Gives int64 whatever it is asked; what the tokens are made of is converted at once.
 WIDE_OPERATIONS = {"aten.argmax.default"}

@@ -12,15 +12,15 @@ from compiler_svc.models.errors import ModelConfigInvalid
 from compiler_svc.models.registry import describe_model, find_family, list_attributes, list_families
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import fuse_qkv
-from tests.compiler_svc.sharding.test_ranks import (
+from tests.checkpoints.tiny_models import TinyModel, deviation
+from tests.contract.families.geometries import GEOMETRIES, Geometry
+from tests.ranks.stepping import run_exported
+from tests.unit.compiler_svc.sharding.test_ranks import (
     NUM_PROMPT_TOKENS,
     TOKENS,
     check_against_transformers,
     generate_together,
 )
-from tests.compiler_svc.stepping import run_exported
-from tests.compiler_svc.tiny_models import TinyModel, deviation
-from tests.contract.families.geometries import GEOMETRIES, Geometry
 
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 

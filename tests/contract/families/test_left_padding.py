@@ -8,8 +8,8 @@ import torch
 
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import describe_submodel
-from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
-from tests.compiler_svc.tiny_models import GEOMETRIES, TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.checkpoints.tiny_models import GEOMETRIES, TOLERANCE, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
 
 BUCKET = 16
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from compiler_svc.trace.graph_spec import GraphSpec
-from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
-from tests.compiler_svc.tiny_models import (
+from tests.checkpoints.tiny_models import (
     GEOMETRIES,
     ROPES,
     TIE,
@@ -15,6 +14,7 @@ from tests.compiler_svc.tiny_models import (
     draw_tokens,
     write_tiny_model,
 )
+from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
 
 BUCKET = 16
 

@@ -24,11 +24,11 @@ from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program
 from compiler_svc.trace.submodels import ExecutableSpec
 from execution.collectives import operators
-from tests.compiler_svc.sharding.test_ranks import make_sampling
-from tests.compiler_svc.stepping import Run, Stepper, run_eagerly, run_exported
-from tests.compiler_svc.tiny_models import GEOMETRIES as LLAMA
-from tests.compiler_svc.tiny_models import ROPES, TinyModel, deviation, draw_tokens, write_tiny_model
+from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
+from tests.checkpoints.tiny_models import ROPES, TinyModel, deviation, draw_tokens, write_tiny_model
 from tests.contract.families.geometries import GEOMETRIES
+from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
+from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 #: Largest difference, as a share of the largest value.
 TOLERANCE: Final = 2e-5

@@ -1,0 +1,22 @@
+from runtime_svc.engine.kv.slots import SlotManager
+from tests.contract.kv_managers.kv_manager_suite import NUM_REQUESTS, NUM_TOKENS, KvManagerSuite, make_request, reserve
+from tests.ranks.scheduling import BlockManager
+
+
+class TestSlotManager(KvManagerSuite):
+    def make_kv(self) -> SlotManager:
+        return SlotManager(NUM_REQUESTS)
+
+    def test_lowest_slot_comes_first(self) -> None:
+        kv, requests = self.make_kv(), [make_request(name) for name in "abc"]
+        assert [reserve(kv, request, 1).blocks for request in requests] == [(0,), (1,), (2,)]
+        kv.release(requests[2])
+        kv.release(requests[0])
+        assert reserve(kv, make_request("d"), 1).blocks == (0,)
+
+
+class TestBlockManager(KvManagerSuite):
+    """The fake of these tests: the suite asks for nothing that only slots have."""
+
+    def make_kv(self) -> BlockManager:
+        return BlockManager(num_blocks=NUM_REQUESTS * 2, block_size=NUM_TOKENS // 2)

@@ -1,0 +1,166 @@
+"""An engine on fake ranks, and how to talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime_svc.engine.engine import Engine, EngineConfig
+from runtime_svc.engine.events import Event, Finished, TokenDelta
+from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.request import Finish, FinishReason, Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.engine.streams import OutputStream
+from runtime_svc.text.output import SequenceText
+from tests.ranks.fakes import FakeLauncher, make_manifest
+
+NEW_BIAS = 31
+
+
+class LetterTokenizer:
+    """Token i is a letter, so that the text of every token is known."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(self.token_text(token_id) for token_id in token_ids)
+
+    def decode_one(self, token_id: int) -> str:
+        return self.token_text(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        return chr(ord("a") + token_id % 26)
+
+
+def letters(token_ids: list[int]) -> str:
+    return LetterTokenizer().decode(token_ids)
+
+
+class EngineHarness:
+    """One engine and its launcher."""
+
+    def __init__(self, engine: Engine, launcher: FakeLauncher) -> None:
+        self.engine = engine
+        self.launcher = launcher
+        self._count = 0
+
+    @property
+    def ranks(self) -> Any:
+        return self.launcher.ranks
+
+    def submit(
+        self,
+        prompt: list[int],
+        *,
+        request_id: str = "",
+        max_new_tokens: int = 40,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop_strings: tuple[str, ...] = (),
+        stop_token_ids: tuple[int, ...] = (),
+        top_logprobs: int | None = None,
+        deadline_s: float | None = None,
+    ) -> OutputStream:
+        self._count += 1
+        now_s = asyncio.get_running_loop().time()
+        request = Request(
+            request_id=request_id or f"request-{self._count}",
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(temperature, 0, 1.0, seed),
+            stop=StopConditions(max_new_tokens, stop_strings, frozenset(stop_token_ids)),
+            timeline=Timeline(now_s),
+            top_logprobs=top_logprobs,
+        )
+        text = SequenceText(LetterTokenizer(), stop_strings)  # type: ignore[arg-type]
+        absolute_s = None if deadline_s is None else now_s + deadline_s
+        return self.engine.submit(request, text, deadline_s=absolute_s)
+
+
+StartEngine = Callable[..., Awaitable[EngineHarness]]
+
+
+@pytest.fixture(params=[True, False], ids=["async", "one_by_one"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    """Whether engines call a step while the previous one runs: streams, tokens and ends are the same."""
+    return bool(request.param)
+
+
+@pytest.fixture
+async def start_engine(is_async: bool) -> AsyncIterator[StartEngine]:
+    """Starts engines; keywords go to the manifest."""
+    engines: list[Engine] = []
+
+    async def start(
+        config: EngineConfig | None = None,
+        *,
+        step_s: float = 0.0,
+        make_launcher: Callable[..., FakeLauncher] = FakeLauncher,
+        **manifest_options: Any,
+    ) -> EngineHarness:
+        manifest = make_manifest(**manifest_options)
+        launcher = make_launcher(manifest, step_s=step_s)
+        engine = await Engine.start(
+            "test", manifest, replace(config or EngineConfig(), async_scheduling=is_async), launcher
+        )
+        engines.append(engine)
+        return EngineHarness(engine, launcher)
+
+    yield start
+    for engine in engines:
+        engine.scheduler.check_integrity()
+        engine.requests.end_all(lambda _: Finish(FinishReason.ABORTED))
+        await engine.close()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> dict[int, Path]:
+    """Weights that change the tokens."""
+    path = tmp_path / "shard"
+    path.write_text(str(NEW_BIAS))
+    return {0: path}
+
+
+async def swap(
+    harness: EngineHarness, shards: dict[int, Path], policy: InFlightPolicy, *, keep_kv: bool = False
+) -> asyncio.Task[object]:
+    await harness.engine.stage_weights(shards)
+    launcher = FakeLauncher(harness.launcher.manifest, bias=NEW_BIAS, weights_ref="fake:v2")
+    task = asyncio.create_task(harness.engine.swap_weights(launcher, shards, policy, keep_kv=keep_kv))
+    await asyncio.sleep(0)
+    return task
+
+
+async def collect(stream: OutputStream) -> list[Event]:
+    """Every event of a stream; checks what holds of every stream."""
+    events = await collect_rest(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [isinstance(event.payload, Finished) for event in events] == [False] * (len(events) - 1) + [True]
+    return events
+
+
+async def collect_rest(stream: OutputStream) -> list[Event]:
+    """What is left of a stream that was begun."""
+    return [event async for event in stream]
+
+
+def tokens_of(events: list[Event]) -> list[int]:
+    deltas = [event.payload for event in events if isinstance(event.payload, TokenDelta)]
+    return [token.token_id for delta in deltas for token in delta.tokens]
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.payload.text for event in events if isinstance(event.payload, TokenDelta))
+
+
+def finished_of(events: list[Event]) -> Finished:
+    payload = events[-1].payload
+    assert isinstance(payload, Finished)
+    return payload
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 2.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

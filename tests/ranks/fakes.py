@@ -1,0 +1,262 @@
+"""Ranks whose tokens can be computed by hand, and the manifest that describes them.
+
+The next token of a sequence is the sum of all its tokens plus the weights' bias, modulo the vocabulary; with a
+temperature the request's random number is added, times 1000. The fake keeps a KV cache of token ids, written and read
+by the ABI's rules, so that a slot or position that is mixed up gives other tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bundle.abi.inputs import LEFT_PADDED
+from bundle.abi.submodels import SUBMODELS
+from bundle.manifest import Manifest, Target, WeightSet, WeightShard
+from execution.errors import RankDied
+from execution.step import Step, StepResult
+from runtime_svc.engine.inputs import uniform
+from tests.bundles import manifests
+from tests.bundles.manifests import DIGEST
+
+# Prime, with 2 as a primitive root: sequences take a hundred steps to repeat.
+VOCAB_SIZE = 509
+EOS = 2
+BIAS = 1
+STATE_BYTES = 4096
+#: Sampling that is compiled in: requests may not choose another.
+GREEDY = msgspec.structs.replace(manifests.DYNAMIC, dynamic=False, temperature=1.0, top_k=1)
+
+
+def make_manifest(
+    *,
+    executable_blob: str = DIGEST,
+    weights_blob: str = DIGEST,
+    weights_size_bytes: int = 1,
+    isa: str = "x86-64-v3",
+    kind: str = "cpu",
+    format_: str = "exported_program",
+    tp_degree: int = 1,
+    vocab_size: int = VOCAB_SIZE,
+    **options: Any,
+) -> Manifest:
+    """What `FakeRanks` runs; other options are those of `tests.bundles.manifests.make_manifest`."""
+    shards = tuple(
+        WeightShard(rank=rank, blob=weights_blob, size_bytes=weights_size_bytes, tensors=())
+        for rank in range(tp_degree)
+    )
+    manifest = manifests.make_manifest(
+        target=Target(kind=kind, isa=isa),  # type: ignore[arg-type]
+        weight_sets=(WeightSet(name="model", shards=shards),),
+        tp_degree=tp_degree,
+        vocab_size=vocab_size,
+        eos=EOS,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+    executables = tuple(
+        msgspec.structs.replace(one, blob=executable_blob, format=format_) for one in manifest.executables
+    )
+    return msgspec.structs.replace(manifest, executables=executables)
+
+
+def expected_tokens(prompt: Sequence[int], count: int, *, bias: int = BIAS, seed: int | None = None) -> list[int]:
+    """What the fake generates; with `seed` at any temperature above 0."""
+    tokens = list(prompt)
+    for index in range(count):
+        noise = 0 if seed is None else int(uniform(seed, index) * 1000)
+        tokens.append((sum(tokens) + bias + noise) % VOCAB_SIZE)
+    return tokens[len(prompt) :]
+
+
+class FakeRanks:
+    """One rank group, in this process."""
+
+    def __init__(self, manifest: Manifest, *, bias: int | None = BIAS) -> None:
+        """Without a bias they wait for weights, and fail on a step before."""
+        self.manifest = manifest
+        self.bias = bias
+        self.staged_bias: int | None = None
+        self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.load_gate = asyncio.Event()
+        self.load_gate.set()
+        self.stage_failure: Exception | None = None
+        self.num_discarded = 0
+        self.swap_gate = asyncio.Event()
+        self.swap_gate.set()
+        self.swap_failures: list[Exception] = []
+        self.load_failures: list[Exception] = []
+        self.step_s = 0.0
+        self.invalid_rows: tuple[int, ...] = ()
+        self.steps: list[Step] = []
+        self.is_closed = False
+        self.num_under_way = 0
+        self._last_begun: asyncio.Future[StepResult] | None = None
+        self.is_warm = False
+        self.weights_bytes = 1000
+        self.state_bytes = STATE_BYTES
+        self._executables = {executable.tag: executable for executable in manifest.executables}
+        self._kv = [[0] * manifest.limits.max_length for _ in range(manifest.state.num_slots + 1)]
+
+    def die(self) -> None:
+        if not self.died.done():
+            self.died.set_result(RankDied(0, -9))
+
+    async def begin(self, step: Step) -> asyncio.Future[StepResult]:
+        before = self._last_begun
+        assert step.depends_on_previous or not self.is_running, "two steps at once"
+        self._last_begun = asyncio.ensure_future(self._run(step, before))
+        self.num_under_way += 1
+        # As the real group, it sees steps through that their caller gives up.
+        self._last_begun.add_done_callback(self._end_step)
+        return asyncio.shield(self._last_begun)
+
+    def _end_step(self, step: asyncio.Future[StepResult]) -> None:
+        self.num_under_way -= 1
+        if not step.cancelled():
+            # Nobody may be left to hear of it.
+            step.exception()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step that it was called for has not ended."""
+        return self._last_begun is not None and not self._last_begun.done()
+
+    async def _run(self, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
+        if step.depends_on_previous:
+            assert before is not None, "a step that depends on none"
+            previous = [row[0] if row else 0 for row in (await before).tokens]
+            step = msgspec.structs.replace(step, inputs={**step.inputs, "input_ids": previous})
+        self.steps.append(step)
+        await self._alive(self.gate.wait())
+        await self._alive(asyncio.sleep(self.step_s))
+        executable = self._executables[step.tag]
+        reads_cache = SUBMODELS[executable.submodel].reads_cache
+        tokens = [(self._token if reads_cache else self._prompt)(step, row) for row in range(executable.batch_size)]
+        count = step.top_logprobs
+        return StepResult(
+            tokens=[[] if row in self.invalid_rows else [token] for row, token in enumerate(tokens)],
+            logprobs=None if count is None else [-token / 10 for token in tokens],
+            top_ids=None if count is None else [[(token + i) % VOCAB_SIZE for i in range(count)] for token in tokens],
+            top_logprobs=None if count is None else [[-token / 10 - i for i in range(count)] for token in tokens],
+            duration_s=self.step_s,
+            logits=_logits(tokens) if step.return_logits else None,
+            invalid_rows=self.invalid_rows,
+        )
+
+    async def load(self) -> None:
+        await self._alive(self.load_gate.wait())
+        if self.load_failures:
+            raise self.load_failures.pop(0)
+
+    async def warm_up(self) -> None:
+        await self._alive(asyncio.sleep(0))
+        assert self.bias is not None, "warmed up without weights"
+        self.is_warm = True
+
+    async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
+        await self._alive(asyncio.sleep(0))
+        if self.stage_failure is not None:
+            raise self.stage_failure
+        self.staged_bias = int(shard_paths_by_rank[0].read_text())
+
+    async def swap_weights(self) -> float:
+        await self._alive(self.swap_gate.wait())
+        if self.swap_failures:
+            raise self.swap_failures.pop(0)
+        assert not self.is_running
+        assert self.staged_bias is not None
+        self.bias, self.staged_bias = self.staged_bias, None
+        return 0.0
+
+    async def discard_staged(self) -> None:
+        self.num_discarded += 1
+        self.staged_bias = None
+
+    async def zero_state(self, slots: Sequence[int] | None) -> int:
+        await self._alive(asyncio.sleep(0))
+        assert not self.is_running
+        assert slots is None
+        self._kv = [[0] * len(row) for row in self._kv]
+        return STATE_BYTES
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    @property
+    def is_zeroed(self) -> bool:
+        return not any(any(row) for row in self._kv)
+
+    async def _alive(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        await asyncio.wait([task, self.died], return_when=asyncio.FIRST_COMPLETED)
+        if self.died.done():
+            task.cancel()
+            raise self.died.result()
+
+    def _prompt(self, step: Step, row: int) -> int:
+        inputs, count = step.inputs, int(step.inputs["num_tokens"][row])
+        width = len(inputs["input_ids"]) // len(inputs["num_tokens"])
+        is_left_padded = LEFT_PADDED in self._executables[step.tag].flags
+        first = (row + 1) * width - count if is_left_padded else row * width
+        tokens = [int(token) for token in inputs["input_ids"][first : first + count]]
+        assert list(inputs["position_ids"][first : first + count]) == list(range(count))
+        self._kv[int(inputs["seq_ids"][row])][:count] = tokens
+        return self._next(step, row, tokens)
+
+    def _token(self, step: Step, row: int) -> int:
+        slot, position = int(step.inputs["seq_ids"][row]), int(step.inputs["position_ids"][row])
+        executable = self._executables[step.tag]
+        assert slot in (row, self.manifest.state.num_slots), "a row writes its own slot or the scratch slot"
+        assert position < executable.bucket[0], "the bucket must exceed the position"
+        self._kv[slot][position] = int(step.inputs["input_ids"][row])
+        return self._next(step, row, self._kv[slot][: position + 1])
+
+    def _next(self, step: Step, row: int, tokens: Sequence[int]) -> int:
+        noise = 0
+        if "sampling_params" in step.inputs and step.inputs["sampling_params"][3 * row + 2] > 0:
+            noise = int(step.inputs["rand"][row] * 1000)
+        assert self.bias is not None, "a step without weights"
+        return (sum(tokens) + self.bias + noise) % VOCAB_SIZE
+
+
+def _logits(tokens: Sequence[int]) -> memoryview[float]:
+    """1 for the token of each row, minus half of its id for every other: f32 [rows, VOCAB_SIZE]."""
+    flat = array("f", [1.0 if one == token else -one / 2 for token in tokens for one in range(VOCAB_SIZE)])
+    return memoryview(flat).cast("B").cast("f", [len(tokens), VOCAB_SIZE])
+
+
+@dataclass
+class FakeLauncher:
+    """Launches fake ranks; every group launched is kept for inspection."""
+
+    manifest: Manifest
+    bias: int = BIAS
+    weights_ref: str = "fake:v1"
+    has_weights: bool = True
+    launched: list[FakeRanks] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)
+    step_s: float = 0.0
+
+    async def launch(self) -> FakeRanks:
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop(0)
+        ranks = FakeRanks(self.manifest, bias=self.bias)
+        ranks.step_s = self.step_s
+        self.launched.append(ranks)
+        return ranks
+
+    async def warm_up(self, ranks: FakeRanks) -> None:
+        await ranks.warm_up()
+
+    @property
+    def ranks(self) -> FakeRanks:
+        return self.launched[-1]

@@ -1,0 +1,90 @@
+"""The compiler as users run it: `python -m compiler_svc` in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import psutil
+
+from tests.lowering_cache import share_lowering_cache
+from tests.processes import lives, living_descendants, name_of
+from tests.repository import ROOT
+from tests.servers.running_compiler import Client
+
+
+class CompilerEnded(Exception):
+    """The process ended before it was ready; its exit code."""
+
+
+@dataclass(frozen=True)
+class CompilerProcess:
+    """A running compiler and a client of it."""
+
+    process: asyncio.subprocess.Process
+    client: Client
+
+    def libraries(self) -> set[str]:
+        """File names of the shared libraries that the process has mapped."""
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text().split()
+        return {Path(path).name for path in maps if path.startswith("/")}
+
+    def builds(self) -> list[psutil.Process]:
+        """Its build processes."""
+        return self.find("kiln-build")
+
+    def lowerings(self) -> list[psutil.Process]:
+        """Its lowerings' processes, and the C++ compilers that they run."""
+        return [
+            process
+            for lowering in self.find("kiln-lowering")
+            for process in (lowering, *living_descendants(lowering.pid))
+        ]
+
+    def find(self, name: str) -> list[psutil.Process]:
+        """Its processes of a name that have not ended."""
+        return [child for child in living_descendants(self.process.pid) if name_of(child) == name]
+
+
+@asynccontextmanager
+async def run_compiler(home: Path, *options: str) -> AsyncIterator[CompilerProcess]:
+    """Starts a compiler with state below `home` and checkpoints below `home/models`; ends it with SIGTERM."""
+    share_lowering_cache(home / "cache")
+    arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "compiler_svc",
+        *arguments,
+        "--model-root",
+        f"{home}/models",
+        "--drain-timeout",
+        "1",
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")])},
+    )
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        if not line:
+            raise CompilerEnded(await process.wait())
+        assert line.startswith("ready address=127.0.0.1:"), line
+        async with grpc.aio.insecure_channel(line.strip().removeprefix("ready address=")) as channel:
+            yield CompilerProcess(process, Client(channel))
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def wait_until_gone(*processes: psutil.Process, timeout_s: float = 10) -> None:
+    """Waits until processes have ended, zombies included."""
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout_s)
+    assert [process for process in alive if lives(process)] == []

@@ -1,0 +1,114 @@
+"""Both services as a user starts them, the `kiln` command, and plain stubs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from kiln.runtime.v1 import generation_pb2 as generation
+from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
+
+from tests.lowering_cache import share_lowering_cache
+from tests.repository import ROOT
+
+KILN = str(Path(sys.executable).with_name("kiln"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one command printed with --json."""
+
+    exit_code: int
+    events: list[dict[str, Any]]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.events[-1]
+
+
+@dataclass
+class Stack:
+    """A running pair of services."""
+
+    process: subprocess.Popen[str]
+    compiler: str
+    runtime: str
+    home: Path
+    models: Path
+    loaded: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, home: Path, *, cores: int = 8) -> Stack:
+        models = home / "extra-models"
+        models.mkdir(parents=True, exist_ok=True)
+        share_lowering_cache(home / "cache/compiler")
+        command = [KILN, "up", "--json", "--home", str(home), "--cores", str(cores)]
+        command += ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0"]
+        command += ["--model-root", str(ROOT / "examples/models"), "--model-root", str(models)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        event = json.loads(line) if line else {}
+        if event.get("event") != "ready":
+            process.kill()
+            raise RuntimeError(f"kiln up did not become ready: {line!r}; logs under {home / 'logs'}")
+        return cls(process, event["compiler"], event["runtime"], home, models)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+    def kiln(self, *arguments: str | Path, check: bool = True) -> Outcome:
+        """Runs `kiln ARGUMENTS --json`."""
+        environment = os.environ | {"KILN_COMPILER": self.compiler, "KILN_RUNTIME": self.runtime}
+        command = [KILN, *map(str, arguments), "--json"]
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=280, cwd=ROOT, check=False
+        )
+        events = [json.loads(line) for line in result.stdout.splitlines()]
+        assert events, f"kiln {arguments} printed nothing: {result.stderr}"
+        assert not check or result.returncode == 0, events[-1]
+        return Outcome(result.returncode, events)
+
+    def compile(self, name: str, model: str | Path, config: dict[str, Any], *, level: int = 0) -> dict[str, Any]:
+        path = self.home / f"{name}.json"
+        path.write_text(json.dumps(config))
+        return self.kiln("compile", path, "--model", model, "--name", name, "-O", str(level)).last
+
+    def deploy(self, deployment: str, ref: str) -> str:
+        """Loads a bundle once for the whole run."""
+        if deployment not in self.loaded:
+            self.kiln("load", ref, "--deployment", deployment)
+            self.loaded[deployment] = ref
+        return deployment
+
+    def generation(self) -> generation_pb2_grpc.GenerationServiceStub:
+        return generation_pb2_grpc.GenerationServiceStub(grpc.insecure_channel(self.runtime))
+
+    def runtime_service(self) -> runtime_pb2_grpc.RuntimeServiceStub:
+        return runtime_pb2_grpc.RuntimeServiceStub(grpc.insecure_channel(self.runtime))
+
+
+def token_request(
+    deployment: str, ids: list[int], max_new_tokens: int, *, request_id: str = "", **sampling: float
+) -> generation.GenerateRequest:
+    """A request from token ids that goes on past end-of-sequence tokens."""
+    return generation.GenerateRequest(
+        deployment_id=deployment,
+        request_id=request_id,
+        token_ids=generation.TokenIds(ids=ids),
+        sampling=generation.SamplingParams(**sampling),  # type: ignore[arg-type]
+        stop=generation.StopConditions(max_new_tokens=max_new_tokens, ignore_eos=True),
+    )
+
+
+def tokens_of(events: list[generation.GenerateResponse]) -> list[int]:
+    """Every token id of a finished stream, in order."""
+    return [token.id for event in events for token in event.delta.tokens]

@@ -1,0 +1,66 @@
+"""A stream of events becomes one completion."""
+
+from __future__ import annotations
+
+import pytest
+from kiln.runtime.v1.generation_pb2 import GenerateResponse
+from kiln_client import AsyncRuntime, CompletionBuilder, errors
+
+from tests.servers import responses as samples
+from tests.servers.scripted_server import ScriptedServer, refusal
+
+
+async def test_whole_generation(server: ScriptedServer) -> None:
+    server.script("Generate", samples.generation())
+    async with AsyncRuntime(server.address) as runtime:
+        completion = await runtime.complete("demo", "x")
+    assert completion.text == "Once upon"
+    assert completion.token_ids == [11, 12]
+    assert completion.finish_reason == "length"
+    assert completion.stop is None
+    assert completion.usage.generated_tokens == 2
+    assert completion.weight_epoch == 2
+    assert completion.accepted.sampling.seed == 2**63 + 1
+
+
+@pytest.mark.parametrize(
+    ("event", "reason", "stop"),
+    [
+        (samples.finished(1, "STOP_STRING", stop_string="END"), "stop_string", "END"),
+        (samples.finished(1, "STOP_TOKEN", stop_token_id=0), "stop_token", 0),
+        (samples.finished(1, "TIME"), "time", None),
+    ],
+)
+def test_what_stopped_it(event: GenerateResponse, reason: str, stop: str | int | None) -> None:
+    builder = CompletionBuilder()
+    builder.add(samples.accepted())
+    builder.add(event)
+    completion = builder.build()
+    assert (completion.finish_reason, completion.stop) == (reason, stop)
+
+
+@pytest.mark.parametrize(
+    ("events", "missing"),
+    [
+        ([], "accepted"),
+        ([samples.accepted(), samples.delta(1, "x", 1)], "finished"),
+        ([samples.accepted(), samples.delta(2, "x", 1)], "event 1 is missing"),
+        ([samples.delta(0, "x", 1), samples.finished(1)], "accepted"),
+    ],
+)
+async def test_stream_that_ends_silently_is_an_error(
+    server: ScriptedServer, events: list[GenerateResponse], missing: str
+) -> None:
+    server.script("Generate", events)
+    async with AsyncRuntime(server.address) as runtime:
+        with pytest.raises(errors.StreamIncomplete, match=missing) as caught:
+            await runtime.complete("demo", "x")
+    assert caught.value.reason == "STREAM_INCOMPLETE"
+
+
+async def test_failure_of_the_stream_is_the_failure(server: ScriptedServer) -> None:
+    failed = samples.finished(1, "ERROR")
+    server.script("Generate", [samples.accepted(), failed, refusal("UNAVAILABLE", "RANK_DIED", "rank 0 died")])
+    async with AsyncRuntime(server.address) as runtime:
+        with pytest.raises(errors.Unavailable, match="rank 0 died"):
+            await runtime.complete("demo", "x")

@@ -1,0 +1,64 @@
+"""Graphs beside a real bundle, at optimization level 0, by a compiler in a process of its own."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from kiln.bundle.v1 import bundle_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from bundle.digest import sha256_bytes
+from bundle.manifest import parse_manifest
+from tests.servers.compiler_process import run_compiler
+from tests.servers.running_compiler import Client, response_of
+
+# Without weights, and so without a golden check: what takes time and tells nothing here.
+CONFIG = {
+    "neuron_config": {
+        "seq_len": 16,
+        "batch_size": 1,
+        "skip_sharding": True,
+        "on_device_sampling_config": {"dynamic": True},
+    }
+}
+
+
+async def compile_tiny(client: Client, **fields: Any) -> pb.CompileResponse:
+    level = pb.OPTIMIZATION_LEVEL_O0
+    operation = await client.compile(config_json=json.dumps(CONFIG), optimization_level=level, **fields)
+    return response_of(await client.finish(operation))
+
+
+async def test_debug_keeps_every_graph_and_changes_no_byte_of_the_bundle(home: Path) -> None:
+    async with run_compiler(home) as compiler:
+        client = compiler.client
+        debug = await compile_tiny(client, name="debug", debug=True)
+        # Built anew, from nothing that the other has left but what the store holds.
+        plain = await compile_tiny(client, name="plain", skip_cache_lookup=True, salt="another cache")
+        assert (plain.digest, plain.cache, debug.cache) == (debug.digest, pb.CACHE_RESULT_MISS, pb.CACHE_RESULT_MISS)
+
+        response = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref="plain"))
+        manifest, files = parse_manifest(response.bundle.manifest_json), response.bundle.referrers
+        assert {file.title for file in files} == {"build.json", "graphs.jsonl.gz"}
+        (blob,) = [file for file in files if file.title == "graphs.jsonl.gz"]
+        chunks = client.bundles.ReadBlob(bundle_pb2.ReadBlobRequest(digest=blob.digest))
+        data = b"".join([chunk.data async for chunk in chunks])
+        assert sha256_bytes(data) == blob.digest
+        assert list((home / "store" / "jobs").iterdir()) == []
+
+    lines = [json.loads(line) for line in gzip.decompress(data).splitlines()]
+    assert (lines[0]["bundle"], lines[0]["executables"]) == (debug.digest, len(manifest.executables))
+    at = 1
+    for executable in manifest.executables:
+        header = lines[at]
+        assert (header["executable"], header["graph_digest"]) == (executable.tag, executable.graph_digest)
+        operations = lines[at + 1 : at + 1 + header["operations"]]
+        at += 1 + header["operations"]
+        inputs = [one["arguments"] for one in operations if one["op_type"] == "input"]
+        assert inputs == [*(spec.name for spec in executable.inputs), *executable.state]
+        inner = [one for one in operations if one["op_type"] not in {"input", "parameter", "output"}]
+        assert all(one["source_file"].startswith(("compiler_svc/", "execution/")) for one in inner)
+        assert all(one["source_line"] > 0 for one in inner)
+        assert any(one["module"].endswith("self_attn") for one in inner)
+    assert at == len(lines)

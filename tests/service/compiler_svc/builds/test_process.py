@@ -1,0 +1,199 @@
+"""Real builds at optimization level 0, by a compiler in a process of its own."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from kiln.bundle.v1 import bundle_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from bundle.layout import Layout
+from bundle.manifest import Limits, parse_manifest
+from bundle.reader import open_bundle
+from bundle.verification import BlobVerifier
+from tests.processes import living_descendants
+from tests.servers.compiler_process import CompilerEnded, CompilerProcess, run_compiler, wait_until_gone
+from tests.servers.running_compiler import Client, read_refusal, response_of
+
+CONFIG = {
+    "seq_len": 32,
+    "batch_size": 2,
+    "ctx_batch_size": 1,
+    "is_continuous_batching": True,
+    "enable_bucketing": True,
+    "context_encoding_buckets": [8],
+    "token_generation_buckets": [16, 32],
+    "on_device_sampling_config": {"dynamic": True, "global_topk": 8},
+}
+
+
+async def compile_tiny(client: Client, *, wait: bool = True, buckets: Sequence[int] = (8,), **fields: Any) -> Any:
+    neuron_config = CONFIG | {"context_encoding_buckets": list(buckets)}
+    operation = await client.compile(
+        config_json=json.dumps({"neuron_config": neuron_config}),
+        optimization_level=pb.OPTIMIZATION_LEVEL_O0,
+        **fields,
+    )
+    return await client.finish(operation) if wait else operation
+
+
+async def test_a_checkpoint_becomes_a_bundle_and_comes_from_the_cache_afterwards(home: Path) -> None:
+    async with run_compiler(home) as compiler:
+        client = compiler.client
+        operation = await compile_tiny(client, wait=False)
+        events = await client.watch(operation.name)
+        stages = list(dict.fromkeys(event.progress.stage for event in events[:-1]))
+        assert stages[-5:] == [
+            pb.COMPILE_STAGE_TRACE,
+            pb.COMPILE_STAGE_LOWER,
+            pb.COMPILE_STAGE_SHARD,
+            pb.COMPILE_STAGE_VERIFY,
+            pb.COMPILE_STAGE_PUBLISH,
+        ]
+        last = events[-2].progress
+        assert (last.executables_done, last.executables_total, last.executables_cached) == (3, 3, 0)
+        assert last.sharded_bytes >= last.total_bytes > 0
+        result = events[-1].result
+        assert (result.version, result.cache) == (1, pb.CACHE_RESULT_MISS)
+        tags = ["context_encoding_8", "token_generation_16", "token_generation_32"]
+        assert [executable.tag for executable in result.executables] == tags
+
+        check_bundle(home, result.digest, await get_bundle(client, "tiny:v1"))
+
+        start = time.monotonic()
+        again = response_of(await compile_tiny(client, name="other"))
+        assert time.monotonic() - start < 1
+        assert (again.cache, again.digest, again.version) == (pb.CACHE_RESULT_HIT, result.digest, 1)
+
+        rebuilt = response_of(await compile_tiny(client, skip_cache_lookup=True))
+        assert (rebuilt.cache, rebuilt.digest, rebuilt.version) == (pb.CACHE_RESULT_MISS, result.digest, 1)
+
+        more = response_of(await compile_tiny(client, buckets=(8, 16)))
+        assert (more.cache, more.version) == (pb.CACHE_RESULT_MISS, 2)
+        reused = {executable.tag for executable in more.executables if executable.cache == pb.CACHE_RESULT_HIT}
+        assert reused == set(tags)
+
+        assert {name for name in compiler.libraries() if "torch" in name} == set()
+        assert list((home / "store" / "jobs").iterdir()) == []
+
+
+async def get_bundle(client: Client, ref: str) -> bundle_pb2.Bundle:
+    response: bundle_pb2.GetBundleResponse = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref=ref))
+    return response.bundle
+
+
+def check_bundle(home: Path, digest: str, described: bundle_pb2.Bundle) -> None:
+    bundle = open_bundle(Layout(home / "store"), digest)
+    bundle.verify(BlobVerifier(None))
+    manifest = bundle.manifest
+    assert manifest == parse_manifest(described.manifest_json)
+    assert manifest.limits == Limits(
+        max_context_length=8, max_length=32, max_new_tokens=None, ctx_batch_size=1, tkg_batch_size=2
+    )
+    assert manifest.state.num_slots == 2
+    assert manifest.config["neuron_config"]["max_length"] == 32
+    assert manifest.config["hidden_size"] == 32
+    assert (manifest.sampling.mode, manifest.sampling.dynamic, manifest.sampling.temperature) == ("on_device", True, 0)
+    assert manifest.tokens.eos == (2, 3)
+    assert manifest.tokenizer is not None
+    assert {blob.title for blob in described.blobs} == {
+        "",
+        "executables/context_encoding_8.pt2",
+        "executables/token_generation_16.pt2",
+        "executables/token_generation_32.pt2",
+        "neuron_config.json",
+        "tokenizer.json",
+        "weights/tp0_sharded_checkpoint.safetensors",
+    }
+
+
+async def test_a_cancelled_or_killed_build_leaves_no_process_and_no_files(home: Path) -> None:
+    async with run_compiler(home) as compiler:
+        operation = await compile_tiny(compiler.client, wait=False)
+        processes = await reach_trace(compiler, operation.name)
+        await compiler.client.cancel(operation.name)
+        refused = read_refusal((await compiler.client.finish(operation)).error)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.CANCELLED, "COMPILE_CANCELLED")
+        await wait_until_gone(*processes)
+        assert list((home / "store" / "jobs").iterdir()) == []
+        assert Layout(home / "store").read_index().manifests == ()
+
+        # The same compiler, whose forkserver is warm by now: a build that is killed fails by name.
+        operation = await compile_tiny(compiler.client, wait=False)
+        (build, *_) = await reach_trace(compiler, operation.name)
+        build.kill()
+        refused = read_refusal((await compiler.client.finish(operation)).error)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "BUILD_FAILED")
+        assert "killed by SIGKILL" in refused.message
+        assert Layout(home / "store").read_index().manifests == ()
+
+
+async def test_a_killed_compiler_takes_its_builds_along_and_resumes_them(home: Path) -> None:
+    async with run_compiler(home) as compiler:
+        operation = await compile_tiny(compiler.client, wait=False)
+        processes = await reach_trace(compiler, operation.name)
+        watching = asyncio.create_task(ending(compiler.client, operation.name))
+        compiler.process.kill()
+        await wait_until_gone(*processes)
+        assert await watching is grpc.StatusCode.UNAVAILABLE
+    async with run_compiler(home) as compiler:
+        await reach_trace(compiler, operation.name)
+        watching = asyncio.create_task(ending(compiler.client, operation.name))
+        compiler.process.terminate()
+        assert await compiler.process.wait() == 0
+        assert await watching is grpc.StatusCode.UNAVAILABLE
+    async with run_compiler(home) as compiler:
+        response = response_of(await compiler.client.finish(operation))
+        assert (response.version, response.cache) == (1, pb.CACHE_RESULT_MISS)
+        check_bundle(home, response.digest, await get_bundle(compiler.client, "tiny"))
+        assert list((home / "store" / "jobs").iterdir()) == []
+
+
+async def ending(client: Client, operation: str) -> grpc.StatusCode:
+    """How a watcher's stream ends."""
+    try:
+        await client.watch(operation)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_a_broken_pickle_fails_in_the_build(home: Path) -> None:
+    tiny = home / "models" / "tiny"
+    (tiny / "model.safetensors").unlink()
+    (tiny / "pytorch_model.bin").write_bytes(b"no pickle")
+    async with run_compiler(home) as compiler:
+        refused = read_refusal((await compile_tiny(compiler.client)).error)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CHECKPOINT_INVALID")
+        assert {name for name in compiler.libraries() if "torch" in name} == set()
+
+
+async def test_sigterm_ends_the_compiler_in_good_order(home: Path) -> None:
+    async with run_compiler(home) as compiler:
+        compiler.process.send_signal(signal.SIGTERM)
+        assert await compiler.process.wait() == 0
+
+
+async def test_a_second_compiler_on_the_store_is_refused(home: Path) -> None:
+    async with run_compiler(home) as compiler:
+        with pytest.raises(CompilerEnded, match=r"^1$"):
+            async with run_compiler(home):
+                pass
+        assert compiler.process.returncode is None
+
+
+async def reach_trace(compiler: CompilerProcess, operation: str) -> list[psutil.Process]:
+    """Waits until a build exports graphs; returns its processes, the leader first."""
+    async for event in compiler.client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation)):
+        if event.progress.stage == pb.COMPILE_STAGE_TRACE:
+            while not (builds := compiler.builds()):  # noqa: ASYNC110 - processes tell nobody
+                await asyncio.sleep(0.01)
+            return [*builds, *living_descendants(builds[0].pid)]
+    raise AssertionError("the build ended early")

@@ -1,0 +1,171 @@
+"""Bundles of executables alone and of weights alone, by real builds at optimization level 0."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.longrunning import operations_pb2
+from kiln.bundle.v1 import bundle_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from bundle.layout import Layout
+from bundle.reader import Bundle, open_bundle
+from bundle.referrers import list_referrers, read_referrer
+from bundle.verification import BlobVerifier
+from compiler_svc.builds.build_record import BUILD_TYPE, GOLDEN_TYPE
+from compiler_svc.planning.shard_admission import ShardRequest, admit_shard_request
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.servers.compiler_process import run_compiler
+from tests.servers.running_compiler import Client, refusal, response_of
+
+CONFIG = {"seq_len": 16, "max_context_length": 8, "on_device_sampling_config": {"dynamic": True}}
+
+
+@pytest.fixture
+async def client(home: Path) -> AsyncIterator[Client]:
+    async with run_compiler(home) as compiler:
+        yield compiler.client
+
+
+async def compile_tiny(client: Client, name: str, **neuron_config: Any) -> pb.CompileResponse:
+    operation = await client.compile(
+        name=name,
+        config_json=json.dumps({"neuron_config": CONFIG | neuron_config}),
+        optimization_level=pb.OPTIMIZATION_LEVEL_O0,
+    )
+    return response_of(await client.finish(operation))
+
+
+async def shard(client: Client, **fields: Any) -> operations_pb2.Operation:
+    defaults = {"name": "tuned", "model": "tuned", "executables_ref": "tiny"}
+    operation: operations_pb2.Operation = await client.compiler.ShardWeights(
+        pb.ShardWeightsRequest(**(defaults | fields))
+    )
+    return operation
+
+
+async def test_executables_and_weights_apart(client: Client, home: Path) -> None:
+    write_checkpoint(home / "models" / "tuned", seed=1)
+    full = open_verified(home, (await compile_tiny(client, "tiny")).digest)
+
+    await check_executables_alone(client, home, full)
+
+    operation = await shard(client, executables_ref="bare")
+    events = await client.watch(operation.name)
+    stages = list(dict.fromkeys(event.progress.stage for event in events[:-1]))
+    assert stages[-3:] == [pb.COMPILE_STAGE_SHARD, pb.COMPILE_STAGE_VERIFY, pb.COMPILE_STAGE_PUBLISH]
+    response = response_of(await client.get(operation.name))
+    assert (response.version, response.cache, list(response.executables)) == (1, pb.CACHE_RESULT_MISS, [])
+    weights = open_verified(home, response.digest)
+    await check_weights_alone(client, full, weights)
+
+    again = response_of(await client.finish(await shard(client, name="other", executables_ref="bare")))
+    assert (again.digest, again.cache) == (response.digest, pb.CACHE_RESULT_HIT)
+
+    await check_refusals(client, home)
+    check_other_tokenizer(home, full)
+
+
+async def check_executables_alone(client: Client, home: Path, full: Bundle) -> None:
+    response = await compile_tiny(client, "bare", save_sharded_checkpoint=False)
+    bare = open_verified(home, response.digest)
+    assert response.cache == pb.CACHE_RESULT_HIT
+    assert not response.warnings
+    assert describes_no_weights(bare)
+    assert bare.manifest.graph_abi_digest == full.manifest.graph_abi_digest
+    assert read_record(bare, GOLDEN_TYPE) == read_record(full, GOLDEN_TYPE)
+
+    response = await compile_tiny(client, "unchecked", skip_sharding=True)
+    unchecked = open_verified(home, response.digest)
+    assert [warning.partition(":")[0] for warning in response.warnings] == ["neuron_config.skip_sharding"]
+    assert describes_no_weights(unchecked)
+    assert unchecked.manifest.graph_abi_digest == full.manifest.graph_abi_digest
+    assert list_referrers(unchecked.layout, unchecked.digest, GOLDEN_TYPE) == ()
+
+
+async def check_weights_alone(client: Client, full: Bundle, weights: Bundle) -> None:
+    manifest = weights.manifest
+    assert manifest.executables == ()
+    assert manifest.graph_abi_digest == full.manifest.graph_abi_digest
+    assert manifest.checkpoint_digest != full.manifest.checkpoint_digest
+    for same in ("config", "target", "state", "limits", "sampling", "tokenizer", "tp_degree"):
+        assert getattr(manifest, same) == getattr(full.manifest, same)
+    (own,), (others,) = manifest.weight_sets, full.manifest.weight_sets
+    assert [shard.tensors for shard in own.shards] == [shard.tensors for shard in others.shards]
+    assert [shard.blob for shard in own.shards] != [shard.blob for shard in others.shards]
+    assert {layer.title for layer in weights.image.layers} == {
+        "neuron_config.json",
+        "tokenizer.json",
+        "weights/tp0_sharded_checkpoint.safetensors",
+    }
+    described = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref="tuned"))
+    assert described.bundle.contents == bundle_pb2.BUNDLE_CONTENTS_WEIGHTS
+    golden = read_record(weights, GOLDEN_TYPE)
+    assert golden["reference"].startswith("transformers ")
+    assert {one["tag"] for one in golden["executables"]} == {"context_encoding_8", "token_generation_16"}
+    assert [one["num_prompt_tokens"] for one in golden["sequences"]] == [4]
+    assert read_record(weights, BUILD_TYPE)["stages_s"]["verify"] > 0
+
+
+async def check_refusals(client: Client, home: Path) -> None:
+    write_checkpoint(home / "models" / "hotter", rope_parameters={"rope_theta": 5000.0, "rope_type": "default"})
+    refused = await refusal(shard(client, model="hotter"))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_ABI_MISMATCH")
+    assert refused.metadata["attribute"].startswith("rope.")
+    assert (refused.metadata["actual"], refused.metadata["expected"]) == ("5000", "10000")
+
+    write_checkpoint(home / "models" / "nudged", rms_norm_eps=1e-6)
+    assert (await refusal(shard(client, model="nudged"))).metadata["attribute"] == "rms_norm_eps"
+
+    refused = await refusal(shard(client, executables_ref="tuned"))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "EXECUTABLES_MISSING")
+    assert await reasons(
+        shard(client, executables_ref="nothing"),
+        shard(client, executables_ref="Tiny?"),
+        shard(client, name="Tiny"),
+        shard(client, model="../elsewhere"),
+        shard(client, model="missing"),
+        shard(client, request_id="r" * 129),
+    ) == [
+        "BUNDLE_NOT_FOUND",
+        "REF_INVALID",
+        "NAME_INVALID",
+        "PATH_OUTSIDE_MODEL_ROOTS",
+        "CHECKPOINT_NOT_FOUND",
+        "CONFIG_INVALID",
+    ]
+
+    operation = await shard(client, executables_ref="bare", request_id="r")
+    assert (await shard(client, executables_ref="bare", request_id="r")).name == operation.name
+    assert (await refusal(shard(client, request_id="r", name="other"))).reason == "REQUEST_ID_REUSED"
+
+
+def check_other_tokenizer(home: Path, full: Bundle) -> None:
+    request = ShardRequest(name="tuned", model="tuned", executables_ref="tiny", skip_cache_lookup=False)
+    assert admit_shard_request(request, full, (home / "models",)).warnings == ()
+    (home / "models" / "tuned" / "tokenizer.json").write_text("{}")
+    (warning,) = admit_shard_request(request, full, (home / "models",)).warnings
+    assert warning.startswith("model: tokenizer.json differs")
+
+
+async def reasons(*calls: Any) -> list[str]:
+    return [(await refusal(call)).reason for call in calls]
+
+
+def open_verified(home: Path, digest: str) -> Bundle:
+    bundle = open_bundle(Layout(home / "store"), digest)
+    bundle.verify(BlobVerifier(None))
+    return bundle
+
+
+def read_record(bundle: Bundle, kind: str) -> Any:
+    (referrer,) = list_referrers(bundle.layout, bundle.digest, kind)
+    return json.loads(read_referrer(bundle.layout, referrer.digest))
+
+
+def describes_no_weights(bundle: Bundle) -> bool:
+    shards = [shard for weight_set in bundle.manifest.weight_sets for shard in weight_set.shards]
+    return all(shard.blob is None and shard.size_bytes == 0 and shard.tensors for shard in shards)

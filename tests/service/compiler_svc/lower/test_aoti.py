@@ -1,0 +1,93 @@
+"""What a compiled library is made of, and what it leaves out. How it runs is the executor suite's."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from compiler_svc.lower.aoti import check_constants
+from compiler_svc.lower.errors import ProgramUnsupported
+from compiler_svc.lower.job import LoweredExecutable
+from compiler_svc.lower.pool import LoweringPool
+from execution.executors.aoti_library import AotiError, AotiLibrary
+from execution.forkserver.client import ForkserverClient
+from tests.lowering_cache import LOWERING_CACHE
+from tests.ranks.toy import STATE_SHAPE, make_model, stage_toy
+from tests.tools import require_tool
+
+pytestmark = pytest.mark.toolchain
+
+
+# Level 2 has flags of its own, for which headers and common objects take 20 s.
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["O1", "O2"])
+def level(request: pytest.FixtureRequest) -> Literal[1, 2]:
+    chosen: Literal[1, 2] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def lowered(
+    tmp_path_factory: pytest.TempPathFactory, lowerings: ForkserverClient, level: Literal[1, 2]
+) -> LoweredExecutable:
+    """A decode step."""
+    return lower(tmp_path_factory.mktemp("aoti"), lowerings, level)
+
+
+def lower(directory: Path, lowerings: ForkserverClient, level: Literal[1, 2]) -> LoweredExecutable:
+    _, job = stage_toy(directory, LOWERING_CACHE, "logits", level)
+    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    return executable
+
+
+def disassemble(path: Path) -> str:
+    return subprocess.run([require_tool("objdump"), "-d", path], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_record(lowered: LoweredExecutable) -> None:
+    assert (lowered.format, lowered.state_convention) == ("aoti", "in_place")
+    assert set(lowered.constants) == set(make_model(0).state_dict())
+
+
+def test_the_library_holds_neither_weights_nor_paths(lowered: LoweredExecutable) -> None:
+    library = lowered.path.read_bytes()
+    assert make_model(0).head.weight[0].numpy().tobytes() not in library
+    for path in (lowered.path.parent, Path(torch.__file__).parent, Path.home()):
+        assert str(path).encode() not in library
+
+
+def test_instructions_are_those_of_the_level(lowered: LoweredExecutable) -> None:
+    code = disassemble(lowered.path)
+    assert "%ymm" in code
+    assert "%zmm" not in code
+
+
+def test_a_constant_that_is_no_weight_is_refused(lowered: LoweredExecutable) -> None:
+    check_constants(lowered.constants, lowered.constants)
+    with pytest.raises(ProgramUnsupported, match=r"constant 'head\.bias' appeared in compilation and is in no weight"):
+        check_constants(lowered.constants, tuple(name for name in lowered.constants if name != "head.bias"))
+
+
+def test_arguments_of_another_shape_are_an_error(lowered: LoweredExecutable) -> None:
+    library = AotiLibrary(lowered.path)
+    weights = make_model(0).state_dict()
+    library.bind_constants(weights)
+    library.swap_constants()
+    inputs = [torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)]
+    state = [torch.zeros(STATE_SHAPE) for _ in range(library.num_inputs - 3)]
+    with pytest.raises(AotiError, match="unmatched dim value"):
+        library.run([*inputs, torch.zeros(3, dtype=torch.int32), *state])
+    assert library.run([*inputs, torch.zeros(2, dtype=torch.int32), *state])[0].isfinite().all()
+    library.close()
+
+
+@pytest.mark.slow
+def test_equal_jobs_make_equal_bytes(
+    lowered: LoweredExecutable, tmp_path: Path, lowerings: ForkserverClient, level: Literal[1, 2]
+) -> None:
+    again = lower(tmp_path, lowerings, level)
+    assert again.path.read_bytes() == lowered.path.read_bytes()

@@ -1,0 +1,100 @@
+"""Objects that libraries share. What they do is the libraries' tests'."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from torch._inductor.exc import CppCompileError
+
+from bundle.manifest import Target
+from compiler_svc.lower.common_objects import compile_once
+from compiler_svc.lower.inductor import steered
+from compiler_svc.lower.job import LoweringJob, LoweringOptions
+from targets.cpu import GXX
+from tests.repository import ROOT
+
+pytestmark = pytest.mark.toolchain
+
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+
+MakeJob = Callable[..., LoweringJob]
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> MakeJob:
+    """Jobs of one cache, each with a directory of its own; there is nothing to lower."""
+
+    def make(tag: str, *, isa: str = "x86-64-v3") -> LoweringJob:
+        job = LoweringJob(
+            tag=tag,
+            directory=tmp_path / tag,
+            cache_dir=tmp_path / "cache",
+            num_state=0,
+            constants=(),
+            reserved_bytes=0,
+            options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa=isa)),
+        )
+        job.directory.mkdir()
+        job.cache_dir.mkdir(exist_ok=True)
+        return job
+
+    return make
+
+
+def compile_for(job: LoweringJob, source: str = SOURCE, *, is_wrapper: bool = False) -> Path:
+    with steered(job):
+        return compile_once(job, "answer", source, is_wrapper=is_wrapper)
+
+
+def test_jobs_share_an_object(make_job: MakeJob, tmp_path: Path) -> None:
+    first, second = make_job("first"), make_job("second")
+    path = compile_for(first)
+    made_ns = path.stat().st_mtime_ns
+    assert compile_for(second) == path
+    assert path.stat().st_mtime_ns == made_ns
+    library = tmp_path / "answer.so"
+    subprocess.run([GXX.find(), "-shared", path, "-o", library], check=True)
+    assert ctypes.CDLL(str(library)).answer() == 42
+
+
+def test_the_cache_may_be_on_another_file_system(make_job: MakeJob, tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    other = ROOT / ".kiln" if tmp_path.is_relative_to(memory) else memory
+    other.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=other) as cache_dir:
+        if Path(cache_dir).stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("this host has one file system")
+        job = msgspec.structs.replace(make_job("far"), cache_dir=Path(cache_dir))
+        assert compile_for(job).is_relative_to(cache_dir)
+
+
+def test_other_sources_and_flags_make_other_objects(make_job: MakeJob) -> None:
+    job, other_isa = make_job("one"), make_job("other", isa="x86-64-v4")
+    paths = {
+        compile_for(job),
+        compile_for(job, SOURCE.replace("42", "43")),
+        compile_for(job, is_wrapper=True),
+        compile_for(other_isa),
+    }
+    assert len(paths) == 4
+
+
+def test_objects_hold_no_paths(make_job: MakeJob) -> None:
+    job = make_job("one")
+    data = compile_for(job, f"{SOURCE}const char* file() {{ return __FILE__; }}\n").read_bytes()
+    assert b"/executable/answer.cpp" in data
+    assert str(job.directory).encode() not in data
+
+
+def test_what_does_not_compile_leaves_nothing(make_job: MakeJob) -> None:
+    job = make_job("broken")
+    with pytest.raises(CppCompileError, match="expected"):
+        compile_for(job, "int broken")
+    assert list(job.cache_dir.glob("objects/*.o")) == []
+    compile_for(job)

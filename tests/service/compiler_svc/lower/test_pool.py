@@ -1,0 +1,167 @@
+"""The pool with real child processes; no test here compiles to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from compiler_svc.lower.errors import (
+    LoweringFailed,
+    LoweringMemoryExceeded,
+    LoweringTimedOut,
+    ProgramUnsupported,
+)
+from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.pool import LoweringPool, LoweringProgress, make_forkserver
+from execution.forkserver.client import Forkserver, ForkserverClient
+from execution.forkserver.protocol import Call
+from targets.errors import ToolchainMissing
+from tests.processes import lives, name_of, note_others, own_children
+from tests.service.compiler_svc.lower.conftest import StageToy
+
+pytestmark = pytest.mark.toolchain
+
+CHILD = "kiln-lowering"
+FORKSERVER = "kiln-lowerings"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _others() -> None:
+    note_others()
+
+
+async def wait_for(name: str) -> list[psutil.Process]:
+    """Waits for a process of this name; returns the lowering's processes, without their forkserver."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = [one for one in own_children() if lives(one)]
+        if any(name_of(one) == name for one in found):
+            return [one for one in found if name_of(one) != FORKSERVER]
+        await asyncio.sleep(0.02)
+    raise TimeoutError(name)
+
+
+def spoil(job: LoweringJob) -> LoweringJob:
+    job.program_path.write_bytes(b"no program")
+    return job
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> None:
+    yield
+    assert not [one for one in own_children() if lives(one) and name_of(one) in (CHILD, "cc1plus")]
+
+
+async def test_a_failing_child_is_named_with_the_end_of_its_log(
+    stage_toy: StageToy, lowerings: ForkserverClient
+) -> None:
+    pool = LoweringPool(lowerings, num_processes=2, timeout_s=120)
+    with pytest.raises(LoweringFailed) as caught:
+        await pool.lower([spoil(stage_toy("bad", 1))])
+    assert caught.value.metadata["tag"] == "bad"
+    assert str(caught.value).startswith("lowering of bad ended with exit code 1; its log ends:")
+    assert "Traceback (most recent call last):" in caught.value.metadata["log"]
+
+
+async def test_one_failure_ends_the_others(stage_toy: StageToy, lowerings: ForkserverClient) -> None:
+    pool = LoweringPool(lowerings, num_processes=2, timeout_s=120)
+    progress: list[LoweringProgress] = []
+    with pytest.raises(LoweringFailed, match="lowering of bad"):
+        await pool.lower([stage_toy("good", 1), spoil(stage_toy("bad", 1))], progress.append)
+    assert progress == []
+
+
+async def test_timeout(stage_toy: StageToy, lowerings: ForkserverClient) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=0.3)
+    started = time.perf_counter()
+    with pytest.raises(LoweringTimedOut, match=r"lowering of slow took longer than 0\.3 s"):
+        await pool.lower([stage_toy("slow", 1)])
+    assert time.perf_counter() - started < 5
+
+
+async def test_cancelling_ends_the_compiler_too_and_leaves_no_half_of_a_header(
+    stage_toy: StageToy, lowerings: ForkserverClient
+) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
+    job = stage_toy("cancelled", 1)
+    task = asyncio.create_task(pool.lower([job]))
+    # A precompiled header, which later jobs take to be whole where they find it.
+    async with asyncio.timeout(120):
+        while not list((job.cache_dir / "headers").glob("*.gch.new.*")):  # noqa: ASYNC110 - files tell nobody
+            await asyncio.sleep(0.02)
+    processes = await wait_for("cc1plus")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert list((job.cache_dir / "headers").glob("*.gch")) == []
+
+
+async def test_a_child_that_loses_its_parent_takes_the_compiler_along(
+    stage_toy: StageToy, lowerings: ForkserverClient
+) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
+    task = asyncio.create_task(pool.lower([stage_toy("orphan", 1)]))
+    processes = await wait_for("cc1plus")
+    # What the kernel sends when the parent ends.
+    next(one for one in processes if name_of(one) == CHILD).terminate()
+    with pytest.raises(LoweringFailed, match="ended with SIGKILL"):
+        await task
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+
+
+@pytest.mark.parametrize("limit_bytes", [20_000_000, 400_000_000])
+async def test_memory_limit(stage_toy: StageToy, lowerings: ForkserverClient, limit_bytes: int) -> None:
+    """The lower one is less than a process begins with; at the other, torch and the C++ compiler end in many ways."""
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120, memory_limit_bytes=limit_bytes)
+    with pytest.raises(LoweringMemoryExceeded, match=rf"lowering of hungry needs more memory than the {limit_bytes} "):
+        await pool.lower([stage_toy("hungry", 1)])
+
+
+async def test_a_failure_far_from_the_limit(stage_toy: StageToy, lowerings: ForkserverClient) -> None:
+    pool = LoweringPool(lowerings, num_processes=1, timeout_s=120, memory_limit_bytes=1 << 40)
+    with pytest.raises(LoweringFailed, match="lowering of bad"):
+        await pool.lower([spoil(stage_toy("bad", 1))])
+
+
+async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A forkserver's environment is its parent's: a backend that refuses, put in its way.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import compiler_svc.lower.aoti as aoti\n"
+        "from compiler_svc.lower.errors import ProgramUnsupported\n"
+        "def refuse(job):\n"
+        "    raise ProgramUnsupported('constant x', 'is odd')\n"
+        "aoti.lower_program = refuse\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    forkserver = make_forkserver()
+    with pytest.raises(ProgramUnsupported, match="the graph cannot be lowered: constant x is odd"):
+        await LoweringPool(forkserver, num_processes=1, timeout_s=120).lower([stage_toy("odd", 1)])
+    forkserver.close()
+
+
+async def test_a_missing_compiler(
+    stage_toy: StageToy, lowerings: ForkserverClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = stage_toy("uncompilable", 1)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainMissing):
+        await LoweringPool(lowerings, num_processes=1, timeout_s=120).lower([job])
+
+
+async def test_level_0_starts_no_process(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    jobs = [stage_toy(tag, 0) for tag in ("a", "b", "c")]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    progress: list[LoweringProgress] = []
+    forkserver = Forkserver("none", Call("a module:that_is_not_there"))
+    executables = await LoweringPool(forkserver, num_processes=2, timeout_s=1).lower(jobs, progress.append)
+    assert [one.tag for one in executables] == ["a", "b", "c"]
+    assert [(one.format, one.state_convention) for one in executables] == [("exported_program", "functional")] * 3
+    assert [one.path for one in executables] == [job.program_path for job in jobs]
+    assert [(one.tag, one.done, one.total) for one in progress] == [("a", 1, 3), ("b", 2, 3), ("c", 3, 3)]

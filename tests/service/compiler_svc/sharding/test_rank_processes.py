@@ -1,0 +1,142 @@
+"""Ranks as they are served: in processes of their own, picking tokens together without exchanging their logits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+import torch
+
+from bundle.digest import sha256_file
+from bundle.manifest import Target
+from compiler_svc.lower.job import LoweringOptions
+from compiler_svc.lower.pool import LoweringPool
+from compiler_svc.lower.program import stage_job
+from compiler_svc.trace.export import export_submodel
+from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodels import describe_submodel
+from execution.forkserver.client import ForkserverClient
+from execution.ranks.group import RankGroup
+from execution.step import Step
+from tests.bundles.unpublished import UnpublishedBundle, make_bundle
+from tests.checkpoints.tiny_models import TinyModel, draw_tokens, write_tiny_model
+from tests.lowering_cache import LOWERING_CACHE
+from tests.parity.geometries import GEOMETRIES
+from tests.ranks.stepping import Stepper
+from tests.ranks.threads import run_ranks
+from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
+
+DEGREE: Final = 2
+BUCKET: Final = 16
+#: Three rows: drawn from the whole vocabulary's nucleus, from a few, and the likeliest.
+PARAMS: Final = ((0.0, 0.9, 1.4), (5.0, 0.95, 1.2), (0.0, 1.0, 0.0))
+SEQUENCES: Final = tuple(draw_tokens(6, seed=row) for row in range(3))
+RANDS: Final = torch.rand(6, 3, generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    attributes = GEOMETRIES["padded-gqa2-yarn"] | {"num_hidden_layers": 1}
+    return write_tiny_model(tmp_path_factory.mktemp("model"), attributes)
+
+
+@pytest.fixture(scope="module")
+def spec(tiny: TinyModel) -> GraphSpec:
+    return tiny.spec(tp_degree=DEGREE, sampling=make_sampling(dynamic=True), output_logits=False)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: TinyModel, spec: GraphSpec) -> list[list[int]]:
+    """Tokens of each step, from the modules themselves."""
+    plan = tiny.plan(tp_degree=DEGREE)
+
+    def run(rank: int) -> list[list[int]]:
+        stepper = Stepper(spec, plan, tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(BUCKET,), rank=rank)
+        params = torch.tensor(PARAMS)
+        steps = [
+            stepper.decode(
+                {row: (SEQUENCES[row][position], position) for row in range(3)},
+                sampling_params=params,
+                rand=torch.tensor(rand)[:, None],
+            )
+            for position, rand in enumerate(RANDS)
+        ]
+        return [step["tokens"].tolist() for step in steps]
+
+    first, *others = run_ranks(DEGREE, run)
+    assert all(other == first for other in others)
+    return first
+
+
+@pytest.fixture
+def compiled_bundle(
+    bundle: UnpublishedBundle,
+    tiny: TinyModel,
+    spec: GraphSpec,
+    tmp_path: Path,
+    lowerings: ForkserverClient,
+) -> UnpublishedBundle:
+    """The bundle with its decode step compiled, and nothing else."""
+    (decode,) = bundle.manifest.executables_of("token_generation")
+    submodel = describe_submodel(spec, "token_generation", BUCKET)
+    job = stage_job(
+        export_submodel(spec, tiny.plan(tp_degree=DEGREE), submodel).program,
+        tag=decode.tag,
+        num_state=len(decode.state),
+        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
+        directory=tmp_path / "lowered",
+        cache_dir=LOWERING_CACHE,
+    )
+    (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    digest = sha256_file(lowered.path)
+    compiled = msgspec.structs.replace(
+        decode,
+        format=lowered.format,
+        state_convention=lowered.state_convention,
+        blob=digest,
+        constants=tuple(one for one in decode.constants if one.name in lowered.constants),
+    )
+    manifest = msgspec.structs.replace(bundle.manifest, executables=(compiled,), optimization_level=1)
+    return UnpublishedBundle(manifest, {**bundle.blobs, digest: lowered.path})
+
+
+async def serve(bundle: UnpublishedBundle) -> list[list[int]]:
+    """Tokens of each step, from processes."""
+    (decode,) = bundle.manifest.executables_of("token_generation")
+    group = await RankGroup.start(bundle.manifest, bundle.blob_path, num_threads=1)
+    try:
+        await group.load()
+        tokens = []
+        for position, rand in enumerate(RANDS):
+            inputs = {
+                "input_ids": [sequence[position] for sequence in SEQUENCES],
+                "position_ids": [position] * 3,
+                "seq_ids": [0, 1, 2],
+                "sampling_params": [value for row in PARAMS for value in row],
+                "rand": rand,
+            }
+            result = await group.run(Step(decode.tag, inputs))
+            tokens.append([token for (token,) in result.tokens])
+        return tokens
+    finally:
+        await group.close()
+
+
+@pytest.fixture
+def bundle(tiny: TinyModel, spec: GraphSpec, tmp_path: Path) -> UnpublishedBundle:
+    plan = tiny.plan(tp_degree=DEGREE)
+    return make_bundle(tmp_path, spec, plan, tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(BUCKET,))
+
+
+def test_processes_pick_what_the_modules_pick(bundle: UnpublishedBundle, expected: list[list[int]]) -> None:
+    assert asyncio.run(serve(bundle)) == expected
+
+
+@pytest.mark.toolchain
+def test_compiled_ranks_pick_what_the_modules_pick(
+    compiled_bundle: UnpublishedBundle, expected: list[list[int]]
+) -> None:
+    assert asyncio.run(serve(compiled_bundle)) == expected

@@ -1,0 +1,219 @@
+"""Imports from other layouts, over loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from kiln.bundle.v1 import bundle_pb2 as pb
+
+from bundle.layout import Layout
+from bundle.reader import open_bundle
+from bundle.referrers import add_referrer, list_referrers
+from bundle.verification import BlobVerifier
+from tests.bundles.samples import DIGESTS, publish_sample
+from tests.servers.running_compiler import Client, Refusal, refusal, serve_compiler
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.fixture
+async def client(home: Path) -> AsyncIterator[Client]:
+    async with serve_compiler(home, "--import-root", f"{home}/in") as (client, _):
+        yield client
+
+
+@pytest.fixture
+def source(home: Path) -> Layout:
+    return Layout.create(home / "in" / "source")
+
+
+def start(client: Client, source: Layout | Path | str, **fields: Any) -> Any:
+    layout = str(source.root if isinstance(source, Layout) else source)
+    return client.bundles.ImportBundle(pb.ImportBundleRequest(**({"layout": layout, "name": "a"} | fields)))
+
+
+async def finish(client: Client, source: Layout, **fields: Any) -> pb.ImportResult:
+    events = [event async for event in start(client, source, **fields)]
+    assert all(event.WhichOneof("event") == "progress" for event in events[:-1])
+    return events[-1].result
+
+
+async def refused(client: Client, source: Layout | Path | str, **fields: Any) -> Refusal:
+    return await refusal(start(client, source, **fields))
+
+
+async def test_an_imported_bundle_is_named_and_aliased(client: Client, source: Layout, home: Path) -> None:
+    digest = publish_sample(source, ref_name="release")
+    add_referrer(source, digest, "a/timings", "text/plain", b"3 s", title="timings")
+    events = [event async for event in start(client, source, source_ref="release", alias="prod", alias_etag="")]
+    result = events[-1].result
+    size_bytes = open_bundle(source, digest).size_bytes
+    assert (result.bundle.name, result.bundle.version, result.bundle.digest) == ("a", 1, digest)
+    assert list(result.bundle.aliases) == ["prod"]
+    assert result.bundle.contents == pb.BUNDLE_CONTENTS_FULL
+    assert (result.copied_blob_count, result.present_blob_count) == (10, 0)
+    assert result.copied_size_bytes == events[-2].progress.total_bytes == events[-2].progress.done_bytes
+    assert result.copied_size_bytes > size_bytes
+    store = Layout(home / "store")
+    open_bundle(store, digest).verify(BlobVerifier(None))
+    assert len(list_referrers(store, digest)) == 1
+
+
+async def test_a_second_import_moves_nothing(client: Client, source: Layout) -> None:
+    digest = publish_sample(source)
+    await finish(client, source)
+    again = await finish(client, source, source_ref=digest)
+    assert (again.copied_blob_count, again.present_blob_count, again.bundle.version) == (0, 7, 1)
+    assert (await finish(client, source, name="b")).bundle.name == "b"
+
+
+async def test_contents_are_told(client: Client, source: Layout) -> None:
+    for contents, expected in (
+        ("executables", pb.BUNDLE_CONTENTS_EXECUTABLES),
+        ("weights", pb.BUNDLE_CONTENTS_WEIGHTS),
+    ):
+        digest = publish_sample(source, contents=contents)  # type: ignore[arg-type]
+        result = await finish(client, source, source_ref=digest, name=contents)
+        assert result.bundle.contents == expected
+        page = await client.bundles.ListBundles(pb.ListBundlesRequest(name=contents))
+        assert [bundle.contents for bundle in page.bundles] == [expected]
+
+
+async def test_the_alias_is_checked_before_anything_moves(client: Client, source: Layout, home: Path) -> None:
+    publish_sample(source)
+    error = await refused(client, source, alias="prod", alias_etag="stale")
+    assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "ALIAS_CHANGED")
+    assert list(Layout(home / "store").list_blobs()) == []
+    etag = (await client.bundles.SetAlias(await named(client, source))).alias.etag
+    assert (await refused(client, source, alias="prod", alias_etag="")).reason == "ALIAS_CHANGED"
+    digest = publish_sample(source, version="2")
+    moved = await finish(client, source, source_ref=digest, alias="prod", alias_etag=etag)
+    assert (moved.bundle.version, list(moved.bundle.aliases)) == (2, ["prod"])
+
+
+async def named(client: Client, source: Layout) -> pb.SetAliasRequest:
+    await finish(client, source)
+    return pb.SetAliasRequest(ref="a:v1", alias="prod")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"name": ""}, "NAME_INVALID"),
+        ({"name": "A"}, "NAME_INVALID"),
+        ({"alias": "v1"}, "ALIAS_INVALID"),
+        ({"source_ref": "absent"}, "BUNDLE_NOT_FOUND"),
+        ({"source_ref": "sha256:" + "0" * 64}, "BUNDLE_NOT_FOUND"),
+    ],
+)
+async def test_what_cannot_be_imported(client: Client, source: Layout, fields: dict[str, str], reason: str) -> None:
+    publish_sample(source)
+    assert (await refused(client, source, **fields)).reason == reason
+
+
+async def test_a_layout_with_several_bundles_needs_a_reference(client: Client, source: Layout) -> None:
+    for version in "12":
+        publish_sample(source, version=version)
+    error = await refused(client, source)
+    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "BUNDLE_NOT_FOUND")
+    assert "2 bundles" in error.message
+
+
+async def test_what_is_no_layout(client: Client, home: Path, source: Layout) -> None:
+    (home / "in" / "empty").mkdir()
+    (source.root / "index.json").write_bytes(b"[]")
+    for path in (home / "in" / "empty", home / "in" / "absent", source.root):
+        error = await refused(client, path)
+        assert (error.code, error.reason) == (INVALID, "LAYOUT_INVALID")
+        assert error.metadata["path"] == str(path)
+
+
+async def test_paths_stay_under_the_import_roots(client: Client, home: Path, source: Layout) -> None:
+    publish_sample(source)
+    outside = Layout.create(home / "outside")
+    publish_sample(outside)
+    (home / "in" / "link").symlink_to(outside.root)
+    (home / "in" / "blobs-elsewhere").mkdir()
+    for name in ("oci-layout", "index.json"):
+        (home / "in" / "blobs-elsewhere" / name).write_bytes((outside.root / name).read_bytes())
+    (home / "in" / "blobs-elsewhere" / "blobs").symlink_to(outside.root / "blobs")
+    paths = ["", "/", "source", outside.root, home / "in" / ".." / "outside", home / "in" / "link"]
+    for path in (*paths, home / "in" / "blobs-elsewhere"):
+        error = await refused(client, path)
+        assert (error.code, error.reason) == (grpc.StatusCode.PERMISSION_DENIED, "PATH_OUTSIDE_IMPORT_ROOTS"), path
+        assert error.metadata == {"path": str(path)}
+    for name in ("oci-layout", "index.json"):
+        (source.root / name).rename(home / name)
+        (source.root / name).symlink_to(home / name)
+        assert (await refused(client, source)).reason == "LAYOUT_INVALID"
+
+
+async def test_without_import_roots_nothing_is_imported(home: Path, source: Layout) -> None:
+    publish_sample(source)
+    async with serve_compiler(home) as (client, _):
+        assert (await refused(client, source)).reason == "PATH_OUTSIDE_IMPORT_ROOTS"
+
+
+async def test_a_corrupt_blob_is_named_and_no_version_made(client: Client, source: Layout, home: Path) -> None:
+    publish_sample(source)
+    digest = DIGESTS["tokenizer.json"]
+    path = source.blob_path(digest)
+    path.chmod(0o644)
+    path.write_bytes(b"!" + path.read_bytes()[1:])
+    error = await refused(client, source, alias="prod")
+    assert (error.code, error.reason) == (grpc.StatusCode.DATA_LOSS, "BLOB_CORRUPT")
+    assert error.metadata["title"] == "tokenizer.json"
+    assert not (await client.bundles.ListBundles(pb.ListBundlesRequest())).bundles
+    assert not (await client.bundles.ListAliases(pb.ListAliasesRequest())).aliases
+    assert Layout(home / "store").read_index().manifests == ()
+
+
+async def test_a_bundle_of_another_abi_is_refused(client: Client, source: Layout) -> None:
+    from tests.unit.bundle.test_reader import encode, image_document, list_image  # noqa: PLC0415
+
+    manifest = {"abi_version": 2}
+    list_image(source, encode(image_document(source, encode(manifest))))
+    error = await refused(client, source)
+    assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ABI_UNSUPPORTED")
+    manifest = {"abi_version": 1}
+    list_image(source, encode(image_document(source, encode(manifest))))
+    error = await refused(client, source)
+    assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "MANIFEST_INVALID")
+
+
+async def test_a_client_that_leaves_ends_the_import(
+    client: Client, source: Layout, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = publish_sample(source)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    new_blob = Layout.new_blob
+
+    def wait_in_the_third(layout: Layout, **options: Any) -> Any:
+        if options.get("replace") and len(list(layout.list_blobs())) == 2:
+            loop.call_soon_threadsafe(reached.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(timeout=30)
+        return new_blob(layout, **options)
+
+    monkeypatch.setattr(Layout, "new_blob", wait_in_the_third)
+    call = start(client, source)
+    reading = asyncio.create_task(refusal(call))
+    await asyncio.wait_for(reached.wait(), 30)
+    call.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    store = Layout(home / "store")
+    for _ in range(100):
+        if not store.read_pins():
+            break
+        await asyncio.sleep(0.05)
+    assert store.read_index().manifests == ()
+    assert 2 <= len(list(store.list_blobs())) < 7
+    monkeypatch.setattr(Layout, "new_blob", new_blob)
+    result = await finish(client, source)
+    assert result.bundle.digest == digest
+    assert result.present_blob_count >= 2

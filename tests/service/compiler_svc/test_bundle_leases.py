@@ -1,0 +1,212 @@
+"""Leases and collections, over loopback."""
+
+import asyncio
+import time
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from kiln.bundle.v1 import bundle_pb2 as pb
+
+from bundle.layout import Layout
+from bundle.reader import open_bundle
+from bundle.verification import BlobVerifier
+from compiler_svc.database import cache, leases
+from compiler_svc.database.cache import CachedExecutable
+from compiler_svc.database.engine import Database
+from tests.bundles.samples import DIGESTS, publish_sample
+from tests.servers.running_compiler import Client, DirectedRunner, refusal, serve_compiler
+from tests.service.compiler_svc.test_bundle_service import MISSING, publish
+
+EXECUTABLE = DIGESTS["executables/token_generation_16.so"]
+
+
+async def lease(client: Client, ref: str, holder: str = "runtime/host-1", seconds: float | None = None) -> pb.Lease:
+    request = pb.LeaseBundleRequest(ref=ref, holder=holder)
+    if seconds is not None:
+        request.duration.FromNanoseconds(round(seconds * 1e9))
+    response: pb.LeaseBundleResponse = await client.bundles.LeaseBundle(request)
+    return response.lease
+
+
+async def release(client: Client, holder: str, digest: str = "") -> int:
+    request = pb.ReleaseLeaseRequest(holder=holder, digest=digest)
+    response: pb.ReleaseLeaseResponse = await client.bundles.ReleaseLease(request)
+    return response.released_count
+
+
+async def listed(client: Client, digest: str = "") -> list[tuple[str, str]]:
+    response = await client.bundles.ListLeases(pb.ListLeasesRequest(digest=digest))
+    return [(one.digest, one.holder) for one in response.leases]
+
+
+async def delete(client: Client, ref: str) -> pb.DeleteBundleResponse:
+    response: pb.DeleteBundleResponse = await client.bundles.DeleteBundle(pb.DeleteBundleRequest(ref=ref))
+    return response
+
+
+async def collect(client: Client, **fields: object) -> pb.CollectGarbageResponse:
+    request = pb.CollectGarbageRequest(**fields)  # type: ignore[arg-type]
+    response: pb.CollectGarbageResponse = await client.bundles.CollectGarbage(request)
+    return response
+
+
+def remember_executable(home: Path) -> None:
+    database = Database(f"sqlite:///{home}/store/kiln.db")
+    entry = CachedExecutable(blob=EXECUTABLE, size_bytes=880, format="aoti", state_convention="in_place", constants=())
+    database.run_and_wait(lambda session: cache.remember_executables(session, {"sha256:" + "a" * 64: entry}))
+    database.close()
+
+
+class TestLeases:
+    async def test_a_lease_is_made_renewed_listed_and_released(self, client: Client, runner: DirectedRunner) -> None:
+        first, second = [await publish(client, runner, "a", version) for version in "12"]
+        made = await lease(client, "a:v1", seconds=60)
+        assert (made.holder, made.digest) == ("runtime/host-1", first)
+        assert 55 < made.expire_time.ToNanoseconds() / 1e9 - time.time() < 65
+        renewed = await lease(client, first)
+        assert 86_000 < renewed.expire_time.ToNanoseconds() / 1e9 - time.time() < 87_000
+        await lease(client, "a", "runtime/host-2")
+        assert await listed(client, first) == [(first, "runtime/host-1")]
+        assert len(await listed(client)) == 2
+        assert await release(client, "runtime/host-2", second) == 1
+        assert await release(client, "runtime/host-2", second) == 0
+        assert await release(client, "runtime/host-1") == 1
+        assert await listed(client) == []
+
+    @pytest.mark.parametrize(
+        ("holder", "seconds", "field"),
+        [
+            ("", None, "holder"),
+            ("h" * 129, None, "holder"),
+            ("h", 0.999, "duration"),
+            ("h", -1, "duration"),
+            ("h", 30 * 24 * 3600 + 1, "duration"),
+        ],
+    )
+    async def test_what_is_no_lease(self, client: Client, holder: str, seconds: float | None, field: str) -> None:
+        refused = await refusal(lease(client, "a", holder, seconds))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "LEASE_INVALID")
+        assert list(refused.fields) == [field]
+
+    async def test_what_cannot_be_leased(self, client: Client) -> None:
+        assert (await refusal(lease(client, "a:1"))).reason == "REF_INVALID"
+        assert (await refusal(lease(client, MISSING))).reason == "BUNDLE_NOT_FOUND"
+
+
+class TestNeeds:
+    async def test_a_leased_bundle_outlives_its_version(
+        self, client: Client, runner: DirectedRunner, home: Path
+    ) -> None:
+        digest = await publish(client, runner, "a")
+        await lease(client, "a")
+        assert (await delete(client, "a:v1")).deleted_blob_count == 0
+        assert (await collect(client)).deleted_blob_count == 0
+        layout = Layout(home / "store")
+        open_bundle(layout, digest).verify(BlobVerifier(None))
+        await release(client, "runtime/host-1")
+        collected = await collect(client)
+        assert (collected.deleted_bundle_count, collected.deleted_blob_count) == (1, 7)
+        assert list(layout.list_blobs()) == []
+
+    async def test_an_expired_lease_keeps_nothing(self, client: Client, runner: DirectedRunner, home: Path) -> None:
+        await publish(client, runner, "a")
+        await lease(client, "a", seconds=1)
+        await delete(client, "a:v1")
+        assert (await collect(client)).deleted_blob_count == 0
+        await asyncio.sleep(1.05)
+        assert (await collect(client)).deleted_blob_count == 7
+
+    async def test_a_running_build_keeps_what_it_has_written(self, client: Client, home: Path) -> None:
+        layout = Layout(home / "store")
+        with layout.pinning() as writer:
+            written = writer.put_blob(b"of a bundle that is on its way").digest
+            loose = layout.put_blob(b"of nobody").digest
+            assert (await collect(client)).deleted_blob_count == 1
+            assert (layout.has(written), layout.has(loose)) == (True, False)
+        assert (await collect(client)).deleted_blob_count == 1
+
+    async def test_a_build_keeps_its_bundle_until_a_version_names_it(
+        self, client: Client, runner: DirectedRunner, home: Path
+    ) -> None:
+        """What a build process does at its end, and the service then."""
+        digest = publish_sample(Layout(home / "store"))
+        database = Database(f"sqlite:///{home}/store/kiln.db")
+        keep = partial(leases.set_lease, holder=leases.BUILD_HOLDER, digest=digest, duration_s=leases.BUILD_DURATION_S)
+        database.run_and_wait(keep)
+        database.close()
+        assert (await collect(client)).deleted_bundle_count == 0
+        assert await listed(client) == [(digest, leases.BUILD_HOLDER)]
+        assert await publish(client, runner, "a") == digest
+        assert await listed(client) == []
+
+    async def test_a_dry_run_only_tells(self, client: Client, runner: DirectedRunner, home: Path) -> None:
+        await publish(client, runner, "a")
+        layout = Layout(home / "store")
+        layout.put_blob(b"of nobody")
+        told = await collect(client, dry_run=True)
+        assert (told.deleted_bundle_count, told.deleted_blob_count, told.deleted_size_bytes) == (0, 1, 9)
+        assert told.kept_blob_count == 7
+        assert told.kept_size_bytes == sum(layout.stored(blob).size_bytes for blob in layout.list_blobs()) - 9
+        assert await collect(client) == told
+        assert (await collect(client)).deleted_blob_count == 0
+
+    async def test_cached_executables_stay_until_they_are_old(
+        self, client: Client, runner: DirectedRunner, home: Path
+    ) -> None:
+        await publish(client, runner, "a")
+        remember_executable(home)
+        assert (await delete(client, "a:v1")).deleted_blob_count == 6
+        layout = Layout(home / "store")
+        for age in (None, Duration(seconds=3600)):
+            assert (await collect(client, max_cache_age=age)).deleted_blob_count == 0
+            assert layout.has(EXECUTABLE)
+        assert (await collect(client, max_cache_age=Duration())).deleted_blob_count == 1
+        assert not layout.has(EXECUTABLE)
+        database = Database(f"sqlite:///{home}/store/kiln.db")
+        find = database.run_and_wait(lambda session: cache.find_executable(session, "sha256:" + "a" * 64))
+        database.close()
+        assert find is None
+
+    async def test_old_executables_of_bundles_stay_in_the_cache(
+        self, client: Client, runner: DirectedRunner, home: Path
+    ) -> None:
+        await publish(client, runner, "a")
+        remember_executable(home)
+        assert (await collect(client, max_cache_age=Duration())).deleted_blob_count == 0
+        database = Database(f"sqlite:///{home}/store/kiln.db")
+        find = database.run_and_wait(lambda session: cache.find_executable(session, "sha256:" + "a" * 64))
+        database.close()
+        assert find is not None
+
+
+class TestStart:
+    async def test_takes_what_a_killed_compiler_left(self, home: Path) -> None:
+        """A bundle that it published and did not name, and blobs of one that it did not publish."""
+        layout = Layout.create(home / "store")
+        unnamed, loose = publish_sample(layout), layout.put_blob(b"loose").digest
+        tagged = publish_sample(layout, version="2", ref_name="by-hand")
+        async with serve_compiler(home) as (client, _):
+            assert (await client.bundles.GetBundle(pb.GetBundleRequest(ref=tagged))).bundle.digest == tagged
+            assert not layout.has(loose)
+            assert not layout.has(unnamed)
+
+    async def test_survives_a_store_that_cannot_be_collected(self, home: Path) -> None:
+        layout = Layout.create(home / "store")
+        manifest = layout.blob_path(publish_sample(layout, ref_name="by-hand"))
+        manifest.chmod(0o644)
+        manifest.write_bytes(b"{}")
+        async with serve_compiler(home) as (client, runner):
+            assert await publish(client, runner, "a", "2")
+            refused = await refusal(collect(client))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.DATA_LOSS, "LAYOUT_INVALID")
+
+    async def test_a_version_whose_bundle_is_lost_is_told(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        async with serve_compiler(home) as (client, runner):
+            await publish(client, runner, "a")
+        (home / "store" / "index.json").unlink()
+        async with serve_compiler(home) as (client, _):
+            assert (await refusal(lease(client, "a"))).reason == "BUNDLE_NOT_FOUND"
+        assert "lost the bundle of a version" in "".join(capsys.readouterr())

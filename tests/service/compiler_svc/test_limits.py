@@ -1,0 +1,123 @@
+"""Everything that clients could make too much of has a bound, and refusals that pass say when to try again."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.longrunning import operations_pb2
+from kiln.bundle.v1 import bundle_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
+from kiln.config.v1 import config_pb2
+
+from bundle.layout import Layout
+from compiler_svc.api.bundles import MAX_BLOB_STREAMS
+from compiler_svc.api.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ID_CHARACTERS, MAX_SALT_CHARACTERS
+from compiler_svc.compiles.journal import MAX_WATCHERS
+from compiler_svc.planning.admission import MAX_BUCKETS
+from tests.servers.running_compiler import Client, refusal, serve_compiler
+
+GIB = 1 << 30
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"request_id": "r" * (MAX_REQUEST_ID_CHARACTERS + 1)}, "request_id"),
+            ({"salt": "s" * (MAX_SALT_CHARACTERS + 1)}, "salt"),
+            ({"config_json": '{"neuron_config": {}}' + " " * MAX_REQUEST_BYTES}, "request"),
+            (
+                {
+                    "config": config_pb2.InferenceConfig(
+                        neuron_config=config_pb2.NeuronConfig(
+                            context_encoding_buckets=range(1 << 20, (1 << 20) + MAX_REQUEST_BYTES)
+                        )
+                    )
+                },
+                "request",
+            ),
+        ],
+    )
+    async def test_what_is_too_long(self, client: Client, fields: dict[str, Any], field: str) -> None:
+        refused = await refusal(client.compile(**fields))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONFIG_INVALID")
+        assert list(refused.fields) == [field]
+        assert "at most" in refused.fields[field]
+
+    async def test_what_is_just_short_enough(self, client: Client) -> None:
+        await client.compile(request_id="r" * MAX_REQUEST_ID_CHARACTERS, salt="s" * MAX_SALT_CHARACTERS)
+
+    async def test_buckets(self, client: Client) -> None:
+        config = {"seq_len": 1024, "enable_bucketing": True, "token_generation_buckets": [*range(1, MAX_BUCKETS + 2)]}
+        refused = await refusal(client.compile(config_json=json.dumps({"neuron_config": config})))
+        assert refused.fields == {
+            "neuron_config.token_generation_buckets": f"got {MAX_BUCKETS + 1} buckets; accepted: at most {MAX_BUCKETS}"
+        }
+
+
+async def test_a_full_queue_does_not_validate(home: Path) -> None:
+    async with serve_compiler(home, "--max-builds", "1", "--max-waiting", "1") as (client, _):
+        for salt in "ab":
+            await client.compile(salt=salt)
+        request = pb.ShardWeightsRequest(name="x", model="nowhere", executables_ref="nothing")
+        for call in (client.compile(model="nowhere"), client.compiler.ShardWeights(request)):
+            refused = await refusal(call)
+            assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_QUEUE_FULL")
+            assert refused.retry_after_s == 15
+
+
+async def test_watchers_of_one_operation(client: Client) -> None:
+    operation = await client.compile()
+    watching = [
+        client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation.name)) for _ in range(MAX_WATCHERS)
+    ]
+    for stream in watching:
+        await stream.read()
+    refused = await refusal(client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation.name)))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHERS")
+    assert refused.retry_after_s == 5
+    request = operations_pb2.WaitOperationRequest(name=operation.name)
+    assert (await refusal(client.operations.WaitOperation(request))).reason == "TOO_MANY_WATCHERS"
+    watching.pop().cancel()
+    while True:
+        stream = client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation.name))
+        try:
+            await stream.read()
+            break
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(0.01)
+    for stream in watching:
+        stream.cancel()
+
+
+async def test_streams_of_blobs(client: Client, home: Path) -> None:
+    # More than a connection's flow control takes, so that the streams stay open.
+    digest = Layout(home / "store").put_blob(bytes(64 << 20)).digest
+    request = bundle_pb2.ReadBlobRequest(digest=digest)
+    reading = [client.bundles.ReadBlob(request) for _ in range(MAX_BLOB_STREAMS)]
+    for stream in reading:
+        await stream.read()
+    refused = await refusal(client.bundles.ReadBlob(request))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS")
+    assert refused.metadata == {"method": "ReadBlob", "limit": str(MAX_BLOB_STREAMS)}
+    for stream in reading:
+        stream.cancel()
+
+
+async def test_finished_operations_are_kept_in_a_limited_number(home: Path) -> None:
+    async with serve_compiler(home, "--keep-operations", "2") as (client, runner):
+        runner.is_open.set()
+        names = [(await client.finish(await client.compile(salt=str(number)))).name for number in range(4)]
+        listed = await client.operations.ListOperations(operations_pb2.ListOperationsRequest())
+        assert [operation.name for operation in listed.operations] == names[:1:-1]
+        assert (await refusal(client.get(names[0]))).reason == "OPERATION_NOT_FOUND"
+
+
+async def test_a_build_is_told_its_limits(home: Path) -> None:
+    async with serve_compiler(home, "--lowering-memory", "6GiB", "--lowering-timeout", "7") as (client, runner):
+        await client.reach_build(await client.compile())
+        environment = runner.jobs[0].environment
+    assert (environment.lowering_memory_bytes, environment.lowering_timeout_s) == (6 * GIB, 7.0)

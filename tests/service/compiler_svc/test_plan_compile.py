@@ -1,0 +1,144 @@
+"""PlanCompile over gRPC, on a compiler whose builds a test directs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from kiln.compiler.v1 import compiler_pb2 as pb
+from kiln.config.v1 import config_pb2
+
+from tests.checkpoints.headers import LLAMA_70B, LLAMA_70B_SHARDS, write_headers
+from tests.servers.running_compiler import Client, refusal, serve_compiler
+
+GIB = 1 << 30
+
+
+async def plan(client: Client, **fields: Any) -> pb.PlanCompileResponse:
+    defaults = {"model": "tiny", "optimization_level": pb.OPTIMIZATION_LEVEL_O0}
+    if "config" not in fields:
+        defaults["config_json"] = "{}"
+    response: pb.PlanCompileResponse = await client.compiler.PlanCompile(pb.PlanCompileRequest(**(defaults | fields)))
+    return response
+
+
+def neuron_config(**values: Any) -> str:
+    return json.dumps({"neuron_config": values})
+
+
+async def test_every_field_of_a_plan(client: Client) -> None:
+    config = neuron_config(seq_len=256, batch_size=2, enable_bucketing=True, scratchpad_page_size=8)
+    planned = await plan(client, config_json=config, core_memory_bytes=GIB)
+    assert [(one.name, one.batch, [list(bucket.tokens) for bucket in one.buckets]) for one in planned.submodels] == [
+        ("context_encoding", 2, [[128], [256]]),
+        ("token_generation", 2, [[128], [256]]),
+    ]
+    (rank,) = planned.ranks
+    # 2 layers, 2 KV heads of 8 dimensions, float32; two rows and a scratch row.
+    assert rank.kv_bytes == 2 * 2 * 2 * 8 * 4 * 3 * 256
+    assert {group.name: group.size_bytes for group in rank.weight_groups}["embedding"] == 96 * 32 * 4
+    assert rank.weights_bytes == sum(group.size_bytes for group in rank.weight_groups)
+    assert (rank.rank, rank.limit_bytes, rank.lora_bytes) == (0, GIB, 0)
+    assert rank.activation_bytes > rank.kv_bytes
+    assert rank.code_bytes > 0
+    assert planned.fits
+    assert planned.largest.batch_size > 2
+    assert planned.largest.seq_len > 256
+    assert planned.largest.pa_num_blocks == 0
+    assert planned.cores_needed == 1
+    assert [(one.tag, one.submodel, list(one.bucket.tokens), one.cache) for one in planned.executables][-1] == (
+        "token_generation_256",
+        "token_generation",
+        [256],
+        pb.CACHE_RESULT_MISS,
+    )
+    (hint,) = planned.hints
+    assert (hint.field, hint.value) == ("neuron_config.scratchpad_page_size", "8")
+    assert hint.reason
+    assert planned.warnings[-1:] == ["neuron_config.seq_len: 256 tokens exceed the model's 128 positions"]
+    assert not planned.HasField("cost")
+    resolved = json.loads(planned.resolved_config_json)["neuron_config"]
+    assert (resolved["max_context_length"], resolved["torch_dtype"]) == (256, "float32")
+
+
+async def test_ranks_and_blocks_of_another_target(client: Client) -> None:
+    config = neuron_config(
+        tp_degree=2, seq_len=128, is_block_kv_layout=True, is_prefix_caching=True, pa_num_blocks=64, pa_block_size=32
+    )
+    planned = await plan(client, config_json=config, target=pb.Target(kind=pb.Target.KIND_TRN1))
+    assert [(rank.rank, rank.limit_bytes) for rank in planned.ranks] == [(0, 16 * GIB), (1, 16 * GIB)]
+    assert planned.ranks[0].kv_bytes == 2 * 2 * 1 * 8 * 4 * 65 * 32
+    assert planned.largest.pa_num_blocks > 64
+
+
+async def test_nothing_fits(client: Client) -> None:
+    planned = await plan(client, core_memory_bytes=1 << 20, config_json=neuron_config(seq_len=4096))
+    assert not planned.fits
+    assert planned.largest.seq_len < 4096
+    planned = await plan(
+        client, core_memory_bytes=1 << 20, config_json=neuron_config(seq_len=4096), target={"kind": "KIND_TRN1"}
+    )
+    assert not planned.fits
+    assert not planned.HasField("largest"), "an executable of a Neuron target alone is larger"
+    assert planned.cores_needed == 0
+
+
+async def test_sizes_beyond_all_memory(client: Client) -> None:
+    most = 2**31 - 1
+    config = neuron_config(seq_len=most, batch_size=most, is_continuous_batching=True, ctx_batch_size=1)
+    planned = await plan(client, config_json=config, target={"kind": "KIND_TRN1"})
+    assert not planned.fits
+    assert planned.ranks[0].kv_bytes == 2**63 - 1
+    # Each of the two is too large whatever the other is.
+    assert not planned.HasField("largest")
+
+
+async def test_a_message_says_what_text_says(client: Client) -> None:
+    config = config_pb2.InferenceConfig(neuron_config=config_pb2.NeuronConfig(seq_len=64, batch_size=3))
+    assert await plan(client, config=config) == await plan(client, config_json=neuron_config(seq_len=64, batch_size=3))
+
+
+class TestRefusals:
+    """Those of a compile; each is tested there, this is that they come here, too."""
+
+    @pytest.mark.parametrize(
+        ("fields", "code", "reason", "violations"),
+        [
+            ({"config_json": "seq_len: 3"}, "INVALID_ARGUMENT", "CONFIG_INVALID", ["config_json"]),
+            ({"optimization_level": 9}, "INVALID_ARGUMENT", "CONFIG_INVALID", ["optimization_level"]),
+            ({"core_memory_bytes": -1}, "INVALID_ARGUMENT", "CONFIG_INVALID", ["core_memory_bytes"]),
+            ({"core_memory_bytes": 1}, "INVALID_ARGUMENT", "CONFIG_INVALID", ["core_memory_bytes"]),
+            ({"salt": "s" * 257}, "INVALID_ARGUMENT", "CONFIG_INVALID", ["salt"]),
+            ({"model": "nowhere"}, "NOT_FOUND", "CHECKPOINT_NOT_FOUND", ["model"]),
+            ({"model": "/etc"}, "PERMISSION_DENIED", "PATH_OUTSIDE_MODEL_ROOTS", ["model"]),
+            (
+                {"config_json": neuron_config(quantized=True, quantized_checkpoints_path="q")},
+                "INVALID_ARGUMENT",
+                "FEATURE_NOT_SERVED",
+                ["neuron_config.quantized", "neuron_config.quantized_checkpoints_path"],
+            ),
+        ],
+    )
+    async def test_refused(
+        self, client: Client, fields: dict[str, Any], code: str, reason: str, violations: list[str]
+    ) -> None:
+        refused = await refusal(plan(client, **fields))
+        assert (refused.code, refused.reason) == (grpc.StatusCode[code], reason)
+        assert sorted(refused.fields) == violations
+
+
+async def test_70b_is_planned_within_a_second(home: Path) -> None:
+    write_headers(home / "models" / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
+    config = neuron_config(tp_degree=16, seq_len=8192, enable_bucketing=True)
+    times_s = []
+    async with serve_compiler(home) as (client, _):
+        for _ in range(3):  # others use the machine, too
+            started = time.perf_counter()
+            planned = await plan(client, model="70b", config_json=config, target=pb.Target(kind=pb.Target.KIND_TRN1))
+            times_s.append(time.perf_counter() - started)
+    assert (len(planned.ranks), planned.fits, planned.cores_needed) == (16, True, 16)
+    assert min(times_s) < 1, times_s

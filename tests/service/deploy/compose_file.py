@@ -1,0 +1,42 @@
+"""docker-compose.yml as Docker Compose itself understands it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.repository import ROOT
+
+COMPOSE = ROOT / "docker-compose.yml"
+TLS = ROOT / "deploy" / "tls.yml"
+
+
+def resolve(*files: Path, **variables: str) -> dict[str, Any]:
+    """Gives the merged, checked and interpolated model of compose files.
+
+    Raises:
+        CalledProcessError: Compose refuses them; `stderr` says why.
+    """
+    program = Path(sys.executable).with_name("docker-compose")
+    words = [word for file in files for word in ("--file", str(file))]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")} | variables
+    command = [str(program), *words, "config", "--format", "json"]
+    output = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
+    model: dict[str, Any] = json.loads(output)
+    return model
+
+
+def seconds(duration: str) -> float:
+    """Reads Compose's `1m30s`."""
+    total, number = 0.0, ""
+    for character in duration:
+        if character in "hms":
+            total += float(number) * {"h": 3600, "m": 60, "s": 1}[character]
+            number = ""
+        else:
+            number += character
+    return total

@@ -1,0 +1,127 @@
+"""docker-compose.yml is valid for Docker Compose, and fits the services that it starts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import dockerfile
+import pytest
+
+from compiler_svc.settings import parse_settings as parse_compiler
+from edge.config import TlsConfig
+from runtime_svc.settings import parse_settings as parse_runtime
+from tests.repository import ROOT
+from tests.service.deploy.compose_file import COMPOSE, TLS, resolve, seconds
+
+PARSERS = {"compiler": parse_compiler, "runtime": parse_runtime}
+SERVICES = list(PARSERS)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_arguments_are_those_of_the_service(name: str) -> None:
+    service = resolve(COMPOSE)["services"][name]
+    settings = PARSERS[name](service["command"])
+    port = int(settings.edge.address.rpartition(":")[2])
+    assert settings.edge.host == "0.0.0.0"
+    assert [published["target"] for published in service["ports"]] == [port]
+    assert [published["host_ip"] for published in service["ports"]] == ["127.0.0.1"]
+    exposed = dockerfile.parse_file(str(ROOT / service["build"]["dockerfile"]))
+    assert [command.value for command in exposed if command.cmd == "EXPOSE"] == [(str(port),)]
+    assert service["healthcheck"]["test"][-1].endswith(f":{port}")
+    assert seconds(service["stop_grace_period"]) >= settings.edge.drain_timeout_s + 10
+
+
+def test_the_runtime_starts_when_the_compiler_is_healthy() -> None:
+    services = resolve(COMPOSE)["services"]
+    assert services["runtime"]["depends_on"] == {"compiler": {"condition": "service_healthy", "required": True}}
+    assert parse_runtime(services["runtime"]["command"]).compiler.address == "compiler:50051"
+
+
+def test_the_store_is_shared_and_the_runtime_only_reads_it() -> None:
+    services = resolve(COMPOSE)["services"]
+    mounts = {
+        (name, mount["source"]): (mount["target"], mount.get("read_only", False))
+        for name in SERVICES
+        for mount in services[name]["volumes"]
+    }
+    assert mounts["compiler", "store"] == (str(parse_compiler(services["compiler"]["command"]).store), False)
+    assert mounts["runtime", "store"] == (str(parse_runtime(services["runtime"]["command"]).store), True)
+    assert mounts["compiler", str(ROOT / "examples/models")] == ("/models", True)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_tls_changes_nothing_but_the_transport(name: str, tmp_path: Path) -> None:
+    plain = resolve(COMPOSE)["services"][name]
+    secured = resolve(COMPOSE, TLS, KILN_CERTIFICATES=str(tmp_path))["services"][name]
+    about_tls = ("--tls-", "--compiler-ca", "--compiler-certificate", "--compiler-key", "--allow-insecure")
+    assert [word for word in secured["command"] if not word.startswith(about_tls)] == [
+        word for word in plain["command"] if not word.startswith(about_tls)
+    ]
+    settings = PARSERS[name](secured["command"])
+    certificates = Path("/etc/kiln")
+    pair = (certificates / f"{name}.pem", certificates / f"{name}-key.pem")
+    assert settings.edge.tls == TlsConfig(*pair, certificates / "ca.pem")
+    assert not settings.edge.allow_insecure
+    if name == "runtime":
+        endpoint = settings.compiler
+        assert (endpoint.certificate_path, endpoint.key_path, endpoint.ca_path) == (*pair, certificates / "ca.pem")
+    checked = secured["healthcheck"]
+    assert {key: value for key, value in checked.items() if key != "test"} == {
+        key: value for key, value in plain["healthcheck"].items() if key != "test"
+    }
+    assert str(tmp_path) in [mount["source"] for mount in secured["volumes"] if mount.get("read_only")]
+
+
+def test_tls_needs_its_certificates() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        resolve(COMPOSE, TLS)
+    assert "the directory of the certificates" in caught.value.stderr
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_everything_written_is_on_a_volume(name: str) -> None:
+    service = resolve(COMPOSE)["services"][name]
+    writable = [mount["target"] for mount in service["volumes"] if not mount.get("read_only")]
+    words = " ".join(service["command"])
+    written = [word.partition("=")[2].removeprefix("sqlite:///") for word in words.split() if "/var/lib/kiln" in word]
+    read_only = [mount["target"] for mount in service["volumes"] if mount.get("read_only")]
+    assert [path for path in written if not any(path.startswith(target) for target in (*writable, *read_only))] == []
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_service_is_restarted_and_has_no_privileges(name: str) -> None:
+    service = resolve(COMPOSE)["services"][name]
+    assert (service["restart"], service["init"], service["cap_drop"]) == ("unless-stopped", True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_what_may_be_set(tmp_path: Path) -> None:
+    model = resolve(
+        COMPOSE,
+        KILN_BIND="0.0.0.0",
+        KILN_COMPILER_PORT="7001",
+        KILN_RUNTIME_PORT="7002",
+        KILN_CORES="8",
+        KILN_THREADS_PER_CORE="3",
+        KILN_MODELS=str(tmp_path),
+        KILN_RUNTIME_MEMORY="2g",
+        KILN_COMPILER_MEMORY="1g",
+        KILN_TORCH="torch==2.13.0+cpu",
+        KILN_PIP_EXTRA_ARGS="--pre",
+    )
+    compiler, runtime = (model["services"][name] for name in SERVICES)
+    assert [service["ports"][0]["published"] for service in (compiler, runtime)] == ["7001", "7002"]
+    assert [service["mem_limit"] for service in (compiler, runtime)] == [str(1 << 30), str(2 << 30)]
+    settings = parse_runtime(runtime["command"])
+    assert (settings.num_cores, settings.threads_per_core) == (8, 3)
+    assert compiler["build"]["args"] == {"TORCH": "torch==2.13.0+cpu", "PIP_EXTRA_ARGS": "--pre"}
+    assert str(tmp_path) in [mount["source"] for mount in compiler["volumes"]]
+
+
+def test_compose_is_strict(tmp_path: Path) -> None:
+    broken = tmp_path / "docker-compose.yml"
+    broken.write_text(COMPOSE.read_text().replace("healthcheck:\n", "healthchek:\n"))
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        resolve(broken)
+    assert "healthchek" in caught.value.stderr

@@ -1,0 +1,71 @@
+"""What the Dockerfiles promise, read without carrying them out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import dockerfile
+import pytest
+
+from tests.repository import ROOT
+from tests.service.deploy.build_context import BuildContext
+
+SERVICES = ["compiler", "runtime"]
+FILES = {name: ROOT / "deploy" / f"{name}.Dockerfile" for name in SERVICES}
+
+
+def instructions(name: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    return [(command.cmd, command.flags, command.value) for command in dockerfile.parse_file(str(FILES[name]))]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_linter_has_nothing_to_say(name: str) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    command = [str(hadolint), "--config", str(ROOT / "deploy/hadolint.yaml"), "--format", "json", str(FILES[name])]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert json.loads(result.stdout) == []
+
+
+def test_both_begin_alike_so_that_torch_is_installed_once() -> None:
+    compiler, runtime = (instructions(name) for name in SERVICES)
+    shared = [left for left, right in zip(compiler, runtime, strict=False) if left == right]
+    assert any("execution" in value for _, _, value in shared)
+    copied = [value[0] for command, flags, value in shared if command == "COPY" and not flags]
+    assert copied == ["protos", "bundle", "targets", "edge", "execution"]
+
+
+def test_the_runtime_is_given_neither_compiler() -> None:
+    described = instructions("runtime")
+    copied = [value[0] for command, flags, value in described if command == "COPY" and not flags]
+    assert copied == ["protos", "bundle", "targets", "edge", "execution", "runtime_svc"]
+    last_stage = max(index for index, (command, _, _) in enumerate(described) if command == "FROM")
+    assert not [value for command, _, value in described[last_stage:] if command == "RUN" and "g++" in value[0]]
+    assert [value for command, _, value in instructions("compiler")[last_stage:] if "g++" in value[0]]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_image_runs_this_python_as_an_ordinary_user(name: str) -> None:
+    described = instructions(name)
+    (image,) = (
+        value[0] for command, _, value in described if command == "ARG" and value[0].startswith("PYTHON_IMAGE=")
+    )
+    assert image.startswith(f"PYTHON_IMAGE=python:{sys.version_info.major}.{sys.version_info.minor}-")
+    assert [value for command, _, value in described if command == "USER"] == [("10001:10001",)]
+
+
+def test_the_context_holds_sources_only(tmp_path: Path) -> None:
+    context = BuildContext(ROOT)
+    for folder in ("protos", "execution", "runtime_svc", "compiler_svc"):
+        context.copy(folder, tmp_path / folder)
+    kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert not kinds & {".so", ".pyc"}
+    assert not [
+        path for path in tmp_path.rglob("*") if path.name in ("__pycache__", "build") or path.suffix == ".egg-info"
+    ]
+    assert (tmp_path / "runtime_svc/pyproject.toml").exists()
+    for left_out in ("tests", ".venv", ".git", "examples"):
+        with pytest.raises(FileNotFoundError, match="no such directory in the build context"):
+            context.copy(left_out, tmp_path / "more")

@@ -1,0 +1,349 @@
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from google.longrunning import operations_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+from kiln.bundle.v1 import bundle_pb2
+
+from edge.config import EdgeConfig, TlsConfig
+from edge.errors import AddressUnavailable, TlsFileInvalid
+from edge.server import EdgeServer
+from tests.repository import ROOT
+from tests.servers.certificates import make_certificate
+from tests.servers.probe import CHUNK, GET, READ, SERVICE, Probe, answer, make_server, serve, stub
+from tests.unit.edge.test_status import detail
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+Build = Callable[..., EdgeServer]
+
+
+@pytest.fixture
+async def build() -> AsyncIterator[Build]:
+    """Makes servers that are ended with the test, however it ends."""
+    servers: list[EdgeServer] = []
+
+    def make(probe: Probe, config: EdgeConfig | None = None) -> EdgeServer:
+        servers.append(make_server(probe, config))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        await server.drain()
+
+
+async def check(channel: grpc.aio.Channel, service: str = "") -> int:
+    response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(response.status)
+
+
+async def reflect(
+    channel: grpc.aio.Channel, request: reflection_pb2.ServerReflectionRequest
+) -> reflection_pb2.ServerReflectionResponse:
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
+    return await anext(aiter(call))
+
+
+async def test_health_is_per_service(build: Build) -> None:
+    server = build(Probe())
+    server.set_serving(SERVICE, False)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await check(channel) == SERVING
+        assert await check(channel, "google.longrunning.Operations") == SERVING
+        assert await check(channel, SERVICE) == NOT_SERVING
+        server.set_serving(SERVICE, True)
+        server.set_serving("", False)
+        assert await check(channel, SERVICE) == SERVING
+        assert await check(channel) == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(channel, "absent.Service")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(AssertionError, match=r"absent\.Service"):
+        server.set_serving("absent.Service", True)
+
+
+async def test_watcher_sees_every_change(build: Build) -> None:
+    server = build(Probe())
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
+        assert (await anext(watch)).status == SERVING
+        server.set_serving(SERVICE, False)
+        assert (await anext(watch)).status == NOT_SERVING
+        server.set_serving(SERVICE, True)
+        assert (await anext(watch)).status == SERVING
+
+
+async def test_reflection_lists_the_services_and_describes_them() -> None:
+    async with serve(Probe()) as channel:
+        listed = await reflect(channel, reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert {service.name for service in listed.list_services_response.service} == {
+            SERVICE,
+            "google.longrunning.Operations",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        for symbol, package in [
+            (SERVICE, "kiln.bundle.v1"),
+            (operations_pb2.Operation.DESCRIPTOR.full_name, "google.longrunning"),
+        ]:
+            request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+            described = await reflect(channel, request)
+            files = [
+                FileDescriptorProto.FromString(data)
+                for data in described.file_descriptor_response.file_descriptor_proto
+            ]
+            assert package in {file.package for file in files}
+
+
+async def test_drain_reports_first_and_lets_running_calls_finish(build: Build) -> None:
+    probe = Probe()
+    release = asyncio.Event()
+
+    async def answer_when_released() -> bundle_pb2.GetBundleResponse:
+        await release.wait()
+        return await answer()
+
+    probe.answer = answer_when_released
+    server = build(probe)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
+        assert (await anext(watch)).status == SERVING
+        stream = aiter(stub(channel).ReadBlob(READ))
+        assert await anext(stream) == CHUNK
+        draining = asyncio.create_task(server.drain())
+        assert (await anext(watch)).status == NOT_SERVING
+        assert await check(channel, SERVICE) == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub(channel).GetBundle(GET)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        status = rpc_status.from_call(refused.value)
+        assert detail(status, error_details_pb2.ErrorInfo).reason == "SHUTTING_DOWN"
+        assert detail(status, error_details_pb2.RetryInfo).retry_delay.seconds == 1
+        assert not draining.done()
+        assert not probe.left.is_set()
+        release.set()
+        assert await anext(stream) == CHUNK
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        # The watch is still open, and does not hold the server up.
+        await asyncio.wait_for(draining, 2)
+
+
+async def test_drain_cancels_what_does_not_finish_in_time(build: Build) -> None:
+    probe = Probe()
+    probe.answer = probe.hang
+    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = asyncio.ensure_future(stub(channel).GetBundle(GET))
+        await probe.entered.wait()
+        start_s = time.monotonic()
+        await server.drain()
+        assert 0.3 <= time.monotonic() - start_s < 2
+        assert probe.left.is_set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+    assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+
+
+async def test_health_stays_down_once_draining(build: Build) -> None:
+    probe = Probe()
+    probe.answer = probe.hang
+    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
+        assert (await anext(watch)).status == SERVING
+        stream = aiter(stub(channel).ReadBlob(READ))
+        await anext(stream)
+        draining = asyncio.create_task(server.drain())
+        assert (await anext(watch)).status == NOT_SERVING
+        server.set_serving(SERVICE, True)
+        await asyncio.sleep(0.05)
+        assert await check(channel, SERVICE) == NOT_SERVING
+        await draining
+
+
+async def test_taken_port_is_named(build: Build) -> None:
+    first, second = build(Probe()), None
+    port = await first.start()
+    second = build(Probe(), EdgeConfig(f"127.0.0.1:{port}"))
+    with pytest.raises(AddressUnavailable) as caught:
+        await second.start()
+    assert caught.value.metadata == {"address": f"127.0.0.1:{port}"}
+
+
+async def test_address_of_another_machine_is_named(build: Build) -> None:
+    server = build(Probe(), EdgeConfig("192.0.2.1:0", allow_insecure=True))
+    with pytest.raises(AddressUnavailable):
+        await server.start()
+
+
+async def test_port_is_free_again_after_draining(build: Build) -> None:
+    server = build(Probe())
+    port = await server.start()
+    await server.drain()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+
+
+async def test_message_limit_holds_in_both_directions() -> None:
+    config = EdgeConfig("127.0.0.1:0", max_message_bytes=1 << 20)
+    probe = Probe()
+    async with serve(probe, config) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub(channel).GetBundle(bundle_pb2.GetBundleRequest(ref="x" * (1 << 20)))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not probe.entered.is_set()
+        await stub(channel).GetBundle(bundle_pb2.GetBundleRequest(ref="x" * ((1 << 20) - 100)))
+
+        async def answer_at_length() -> bundle_pb2.GetBundleResponse:
+            return bundle_pb2.GetBundleResponse(bundle=bundle_pb2.Bundle(manifest_json=bytes(1 << 20)))
+
+        probe.answer = answer_at_length
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub(channel).GetBundle(GET)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and empty SETTINGS
+HTTP2_PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
+
+
+@pytest.mark.parametrize(("min_ping_interval_s", "survives"), [(0.05, True), (10, False)])
+async def test_pings_are_limited_as_configured(build: Build, min_ping_interval_s: float, survives: bool) -> None:
+    # Spoken by hand, because gRPC's own client pings at most once a second.
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", min_ping_interval_s=min_ping_interval_s))
+    port = await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HTTP2_PREFACE)
+    received = b""
+    for _ in range(6):
+        writer.write(HTTP2_PING)
+        await asyncio.sleep(0.1)
+        received += await reader.read(1 << 16)
+        if reader.at_eof() or b"too_many_pings" in received:
+            break
+    assert (b"too_many_pings" not in received) == survives
+    assert received.count(bytes([0, 0, 8, 6, 1])) >= (6 if survives else 1)
+    writer.close()
+
+
+async def test_tls_with_a_certificate_of_our_own(build: Build, tmp_path: Path) -> None:
+    files = make_certificate(tmp_path, "server")
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(files.certificate, files.key)))
+    port = await server.start()
+    trusting = grpc.ssl_channel_credentials(files.certificate.read_bytes())
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
+        assert await check(channel, SERVICE) == SERVING
+    stranger = grpc.ssl_channel_credentials(make_certificate(tmp_path, "other").certificate.read_bytes())
+    for channel in (
+        grpc.aio.secure_channel(f"127.0.0.1:{port}", stranger),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(channel)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await channel.close()
+
+
+async def test_mutual_tls_asks_clients_for_a_certificate(build: Build, tmp_path: Path) -> None:
+    files, client = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "client")
+    tls = TlsConfig(files.certificate, files.key, client_ca_path=client.certificate)
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=tls))
+    port = await server.start()
+    root = files.certificate.read_bytes()
+    known = grpc.ssl_channel_credentials(root, client.key.read_bytes(), client.certificate.read_bytes())
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", known) as channel:
+        assert await check(channel) == SERVING
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(root)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(channel)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_unreadable_certificate_stops_the_start(build: Build, tmp_path: Path) -> None:
+    server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(tmp_path / "absent", tmp_path / "absent")))
+    with pytest.raises(TlsFileInvalid, match="absent"):
+        await server.start()
+
+
+SERVE = """
+import asyncio, sys
+from edge.logs import configure_logging
+from edge.server import EdgeConfig
+from kiln.bundle.v1 import bundle_pb2
+from tests.servers.probe import Probe, make_server
+
+configure_logging("probe")
+
+async def main():
+    probe = Probe()
+    async def answer():
+        print("entered", flush=True)
+        await asyncio.sleep(float(sys.argv[1]))
+        print("answered", flush=True)
+        return bundle_pb2.GetBundleResponse()
+    probe.answer = answer
+    server = make_server(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=30))
+    print(await server.start(), flush=True)
+    await server.serve_until_signalled()
+    print("drained", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("impatient", [False, True])
+async def test_signal_drains_and_a_second_one_does_not_wait(number: signal.Signals, impatient: bool) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        SERVE,
+        "60" if impatient else "0.5",
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    port = int(await process.stdout.readline())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = asyncio.ensure_future(stub(channel).GetBundle(GET))
+        assert await process.stdout.readline() == b"entered\n"
+        process.send_signal(number)
+        if impatient:
+            await asyncio.sleep(0.3)
+            assert process.returncode is None
+            process.send_signal(number)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
+        else:
+            assert await call == bundle_pb2.GetBundleResponse()
+    output, logs = await asyncio.wait_for(process.communicate(), 10)
+    lines = output.decode().splitlines()
+    assert ("answered" in lines) != impatient
+    assert lines[-1] == "drained"
+    events = [json.loads(line)["event"] for line in logs.splitlines()]
+    assert events == ["listening", "signalled", "draining", "call", "stopped"]
+    assert process.returncode == 0

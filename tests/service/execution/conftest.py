@@ -1,0 +1,3 @@
+from tests.ranks.toy_bundles import forkservers, toy, toy_directory
+
+__all__ = ["forkservers", "toy", "toy_directory"]

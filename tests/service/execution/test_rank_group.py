@@ -1,0 +1,416 @@
+"""Real rank processes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+from torch import Tensor
+
+from bundle.manifest import Manifest, Target, WeightShard
+from execution.errors import (
+    ExecutableInvalid,
+    ExecutableUnknown,
+    RankDied,
+    SlotUnknown,
+    StepFailed,
+    StepInvalid,
+    WeightsInvalid,
+    WeightsNotStaged,
+)
+from execution.ranks.forkservers import RankForkservers
+from execution.ranks.group import RankGroup
+from execution.ranks.handle import LoadProgress
+from execution.sampling import sample
+from execution.step import Step
+from targets.errors import IsaUnsupported
+from tests.contract.executors.executor_suite import (
+    CTE,
+    STATE_BYTES,
+    TKG,
+    Reference,
+    prompt_inputs,
+    token_inputs,
+    with_executable,
+)
+from tests.processes import descendants, name_of
+from tests.ranks.toy import GLOBAL_TOPK, SLOTS, ToyBundle
+from tests.ranks.toy_bundles import MakeToy
+from tests.repository import ROOT
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LEVELS = [0, pytest.param(1, marks=pytest.mark.toolchain)]
+GREEDY = (1.0, 1.0, 1.0)
+
+
+def step(
+    tag: str,
+    inputs: dict[str, Tensor],
+    top_logprobs: int | None = None,
+    *,
+    params: tuple[float, ...] = GREEDY,
+    rand: float = 0.5,
+) -> Step:
+    rows = len(inputs["seq_ids"])
+    values: dict[str, list[int] | list[float]] = {name: tensor.flatten().tolist() for name, tensor in inputs.items()}
+    values |= {"sampling_params": list(params) * rows, "rand": [rand] * rows}
+    return Step(tag, values, top_logprobs)
+
+
+PREFILL = step(CTE, prompt_inputs([5, 6, 7], 0))
+DECODE = step(TKG, token_inputs([8, 9], [3, 0], [0, SLOTS]))
+
+
+async def start(
+    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None, log: list[str] | None = None
+) -> RankGroup:
+    sink = None if log is None else (lambda rank, line: log.append(f"{rank} {line}"))
+    open_forkserver = None if forkservers is None else forkservers.open
+    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink, open_forkserver=open_forkserver)
+
+
+def rank_processes() -> set[psutil.Process]:
+    """This process's ranks, by the name that they give themselves."""
+    return {one for one in descendants() if name_of(one).startswith("kiln-rank")}
+
+
+@asynccontextmanager
+async def loaded(
+    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None
+) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
+    """A group of its own, and its process, which is gone afterwards."""
+    before = rank_processes()
+    group = await start(manifest, blobs, forkservers, [])
+    (process,) = rank_processes() - before
+    try:
+        await group.load()
+        yield group, process
+    finally:
+        await group.close()
+        assert not process.is_running()
+
+
+@pytest.fixture(scope="module")
+def eager(toy: MakeToy) -> ToyBundle:
+    return toy("logits", 0)
+
+
+@pytest.fixture(params=LEVELS, ids=["O0", "O1"])
+def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
+    return toy("logits", request.param)
+
+
+@pytest.fixture
+def on_device(toy: MakeToy) -> ToyBundle:
+    return toy("tokens", 1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(eager: ToyBundle, forkservers: RankForkservers) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
+    async with loaded(eager.manifest, eager.blobs, forkservers) as shared:
+        yield shared
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def group(shared: tuple[RankGroup, psutil.Process]) -> RankGroup:
+    """As if new."""
+    await shared[0].zero_state(None)
+    return shared[0]
+
+
+@pytest.fixture
+def process(shared: tuple[RankGroup, psutil.Process]) -> psutil.Process:
+    return shared[1]
+
+
+# Steps
+
+
+async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, forkservers: RankForkservers) -> None:
+    reference = Reference(0)
+    params = (7.0, 0.95, 0.8)
+    steps = [
+        (CTE, prompt_inputs([5, 6, 7], 0)),
+        (CTE, prompt_inputs([9, 10, 11, 12, 13], 1)),
+        (TKG, token_inputs([8, 14], [3, 5], [0, 1])),
+        (TKG, token_inputs([9, 15], [4, 6], [0, 1])),
+    ]
+    async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
+        for number, (tag, inputs) in enumerate(steps):
+            rand = number / len(steps)
+            result = await group.run(step(tag, inputs, 3, params=params, rand=rand))
+            logits = reference.run(inputs)
+            rows = len(logits)
+            expected = sample(logits, torch.tensor([params] * rows), torch.full((rows, 1), rand), GLOBAL_TOPK)
+            assert result.tokens == expected[:, None].tolist()
+            logprobs = logits.log_softmax(-1)
+            torch.testing.assert_close(torch.tensor(result.logprobs), logprobs[range(rows), expected.tolist()])
+            top = logprobs.topk(3)
+            assert result.top_ids == top.indices.tolist()
+            torch.testing.assert_close(torch.tensor(result.top_logprobs), top.values)
+            assert 0 < result.duration_s < 1
+
+
+@pytest.mark.toolchain
+async def test_tokens_picked_on_the_device(on_device: ToyBundle, forkservers: RankForkservers) -> None:
+    params = torch.tensor([[7.0, 0.95, 0.8]])
+    logits = Reference(0).run(prompt_inputs([5, 6, 7], 0))
+    async with loaded(on_device.manifest, on_device.blobs, forkservers) as (group, _):
+        for rand in (0.0, 0.3, 0.6, 0.9):
+            one = step(CTE, prompt_inputs([5, 6, 7], 0), 1, params=(7.0, 0.95, 0.8), rand=rand)
+            result = await group.run(one)
+            assert result.tokens == sample(logits, params, torch.tensor([[rand]]), GLOBAL_TOPK)[:, None].tolist()
+            assert result.top_ids == [logits.argmax(-1).tolist()]
+
+
+async def test_greedy_steps_without_logprobs(group: RankGroup) -> None:
+    result = await group.run(PREFILL)
+    assert result.tokens == Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
+    assert (result.logprobs, result.top_ids, result.top_logprobs) == (None, None, None)
+
+
+async def test_warming_up_writes_the_scratch_slot_only(group: RankGroup) -> None:
+    first, expected = await group.run(PREFILL), await group.run(DECODE)
+    await group.zero_state(None)
+    await group.warm_up()
+    assert (await group.run(PREFILL)).tokens == first.tokens
+    await group.warm_up()
+    assert (await group.run(DECODE)).tokens[0] == expected.tokens[0]
+
+
+async def test_steps_that_do_not_fit_leave_the_group_serving(group: RankGroup) -> None:
+    with pytest.raises(ExecutableUnknown, match="no executable 'x'"):
+        await group.run(Step("x", {}))
+    with pytest.raises(StepInvalid, match=r"inputs\[rand\]: got 1 values; accepted: 2 float32 values"):
+        await group.run(Step(TKG, {**DECODE.inputs, "rand": [0.5]}))
+    with pytest.raises(StepInvalid, match=r"inputs\[input_ids\]: got 48; accepted: 0 to 47"):
+        await group.run(step(TKG, token_inputs([8, 48], [3, 0], [0, SLOTS])))
+    assert len((await group.run(DECODE)).tokens) == 2
+
+
+async def test_concurrent_steps_do_not_mix_their_inputs(group: RankGroup) -> None:
+    prompts = [[5, 6, 7], [20], [9, 10, 11, 12], [30, 31]]
+    steps = [step(CTE, prompt_inputs(prompt, 0), 1) for prompt in prompts]
+    alone = [(await group.run(one)).top_logprobs for one in steps]
+    together = await asyncio.gather(*(group.run(one) for one in steps * 5))
+    assert [result.top_logprobs for result in together] == alone * 5
+
+
+async def test_a_caller_that_gives_up_does_not_disturb_the_next(group: RankGroup) -> None:
+    other = step(CTE, prompt_inputs([20], 0), 1)
+    expected = await group.run(other)
+    for _ in range(20):
+        task = asyncio.create_task(group.run(PREFILL))
+        await asyncio.sleep(0)
+        task.cancel()
+        assert (await group.run(other)).top_logprobs == expected.top_logprobs
+
+
+async def test_a_step_that_raises(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    layout = eager.manifest.state
+    shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
+    manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
+    async with loaded(manifest, eager.blobs, forkservers) as (group, _):
+        with pytest.raises(StepFailed, match=f"step of {CTE} failed"):
+            await group.run(PREFILL)
+        assert not group.died.done()
+
+
+# Weights and state
+
+
+async def test_weights_are_swapped_between_steps(
+    bundle: ToyBundle, forkservers: RankForkservers, tmp_path: Path
+) -> None:
+    async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
+        before = await group.run(PREFILL)
+        with pytest.raises(WeightsNotStaged):
+            await group.swap_weights()
+        await group.stage_weights({0: bundle.weights[1]})
+        with pytest.raises(WeightsInvalid, match="absent"):
+            await group.stage_weights({0: tmp_path / "absent"})
+        with pytest.raises(WeightsNotStaged):
+            await group.swap_weights()
+        assert (await group.run(PREFILL)).tokens == before.tokens
+        await group.stage_weights({0: bundle.weights[1]})
+        assert 0 < await group.swap_weights() < 0.1
+        after = await group.run(step(CTE, prompt_inputs([5, 6, 7], 0), 0))
+        logprobs = Reference(1).run(prompt_inputs([5, 6, 7], 0)).log_softmax(-1)
+        torch.testing.assert_close(torch.tensor(after.logprobs), logprobs.amax(-1))
+        await group.stage_weights({0: bundle.weights[0]})
+        await group.discard_staged()
+        with pytest.raises(WeightsNotStaged):
+            await group.swap_weights()
+
+
+async def test_memory_and_state(group: RankGroup) -> None:
+    assert group.state_bytes == STATE_BYTES
+    assert group.weights_bytes == sum(tensor.nbytes for tensor in Reference(0).model.state_dict().values())
+    assert await group.zero_state([0, 1]) == STATE_BYTES // (SLOTS + 1) * 2
+    assert await group.zero_state(None) == STATE_BYTES
+    with pytest.raises(SlotUnknown, match="slots: got 9"):
+        await group.zero_state([9])
+
+
+# Loading
+
+
+async def test_progress_names_the_parts(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    group = await start(eager.manifest, eager.blobs, forkservers)
+    progress: list[LoadProgress] = []
+    await group.load(progress.append)
+    assert progress == [LoadProgress(0, 1, 3, "weights"), LoadProgress(0, 2, 3, CTE), LoadProgress(0, 3, 3, TKG)]
+    await group.close()
+
+
+async def test_a_failed_load_is_named_and_cleans_up(
+    eager: ToyBundle, forkservers: RankForkservers, tmp_path: Path
+) -> None:
+    log: list[str] = []
+    before = rank_processes()
+    blobs = eager.blobs | {eager.manifest.executables[1].blob: tmp_path / "absent"}
+    group = await start(eager.manifest, blobs, forkservers, log)
+    assert len(rank_processes() - before) == 1
+    with pytest.raises(ExecutableInvalid, match=f"executable {TKG} cannot be loaded"):
+        await group.load()
+    assert rank_processes() == before
+    assert log[:2] == ["0 Load failed", "0 Traceback (most recent call last):"]
+
+
+async def test_weights_of_another_dtype(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    def retype(shard: WeightShard) -> WeightShard:
+        tensors = tuple(msgspec.structs.replace(one, dtype="bfloat16") for one in shard.tensors)
+        return msgspec.structs.replace(shard, tensors=tensors)
+
+    (weight_set,) = eager.manifest.weight_sets
+    retyped = msgspec.structs.replace(weight_set, shards=tuple(map(retype, weight_set.shards)))
+    group = await start(msgspec.structs.replace(eager.manifest, weight_sets=(retyped,)), eager.blobs, forkservers, [])
+    with pytest.raises(WeightsInvalid, match="11 of 11 tensors differ") as caught:
+        await group.load()
+    violation = "tensors[embedding.weight]: got float32 [48, 16]; accepted: bfloat16 [48, 16]"
+    assert str(caught.value.violations[0]) == violation
+
+
+async def test_a_host_without_the_instructions(eager: ToyBundle) -> None:
+    manifest = with_executable(eager.manifest, format="aoti")
+    manifest = msgspec.structs.replace(manifest, target=Target(kind="cpu", isa="x86-64-v9"))
+    before = rank_processes()
+    with pytest.raises(IsaUnsupported, match="x86-64-v9"):
+        await start(manifest, eager.blobs, None)
+    assert rank_processes() == before
+
+
+async def test_a_process_that_never_gets_ready(
+    eager: ToyBundle, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/ls")
+    with pytest.raises(RankDied, match="rank 0 died: exit code 2"):
+        await start(eager.manifest, eager.blobs, None)
+    assert "execution.forkserver.server" in capfd.readouterr().err
+
+
+# Processes
+
+
+async def test_the_event_loop_runs_while_a_rank_computes(group: RankGroup, process: psutil.Process) -> None:
+    process.suspend()
+    task = asyncio.create_task(group.run(PREFILL))
+    laps = []
+    for _ in range(50):
+        started = time.perf_counter()
+        await asyncio.sleep(0.001)
+        laps.append(time.perf_counter() - started)
+    assert not task.done()
+    process.resume()
+    await task
+    assert sorted(laps)[len(laps) // 2] < 0.02
+
+
+async def test_an_idle_rank_sleeps(group: RankGroup, process: psutil.Process) -> None:
+    await group.run(PREFILL)
+    await asyncio.sleep(0.1)
+    before = sum(process.cpu_times()[:2])
+    await asyncio.sleep(0.5)
+    assert sum(process.cpu_times()[:2]) - before <= 0.02
+
+
+async def test_a_killed_rank_fails_what_waits_and_what_follows(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    async with loaded(eager.manifest, eager.blobs, forkservers) as (group, process):
+        process.suspend()
+        waiting = [asyncio.create_task(group.run(PREFILL)), asyncio.create_task(group.zero_state(None))]
+        await asyncio.sleep(0.05)
+        killed = time.perf_counter()
+        process.kill()
+        async with asyncio.timeout(5):
+            death = await group.died
+        assert time.perf_counter() - killed < 0.5
+        assert (death.rank, death.exit_code, death.signal, death.reason) == (0, None, "SIGKILL", "RANK_DIED")
+        for task in waiting:
+            with pytest.raises(RankDied, match="rank 0 died: SIGKILL"):
+                await task
+        with pytest.raises(RankDied):
+            await group.run(PREFILL)
+        await group.close()
+
+
+async def test_closing_is_no_death(eager: ToyBundle) -> None:
+    async with loaded(eager.manifest, eager.blobs, None) as (group, _):
+        await group.close()
+        assert group.died.cancelled()
+        for late in (group.warm_up(), group.run(PREFILL), group.stage_weights({0: eager.weights[1]})):
+            with pytest.raises(RankDied, match="exit code 0"):
+                await late
+
+
+async def test_closing_ends_a_rank_that_does_not_listen(
+    eager: ToyBundle, forkservers: RankForkservers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execution.ranks.handle.CLOSE_GRACE_S", 0.1)
+    async with loaded(eager.manifest, eager.blobs, forkservers) as (group, process):
+        process.suspend()
+        waiting = asyncio.create_task(group.run(PREFILL))
+        await asyncio.sleep(0.05)
+        await group.close()
+        with pytest.raises(RankDied, match="SIGKILL"):
+            await waiting
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from bundle.manifest import parse_manifest
+from execution.ranks.group import RankGroup
+
+async def main():
+    manifest = parse_manifest(Path(sys.argv[1]).read_bytes())
+    group = await RankGroup.start(manifest, Path, num_threads=1)
+    print("started", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_rank_ends_with_its_killed_parent(eager: ToyBundle, tmp_path: Path) -> None:
+    (tmp_path / "manifest").write_bytes(eager.manifest.to_json())
+    parent = psutil.Popen(
+        [sys.executable, "-c", PARENT, tmp_path / "manifest"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert await asyncio.to_thread(parent.stdout.readline) == "started\n"
+    processes = parent.children(recursive=True)
+    assert [process.name() for process in processes] == ["kiln-forkserver", "kiln-rank-0"]
+    parent.kill()
+    parent.wait()
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)
+    assert len(gone) == len(processes)

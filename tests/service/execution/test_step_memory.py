@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bundle.abi.outputs import INVALID_ROW, NO_TOKEN
+from bundle.manifest import Manifest, TensorSpec
+from execution.errors import ExecutableUnknown, StepInvalid
+from execution.ranks.step_memory import Region, StepLayout, StepMemory
+from execution.step import MAX_TOP_LOGPROBS, Step, step_inputs
+from tests.ranks.toy import VOCAB
+from tests.ranks.toy_bundles import MakeToy
+
+TKG = "token_generation_16"
+VALUES = st.lists(st.one_of(st.integers(), st.floats(), st.none(), st.text()), max_size=4)
+
+
+@pytest.fixture
+def manifest(toy: MakeToy) -> Manifest:
+    return toy("logits", 0).manifest
+
+
+@pytest.fixture
+def memory(manifest: Manifest) -> Iterator[StepMemory]:
+    memory = StepMemory(manifest)
+    yield memory
+    memory.close()
+
+
+def decode_inputs() -> dict[str, list[int] | list[float]]:
+    return {
+        "input_ids": [3, 4],
+        "position_ids": [0, 1],
+        "seq_ids": [0, 1],
+        "sampling_params": [1.0, 1.0, 1.0, 0.0, 0.5, 0.25],
+        "rand": [0.5, 0.125],
+    }
+
+
+def regions_of(layout: StepLayout) -> list[Region]:
+    return [
+        region
+        for steps in layout.sets
+        for step in steps.values()
+        for region in (*step.inputs.values(), step.tokens, step.logprobs, step.top_ids, step.top_logprobs, step.logits)
+        if region is not None
+    ]
+
+
+def test_regions_are_aligned_apart_and_inside(manifest: Manifest) -> None:
+    layout = StepLayout.of(manifest)
+    regions = sorted(regions_of(layout), key=lambda region: region.offset)
+    assert all(region.offset % 64 == 0 for region in regions)
+    assert all(before.end <= after.offset for before, after in itertools.pairwise(regions))
+    assert regions[-1].end == layout.size_bytes
+
+
+def test_host_sampling_adds_its_inputs(manifest: Manifest) -> None:
+    executable = manifest.executables[1]
+    names = [spec.name for spec in step_inputs(executable, manifest.sampling)]
+    assert names == ["input_ids", "position_ids", "seq_ids", "sampling_params", "rand"]
+    on_device = msgspec.structs.replace(manifest.sampling, mode="on_device")
+    assert step_inputs(executable, on_device) == executable.inputs
+
+
+def test_top_logprobs_are_no_more_than_the_vocabulary(manifest: Manifest) -> None:
+    small = msgspec.structs.replace(manifest, tokens=msgspec.structs.replace(manifest.tokens, vocab_size=7))
+    assert StepLayout.of(small).sets[0][TKG].top_ids.shape == (2, 7)
+    assert StepLayout.of(manifest).sets[0][TKG].top_ids.shape == (2, MAX_TOP_LOGPROBS)
+
+
+def test_results_are_read_from_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:
+    regions = StepLayout.of(manifest).sets[1][TKG]
+    width = regions.top_ids.shape[1]
+    for region, values in (
+        (regions.tokens, [7, 8]),
+        (regions.logprobs, [-0.5, -0.25]),
+        (regions.top_ids, [*range(width), *range(100, 100 + width)]),
+        (regions.top_logprobs, [-float(value) for value in range(2 * width)]),
+    ):
+        memory._view(region)[:] = array(region.format, values)
+    plain = memory.read_result(Step(TKG, {}), 1, 0.5)
+    assert (plain.tokens, plain.logprobs, plain.top_ids, plain.top_logprobs) == ([[7], [8]], None, None, None)
+    zero = memory.read_result(Step(TKG, {}, 0), 1, 0.5)
+    assert (zero.logprobs, zero.top_ids, zero.top_logprobs) == ([-0.5, -0.25], [[], []], [[], []])
+    two = memory.read_result(Step(TKG, {}, 2), 1, 0.5)
+    assert two.top_ids == [[0, 1], [100, 101]]
+    assert two.top_logprobs == [[-0.0, -1.0], [-float(width), -float(width + 1)]]
+
+
+def test_a_step_that_gives_several_tokens_has_room_for_all(manifest: Manifest) -> None:
+    executable = manifest.executables[1]
+    tokens = TensorSpec(name="tokens", dtype="int32", shape=(2, 3))
+    verifying = msgspec.structs.replace(executable, outputs=(tokens, *executable.outputs))
+    memory = StepMemory(msgspec.structs.replace(manifest, executables=(verifying,)))
+    memory._token_views[0][TKG][:] = array("i", [5, 6, NO_TOKEN, INVALID_ROW, NO_TOKEN, NO_TOKEN])
+    result = memory.read_result(Step(TKG, {}), 0, 0.5)
+    memory.close()
+    assert (result.tokens, result.invalid_rows) == ([[5, 6], []], (1,))
+
+
+def test_logits_keep_their_shape(manifest: Manifest, memory: StepMemory) -> None:
+    region = StepLayout.of(manifest).sets[1][TKG].logits
+    assert region is not None
+    assert region.shape == (2, VOCAB)
+    memory._view(region)[:] = array("f", range(2 * VOCAB))
+    logits = memory.read_result(Step(TKG, {}, return_logits=True), 1, 0.5).logits
+    assert logits is not None
+    assert logits.shape == (2, VOCAB)
+    assert logits[1, 2] == VOCAB + 2
+    assert memory.read_result(Step(TKG, {}), 1, 0.5).logits is None
+
+
+def test_inputs_lie_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:
+    others = decode_inputs() | {"input_ids": [5, 6]}
+    for memory_set, inputs in enumerate((decode_inputs(), others)):
+        memory.write_inputs(Step(TKG, inputs), memory_set)
+    for steps, inputs in zip(StepLayout.of(manifest).sets, (decode_inputs(), others), strict=True):
+        for name, region in steps[TKG].inputs.items():
+            assert memory._view(region).tolist() == inputs[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("input_ids", None, "inputs: got position_ids, rand, sampling_params, seq_ids; accepted: input_ids, "),
+        ("other", [1], "inputs: got input_ids, other, "),
+        ("input_ids", [1], r"inputs\[input_ids\]: got 1 values; accepted: 2 int32 values"),
+        ("input_ids", [1, 2, 3], "got 3 values; accepted: 2 int32 values"),
+        ("input_ids", [1, 0.5], "accepted: 2 int32 values"),
+        ("input_ids", [1, 1 << 31], "accepted: 2 int32 values"),
+        ("rand", [1, None], "accepted: 2 float32 values"),
+    ],
+)
+def test_steps_that_do_not_fit(
+    memory: StepMemory, name: str, values: list[int] | list[float] | None, message: str
+) -> None:
+    inputs = decode_inputs()
+    if values is None:
+        del inputs[name]
+    else:
+        inputs[name] = values
+    with pytest.raises(StepInvalid, match=message):
+        memory.write_inputs(Step(TKG, inputs), 0)
+
+
+def test_an_unknown_tag(memory: StepMemory) -> None:
+    with pytest.raises(ExecutableUnknown, match="no executable 'x'"):
+        memory.write_inputs(Step("x", {}), 0)
+
+
+@pytest.mark.parametrize("asked", [-1, MAX_TOP_LOGPROBS + 1])
+def test_too_many_top_logprobs(memory: StepMemory, asked: int) -> None:
+    with pytest.raises(StepInvalid, match=f"top_logprobs: got {asked}; accepted: 0 to {MAX_TOP_LOGPROBS}"):
+        memory.write_inputs(Step(TKG, decode_inputs(), asked), 0)
+
+
+def test_logprobs_without_logits(manifest: Manifest) -> None:
+    silent = tuple(msgspec.structs.replace(executable, outputs=()) for executable in manifest.executables)
+    memory = StepMemory(msgspec.structs.replace(manifest, executables=silent))
+    with pytest.raises(StepInvalid, match="top_logprobs: got 0; accepted: none: the executable returns no logits"):
+        memory.write_inputs(Step(TKG, decode_inputs(), 0), 0)
+    with pytest.raises(StepInvalid, match="return_logits: got true; accepted: false: the executable returns no logits"):
+        memory.write_inputs(Step(TKG, decode_inputs(), return_logits=True), 0)
+    memory.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(("input_ids", "rand")), values=VALUES)
+def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, values: list[object]) -> None:
+    try:
+        memory.write_inputs(Step(TKG, decode_inputs() | {name: values}), 0)  # type: ignore[arg-type, dict-item]
+    except StepInvalid:
+        return
+    written = memory._view(memory._regions(TKG, 0).inputs[name]).tolist()
+    assert written == pytest.approx(values, rel=1e-6, nan_ok=True)

@@ -1,0 +1,164 @@
+"""Bundles from a store on this host, and over the wire into the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+from kiln.bundle.v1 import bundle_pb2_grpc
+
+from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid, RefInvalid
+from bundle.layout import Layout
+from bundle.verification import BlobVerifier
+from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.bundles.grpc_source import GrpcBundleSource
+from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.errors import BundleSourceUnavailable
+from tests.bundles.published import LayoutBundleService, publish
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[LayoutBundleService]:
+    servicer = LayoutBundleService(Layout.create(tmp_path / "store"))
+    server = grpc.aio.server()
+    bundle_pb2_grpc.add_BundleServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    servicer.address = f"127.0.0.1:{port}"  # type: ignore[attr-defined]
+    await server.start()
+    yield servicer
+    await server.stop(None)
+
+
+@pytest.fixture
+async def remote(service: LayoutBundleService, tmp_path: Path) -> AsyncIterator[BundleLibrary]:
+    """A library that has no store on this host."""
+    source = GrpcBundleSource(CompilerEndpoint(service.address))  # type: ignore[attr-defined]
+    cache = Layout.create(tmp_path / "cache")
+    yield BundleLibrary(source, store_root=None, cache=cache, verifier=BlobVerifier(tmp_path / "verified.db"))
+    await source.close()
+
+
+async def fetch(library: BundleLibrary, ref: str) -> list[tuple[int, int]]:
+    progress: list[tuple[int, int]] = []
+    bundle = await library.fetch(await library.resolve(ref), lambda *counts: progress.append(counts))
+    await library.verify(bundle)
+    return progress
+
+
+async def test_blobs_come_over_the_wire_once(service: LayoutBundleService, remote: BundleLibrary) -> None:
+    digest = publish(service.layout, executable=bytes(5000))
+    service.names["story"] = digest
+    progress = await fetch(remote, "story")
+    assert progress[-1][0] == progress[-1][1] > 5000
+    assert progress == sorted(progress)
+    assert len(service.blobs_read) == 5, "image manifest, config, executable, weights, tokenizer"
+    service.blobs_read.clear()
+    assert await fetch(remote, "story") == []
+    assert service.blobs_read == []
+
+
+async def test_fetched_bundle_needs_the_service_no_more(service: LayoutBundleService, remote: BundleLibrary) -> None:
+    digest = publish(service.layout)
+    await fetch(remote, digest)
+    service.layout = Layout.create(service.layout.root.parent / "empty")
+    assert (await remote.resolve(digest)).digest == digest
+    await fetch(remote, digest)
+
+
+async def test_store_on_this_host_is_used_in_place(service: LayoutBundleService, tmp_path: Path) -> None:
+    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
+    library = BundleLibrary(
+        source, store_root=service.layout.root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
+    )
+    digest = publish(service.layout)
+    bundle = await library.fetch(await library.resolve(digest), lambda *_: None)
+    assert bundle.layout.root == service.layout.root
+    assert service.blobs_read == []
+    await source.close()
+
+
+async def test_store_may_appear_later(service: LayoutBundleService, tmp_path: Path) -> None:
+    source = GrpcBundleSource(CompilerEndpoint(service.address))  # type: ignore[attr-defined]
+    root = tmp_path / "later"
+    library = BundleLibrary(
+        source, store_root=root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
+    )
+    with pytest.raises(BundleNotFound):
+        await library.resolve("sha256:" + "1" * 64)
+    digest = publish(Layout.create(root))
+    assert (await library.resolve(digest)).digest == digest
+    await source.close()
+
+
+async def test_flipped_byte_on_the_way_names_the_blob(service: LayoutBundleService, remote: BundleLibrary) -> None:
+    digest = publish(service.layout)
+    resolved = await remote.resolve(digest)
+    weights = next(blob for blob in resolved.blobs if "weights" in blob.title)
+    service.flipped.add(weights.digest)
+    with pytest.raises(BlobCorrupt, match=weights.digest):
+        await remote.fetch(resolved, lambda *_: None)
+    service.flipped.clear()
+    await fetch(remote, digest)
+
+
+async def test_flipped_byte_at_rest_names_the_blob(service: LayoutBundleService, tmp_path: Path) -> None:
+    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
+    library = BundleLibrary(
+        source, store_root=service.layout.root, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
+    )
+    bundle = await library.fetch(await library.resolve(publish(service.layout)), lambda *_: None)
+    path = bundle.blob_path(bundle.manifest.weight_sets[0].shards[0].blob)
+    path.chmod(0o644)
+    path.write_bytes(b"9")
+    with pytest.raises(BlobCorrupt, match=r"weights/tp0_sharded_checkpoint\.safetensors"):
+        await library.verify(bundle)
+    await source.close()
+
+
+async def test_source_that_sends_too_much_is_stopped(service: LayoutBundleService, remote: BundleLibrary) -> None:
+    digest = publish(service.layout)
+    service.extra_bytes = 100_000
+    with pytest.raises(BlobCorrupt, match="more than the"):
+        await fetch(remote, digest)
+
+
+async def test_broken_connection_keeps_what_has_come(service: LayoutBundleService, remote: BundleLibrary) -> None:
+    digest = publish(service.layout, executable=bytes(50_000))
+    service.fail_after_bytes = 40_000
+    with pytest.raises(BundleSourceUnavailable, match="going away"):
+        await fetch(remote, digest)
+    num_read = len(service.blobs_read)
+    service.fail_after_bytes = None
+    service.blobs_read.clear()
+    await fetch(remote, digest)
+    assert len(service.blobs_read) == 5 - (num_read - 1)
+
+
+async def test_description_that_differs_from_the_bundle(service: LayoutBundleService, remote: BundleLibrary) -> None:
+    resolved = await remote.resolve(publish(service.layout))
+    lie = msgspec.structs.replace(resolved.manifest, tp_degree=2)
+    with pytest.raises(ManifestInvalid, match="another"):
+        await remote.fetch(dataclasses.replace(resolved, manifest=lie), lambda *_: None)
+
+
+async def test_unknown_and_malformed_references(remote: BundleLibrary) -> None:
+    for ref in ("nothing", "nothing:v3", "nothing@prod", "sha256:" + "0" * 64):
+        with pytest.raises(BundleNotFound):
+            await remote.resolve(ref)
+    with pytest.raises(RefInvalid):
+        await remote.resolve("No Such Name")
+
+
+async def test_service_that_is_not_there(tmp_path: Path) -> None:
+    source = GrpcBundleSource(CompilerEndpoint("127.0.0.1:1"))
+    library = BundleLibrary(
+        source, store_root=None, cache=Layout.create(tmp_path / "cache"), verifier=BlobVerifier(None)
+    )
+    with pytest.raises(BundleSourceUnavailable, match=r"127\.0\.0\.1:1") as caught:
+        await library.resolve("story")
+    assert caught.value.retry_after_s is not None
+    await source.close()

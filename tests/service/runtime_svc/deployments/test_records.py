@@ -1,0 +1,117 @@
+"""Records that outlive the process, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
+from runtime_svc.deployments.records import FILE_NAME, DeploymentRecord, RecordStore, WeightsRecord
+from runtime_svc.errors import StateInUse, StateInvalid, StateUnwritable
+from tests.repository import ROOT
+
+RECORD = DeploymentRecord(
+    spec=DeploymentSpec("chat", "story@prod", (1, 0), 2, True),
+    origin=Origin.FILE,
+    digest="sha256:" + "1" * 64,
+    cores=(1, 0),
+    weights=WeightsRecord(ref="pirate", digest="sha256:" + "2" * 64),
+    weight_epoch=7,
+    created_at_s=1.5,
+)
+EMPTY = msgspec.structs.replace(
+    RECORD, spec=replace(RECORD.spec, deployment_id="b"), weights=None, weight_epoch=0, origin=Origin.RPC
+)
+
+# Saves ever higher epochs, and says so after each.
+WRITER = """
+import asyncio, msgspec, sys
+from pathlib import Path
+from runtime_svc.deployments.records import RecordStore
+from tests.service.runtime_svc.deployments.test_records import RECORD
+
+async def main():
+    store = RecordStore(Path(sys.argv[1]))
+    for epoch in range(1, 1_000_000):
+        await store.save(msgspec.structs.replace(RECORD, weight_epoch=epoch))
+        print(epoch, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_records_are_kept_replaced_and_forgotten(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "new" / "state")
+    runtime_id = store.runtime_id
+    for record in (RECORD, EMPTY, msgspec.structs.replace(RECORD, weight_epoch=8)):
+        await store.save(record)
+    store.close()
+    again = RecordStore(tmp_path / "new" / "state")
+    assert again.runtime_id == runtime_id
+    assert again.list() == [EMPTY, msgspec.structs.replace(RECORD, weight_epoch=8)]
+    await again.forget("chat")
+    await again.forget("nobody")
+    assert again.list() == [EMPTY]
+    again.close()
+
+
+def test_one_process_holds_a_directory(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    with pytest.raises(StateInUse, match="another runtime"):
+        RecordStore(tmp_path)
+    store.close()
+    RecordStore(tmp_path).close()
+
+
+@pytest.mark.parametrize("delay_lines", [1, 5, 30])
+def test_killed_writer_loses_nothing_that_it_was_told_is_kept(tmp_path: Path, delay_lines: int) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+        assert writer.stdout is not None
+        for _ in range(delay_lines):
+            assert writer.stdout.readline()
+        writer.send_signal(signal.SIGKILL)
+        acknowledged = delay_lines + len(writer.stdout.readlines())
+    store = RecordStore(tmp_path)
+    (record,) = store.list()
+    assert acknowledged <= record.weight_epoch <= acknowledged + 1
+    store.close()
+
+
+def test_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
+    with pytest.raises(StateInvalid, match=FILE_NAME):
+        RecordStore(tmp_path)
+
+
+async def test_record_of_another_shape_is_named(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    with store._database:
+        store._database.execute("INSERT INTO deployments VALUES ('x', '{}')")
+    with pytest.raises(StateInvalid, match="missing required field"):
+        store.list()
+    store.close()
+
+
+def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateInvalid, match="file"):
+        RecordStore(tmp_path / "file" / "state")
+
+
+async def test_disk_that_takes_nothing(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    store._database.execute("PRAGMA query_only = ON")
+    with pytest.raises(StateUnwritable):
+        await store.save(RECORD)
+    with pytest.raises(StateUnwritable):
+        await store.forget("chat")
+    store.close()

@@ -1,0 +1,153 @@
+"""What a deployment says that it accepts, and that it does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from kiln.runtime.v1 import generation_pb2 as generation
+from kiln.runtime.v1 import runtime_pb2 as pb
+
+from bundle.manifest import Serving
+from runtime_svc.capabilities import MAX_LOGITS_BYTES, Capabilities
+from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens, make_manifest
+from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, token_request, tokens_of
+
+CUTTING = Serving(input_truncation=True)
+
+
+async def test_every_capability_is_told(served: Runtime) -> None:
+    deployment = await served.deploy(max_new_tokens=7, ctx_batch_size=2)
+    expected = pb.Capabilities(
+        max_context_length=16,
+        max_length=64,
+        max_batch_size=4,
+        vocab_size=VOCAB_SIZE,
+        dynamic_sampling=True,
+        max_top_k=50,
+        logprobs=True,
+        chat=True,
+        default_sampling=pb.DefaultSampling(temperature=0.0, top_k=0, top_p=1.0),
+        eos_token_ids=[2],
+        max_new_tokens=7,
+        text=True,
+        logits=True,
+        max_logprobs=20,
+        max_stop_strings=16,
+        max_stop_token_ids=1024,
+        padding_side="right",
+        async_mode=True,
+        submodels=[
+            pb.SubmodelBuckets(submodel="context_encoding", batch_size=2, tokens=[8, 16]),
+            pb.SubmodelBuckets(submodel="token_generation", batch_size=4, tokens=[16, 64]),
+        ],
+    )
+    assert deployment.capabilities == expected
+    assert (await served.get()).capabilities == expected
+    assert list((await served.info()).deployments) == [
+        pb.DeploymentInfo(id="d", state=pb.Deployment.STATE_READY, capabilities=expected)
+    ]
+
+
+async def test_what_a_bundle_lacks_is_told_and_refused_by_name(served: Runtime) -> None:
+    deployment = await served.deploy(
+        flags=("left_padded", "tokens"), sampling=GREEDY, tokenizer=None, chat_template=None, serving=CUTTING
+    )
+    told = deployment.capabilities
+    assert (told.text, told.chat, told.logprobs, told.logits, told.max_logprobs) == (False, False, False, False, 0)
+    assert (told.padding_side, told.input_truncation, told.max_new_tokens) == ("left", True, 0)
+    request = token_request([3])
+    request.output.logits = True
+    request.output.logprobs = 1
+    request.stop.stop_strings.append("x")
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await served.generation.Generate(request).read()
+    assert fields_of(caught[0]) == ["output.logprobs", "output.logits", "stop.stop_strings"]
+
+
+async def test_server_tells_deployments_that_are_not_ready_yet(served: Runtime) -> None:
+    assert list((await served.info()).deployments) == []
+    served.publish()
+    served.load_gate.clear()
+    load = asyncio.create_task(served.load("story"))
+    async with asyncio.timeout(2):
+        while not (known := list((await served.info()).deployments)) or not known[0].capabilities.max_length:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert (known[0].state, known[0].capabilities.max_length) == (pb.Deployment.STATE_LOADING, 64)
+    served.load_gate.set()
+    await load
+
+
+@pytest.mark.parametrize("length", [16, 17, 40])
+async def test_prompt_that_is_too_long_keeps_its_end(served: Runtime, length: int) -> None:
+    await served.deploy(serving=CUTTING)
+    prompt = list(range(3, 3 + length))
+    events = await served.generate(prompt)
+    accepted, usage = events[0].accepted, events[-1].finished.usage
+    assert (accepted.prompt_token_count, accepted.truncated_tokens) == (16, length - 16)
+    assert usage.prompt_tokens == 16
+    assert tokens_of(events) == expected_tokens(prompt[-16:], 5)
+
+
+async def test_prompt_that_is_too_long_is_refused_where_the_bundle_does_not_cut(served: Runtime) -> None:
+    await served.deploy()
+    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG"):
+        await served.generate(list(range(3, 20)))
+
+
+async def test_logits_of_every_token(served: Runtime) -> None:
+    await served.deploy()
+    request = token_request([3, 4], 3)
+    request.output.logits = True
+    with_logits, without = served.generation.Generate(request), served.generate([3, 4], 3)
+    tokens = [token for event in [one async for one in with_logits] for token in event.delta.tokens]
+    assert [token.id for token in tokens] == expected_tokens([3, 4], 3)
+    for token in tokens:
+        assert list(token.logits) == [1.0 if one == token.id else -one / 2 for one in range(VOCAB_SIZE)]
+    assert not any(token.logits for event in await without for token in event.delta.tokens)
+    assert [step.return_logits for step in served.ranks.steps].count(False) >= 2, "nobody asked in these steps"
+
+
+def test_logits_that_exceed_a_message_are_not_served() -> None:
+    largest = MAX_LOGITS_BYTES // 4
+    within, beyond = (
+        Capabilities.from_manifest(make_manifest(vocab_size=vocab_size)) for vocab_size in (largest, largest + 1)
+    )
+    assert (within.logits, within.logprobs) == (True, True)
+    assert (beyond.logits, beyond.logprobs) == (False, True)
+
+
+async def test_large_logits_that_are_asked_for_are_refused(served: Runtime) -> None:
+    await served.deploy(vocab_size=MAX_LOGITS_BYTES // 4 + 1)
+    request = token_request([3])
+    request.output.logits = True
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await served.generation.Generate(request).read()
+    (violation,) = details_of(caught[0])[1].field_violations
+    assert "exceed a message" in violation.description
+
+
+def test_small_vocabulary_has_as_many_alternatives_as_tokens() -> None:
+    assert Capabilities.from_manifest(make_manifest(vocab_size=7)).max_logprobs == 7
+
+
+async def test_left_padded_prompts_in_company(served: Runtime) -> None:
+    flags = ("left_padded", "logits", "rand", "sampling_params", "tokens")
+    await served.deploy(flags=flags, ctx_batch_size=2)
+    prompts = [[3], list(range(3, 11)), list(range(3, 12)), list(range(3, 19)), [5, 6]]
+    streams = await asyncio.gather(*(served.generate(prompt, 6) for prompt in prompts))
+    assert [tokens_of(events) for events in streams] == [expected_tokens(prompt, 6) for prompt in prompts]
+
+
+async def test_output_of_a_step_is_written_while_the_next_one_runs(served: Runtime) -> None:
+    """What `async_mode` promises, and every deployment does."""
+    await served.deploy()
+    call = await hold(served, token_request([3, 4], 3))
+    first_step = len(served.ranks.steps)
+    served.ranks.gate.set()
+    served.ranks.step_s = 0.5
+    event: generation.GenerateResponse = await anext(aiter(call))
+    assert [token.id for token in event.delta.tokens] == expected_tokens([3, 4], 1)
+    assert served.ranks.is_running
+    assert len(served.ranks.steps) == first_step + 1
+    call.cancel()

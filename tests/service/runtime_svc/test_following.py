@@ -1,0 +1,154 @@
+"""Deployments whose weights follow an alias."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from kiln.runtime.v1 import runtime_pb2 as pb
+
+from runtime_svc.deployments.follower import AliasFollower
+from tests.ranks.fakes import expected_tokens
+from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, tokens_of
+
+FAST = "--follow-interval=0.03"
+PROD = "story@prod"
+
+
+async def follow(served: Runtime, deployment_id: str = "d") -> pb.Deployment:
+    """Deploys what story@prod names."""
+    if PROD not in served.bundles.names:
+        served.publish(PROD)
+    return (await served.load(PROD, deployment_id, follow_alias=True))[-1].deployment
+
+
+async def wait_for(served: Runtime, deployment_id: str = "d", **wanted: Any) -> pb.Deployment:
+    """Waits for an epoch, and for a part of the follow message or, with an empty one, for none."""
+    async with asyncio.timeout(5):
+        while True:
+            deployment = await served.get(deployment_id)
+            said, part = deployment.follow_message, wanted.get("message")
+            is_said = part is None or (part in said if part else not said)
+            if deployment.roles[0].weight_epoch == wanted.get("epoch", deployment.roles[0].weight_epoch) and is_said:
+                return deployment
+            await asyncio.sleep(0.005)
+
+
+async def test_weights_follow_the_alias(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FAST) as served:
+        deployment = await follow(served)
+        await follow(served, "e")
+        assert (deployment.followed_alias, deployment.follow_message) == (PROD, "")
+        story = deployment.roles[0].bundle_digest
+        pirate = served.publish(PROD, bias=31)
+        moved = await wait_for(served, epoch=2)
+        role = moved.roles[0]
+        assert (role.bundle_digest, role.weights_digest, role.weights_ref) == (story, pirate, PROD)
+        assert moved.follow_message == ""
+        assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=31)
+        await wait_for(served, "e", epoch=2)
+        served.bundles.names[PROD] = story
+        await wait_for(served, epoch=3)
+        assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
+
+
+async def test_running_requests_finish_on_the_old_weights(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FAST) as served:
+        await follow(served)
+        served.ranks.step_s = 0.005
+        stream = asyncio.create_task(served.generate([5], 50))
+        await served.wait_for_slots(1)
+        served.publish(PROD, bias=31)
+        events = await stream
+        assert tokens_of(events) == expected_tokens([5], 50)
+        assert {event.weight_epoch for event in events} == {1}
+        await wait_for(served, epoch=2)
+
+
+async def test_version_that_does_not_fit_is_named_and_not_tried_again(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FAST) as served:
+        story = (await follow(served)).roles[0].bundle_digest
+        served.publish(PROD, bias=31, graph_abi_digest="sha256:" + "1" * 64)
+        await wait_for(served, message="graph ABI")
+        await asyncio.sleep(0.2)
+        deployment = await served.get()
+        assert deployment.state == pb.Deployment.STATE_READY
+        assert deployment.roles[0].weight_epoch == 1
+        assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
+        served.publish(PROD, has_weights=False)
+        await wait_for(served, message="no weights")
+        served.bundles.names[PROD] = story
+        async with asyncio.timeout(5):
+            while (await served.get()).follow_message:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        served.publish(PROD, bias=31)
+        await wait_for(served, epoch=2)
+
+
+async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FAST) as served:
+        await follow(served)
+        served.bundles.is_away = True
+        await wait_for(served, message="does not answer")
+        served.bundles.is_away = False
+        served.publish(PROD, bias=31)
+        await wait_for(served, epoch=2, message="")
+
+
+async def test_each_reference_is_looked_up_once_per_interval(served: Runtime) -> None:
+    served.publish(PROD)
+    served.publish("other@prod")
+    for deployment_id, ref in (("a", PROD), ("b", PROD), ("c", "other@prod")):
+        await served.load(ref, deployment_id, follow_alias=True)
+    await served.load(PROD, "still")
+    served.bundles.lookups.clear()
+    follower = AliasFollower(served.server.deployments, interval_s=60)
+    await follower._poll()
+    assert sorted(served.bundles.lookups) == ["other@prod", PROD]
+    assert (await served.get("still")).followed_alias == ""
+
+
+async def test_weights_by_hand_are_refused(served: Runtime) -> None:
+    await follow(served)
+    served.publish("pirate", bias=31)
+    async with raises("FAILED_PRECONDITION", "ALIAS_FOLLOWED") as caught:
+        await served.load_weights("pirate")
+    assert details_of(caught[0])[0].metadata["alias"] == PROD
+
+
+async def test_only_an_alias_can_be_followed(served: Runtime) -> None:
+    digest = served.publish()
+    for ref in ("story", "story:v1", digest):
+        async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+            await served.load(ref, follow_alias=True)
+        assert fields_of(caught[0]) == ["ref"]
+
+
+async def test_equal_load_answers_at_once_wherever_the_alias_points(served: Runtime) -> None:
+    await follow(served)
+    served.publish(PROD, bias=31)
+    assert (await follow(served)).roles[0].weight_epoch == 1
+    async with raises("ALREADY_EXISTS", "DEPLOYMENT_EXISTS"):
+        await served.load(PROD)
+    assert len(served.groups) == 1
+
+
+async def test_following_outlives_a_restart(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        story = (await follow(first)).roles[0].bundle_digest
+        pirate = first.publish("pirate", bias=31)
+    names = {PROD: pirate}
+    async with serve_runtime(tmp_path, FAST, prepare=lambda bundles: bundles.names.update(names)) as second:
+        role = (await wait_for(second, epoch=2)).roles[0]
+        assert (role.bundle_digest, role.weights_digest) == (story, pirate)
+
+
+async def test_awaited_weights_come_by_the_alias(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FAST) as served:
+        served.publish(PROD, has_weights=False)
+        assert (await follow(served)).state == pb.Deployment.STATE_AWAITING_WEIGHTS
+        await wait_for(served, message="no weights")
+        served.publish(PROD, has_executables=False, bias=31)
+        await wait_for(served, epoch=1)
+        assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=31)

@@ -1,0 +1,204 @@
+"""What the data plane refuses, over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from kiln.runtime.v1 import generation_pb2 as pb
+
+from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens
+from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, token_request, tokens_of
+
+
+async def test_every_mistake_is_named_at_once(served: Runtime) -> None:
+    await served.deploy()
+    request = pb.GenerateRequest(
+        deployment_id="d",
+        request_id="x" * 129,
+        token_ids=pb.TokenIds(ids=[5, -1, VOCAB_SIZE]),
+        sampling=pb.SamplingParams(temperature=-1, top_k=51, top_p=0),
+        stop=pb.StopConditions(max_new_tokens=0, stop_strings=["", "x" * 257, "fine"], stop_token_ids=[3, VOCAB_SIZE]),
+        output=pb.OutputOptions(logprobs=21),
+    )
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await anext(aiter(served.generation.Generate(request)))
+    assert fields_of(caught[0]) == [
+        "request_id",
+        "token_ids.ids[1]",
+        "token_ids.ids[2]",
+        "sampling.temperature",
+        "sampling.top_k",
+        "sampling.top_p",
+        "stop.max_new_tokens",
+        "stop.stop_strings[0]",
+        "stop.stop_strings[1]",
+        "stop.stop_token_ids[1]",
+        "output.logprobs",
+    ]
+    violations = {one.field: one.description for one in details_of(caught[0])[1].field_violations}
+    assert violations["sampling.temperature"] == "got -1; accepted: a number of at least 0"
+    assert violations["token_ids.ids[2]"] == f"got {VOCAB_SIZE}; accepted: 0 to {VOCAB_SIZE - 1}"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({}, "prompt"),
+        ({"text": ""}, "text"),
+        ({"chat": pb.Chat()}, "chat.messages"),
+        ({"chat": pb.Chat(messages=[pb.ChatMessage(content="x")])}, "chat.messages[0].role"),
+        ({"chat": pb.Chat(messages=[pb.ChatMessage(role="tyrant", content="x")])}, "chat"),
+        ({"token_ids": pb.TokenIds()}, "token_ids.ids"),
+        ({"text": "x", "sampling": pb.SamplingParams(temperature=float("nan"))}, "sampling.temperature"),
+        ({"text": "x", "sampling": pb.SamplingParams(temperature=float("inf"))}, "sampling.temperature"),
+        ({"text": "x", "sampling": pb.SamplingParams(top_p=float("nan"))}, "sampling.top_p"),
+        ({"text": "x", "sampling": pb.SamplingParams(top_p=1.5)}, "sampling.top_p"),
+        ({"text": "x", "sampling": pb.SamplingParams(top_k=-1)}, "sampling.top_k"),
+        ({"text": "x", "stop": pb.StopConditions(stop_strings=["y"] * 17)}, "stop.stop_strings"),
+        ({"text": "x", "output": pb.OutputOptions(logprobs=-1)}, "output.logprobs"),
+    ],
+)
+async def test_single_mistakes(served: Runtime, options: dict[str, Any], field: str) -> None:
+    await served.deploy()
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await anext(aiter(served.generation.Generate(pb.GenerateRequest(deployment_id="d", **options))))
+    assert fields_of(caught[0]) == [field]
+
+
+async def test_template_that_refuses_says_why(served: Runtime) -> None:
+    await served.deploy()
+    chat = pb.Chat(messages=[pb.ChatMessage(role="tyrant", content="x")])
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))
+    assert "no tyrants" in details_of(caught[0])[1].field_violations[0].description
+
+
+async def test_prompt_that_is_too_long_names_length_and_limit(served: Runtime) -> None:
+    await served.deploy()
+    assert tokens_of(await served.generate([5] * 16, 1)) == expected_tokens([5] * 16, 1)
+    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG") as caught:
+        await served.generate([5] * 17)
+    info, bad_request = details_of(caught[0])
+    assert (info.metadata["num_tokens"], info.metadata["max_tokens"]) == ("17", "16")
+    assert bad_request.field_violations[0].field == "token_ids"
+    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG"):
+        await anext(aiter(served.generation.Generate(pb.GenerateRequest(deployment_id="d", text="long " * 100))))
+
+
+async def test_prompt_must_leave_room_for_one_token(served: Runtime) -> None:
+    deployment = await served.deploy(prompt_buckets=(64,), token_buckets=(64,))
+    assert deployment.capabilities.max_context_length == 63
+    assert tokens_of(await served.generate([5] * 63, None)) == expected_tokens([5] * 63, 1)
+    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG"):
+        await served.generate([5] * 64)
+
+
+async def test_baked_sampling_refuses_other_values_by_name(served: Runtime) -> None:
+    await served.deploy(sampling=GREEDY, flags=("tokens",))
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        request = token_request([5], temperature=0.7, top_k=5, top_p=1.0)
+        request.output.logprobs = 0
+        await anext(aiter(served.generation.Generate(request)))
+    assert fields_of(caught[0]) == ["output.logprobs", "sampling.temperature", "sampling.top_k"]
+    for same in ({}, {"top_k": 1}, {"temperature": 0.0}, {"temperature": 1.0, "top_p": 1.0}):
+        assert tokens_of(await served.generate([5], **same)) == expected_tokens([5], 5)
+
+
+async def test_bundle_without_tokenizer_takes_token_ids_only(served: Runtime) -> None:
+    deployment = await served.deploy(tokenizer=None)
+    assert not deployment.capabilities.chat
+    assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    for request in (
+        pb.GenerateRequest(deployment_id="d", text="x"),
+        pb.GenerateRequest(deployment_id="d", chat=chat),
+        pb.GenerateRequest(
+            deployment_id="d", token_ids=pb.TokenIds(ids=[5]), stop=pb.StopConditions(stop_strings=["x"])
+        ),
+    ):
+        async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED"):
+            await anext(aiter(served.generation.Generate(request)))
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED"):
+        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", text="x"))
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED"):
+        await served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="d", token_ids=[5]))
+
+
+async def test_bundle_without_template_takes_no_chat(served: Runtime) -> None:
+    await served.deploy(chat_template=None)
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))
+    assert fields_of(caught[0]) == ["chat"]
+
+
+async def test_detokenize_names_ids_outside_the_vocabulary(served: Runtime) -> None:
+    await served.deploy()
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="d", token_ids=[5, VOCAB_SIZE]))
+    assert fields_of(caught[0]) == ["token_ids[1]"]
+
+
+async def test_unknown_deployment(served: Runtime) -> None:
+    calls = [
+        anext(aiter(served.generation.Generate(token_request([5], deployment_id="nobody")))),
+        served.generation.Abort(pb.AbortRequest(deployment_id="nobody", request_id="x")),
+        served.generation.Tokenize(pb.TokenizeRequest(deployment_id="nobody", text="x")),
+        served.generation.Detokenize(pb.DetokenizeRequest(deployment_id="nobody")),
+    ]
+    for call in calls:
+        async with raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND") as caught:
+            await call
+        assert details_of(caught[0])[0].metadata["deployment_id"] == "nobody"
+
+
+async def test_deployment_that_still_loads_is_not_ready(served: Runtime) -> None:
+    served.load_gate.clear()
+    served.publish()
+    load = asyncio.create_task(served.load("story"))
+    async with asyncio.timeout(2):
+        while not served.groups:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY") as caught:
+        await served.generate([5])
+    assert details_of(caught[0])[0].metadata["state"] == "LOADING"
+    served.load_gate.set()
+    await load
+    assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
+
+
+async def test_request_id_in_use(served: Runtime) -> None:
+    await served.deploy()
+    served.ranks.gate.clear()
+    call = served.generation.Generate(token_request([5], request_id="same"))
+    await anext(aiter(call))
+    async with raises("ALREADY_EXISTS", "REQUEST_ID_IN_USE"):
+        await served.generate([5], request_id="same")
+    served.ranks.gate.set()
+    async for _ in call:
+        pass
+    await served.generate([5], request_id="same")
+
+
+async def test_full_queue_says_when_to_retry(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--queue-capacity=2") as served:
+        await served.deploy(num_slots=1)
+        served.ranks.gate.clear()
+        calls = [served.generation.Generate(token_request([5], 3)) for _ in range(3)]
+        for call in calls:
+            await anext(aiter(call))
+        assert (await served.get()).load.queued_requests == 2
+        async with raises("RESOURCE_EXHAUSTED", "QUEUE_FULL") as caught:
+            await served.generate([5])
+        status = rpc_status.from_call(caught[0])
+        retry = error_details_pb2.RetryInfo()
+        assert any(detail.Unpack(retry) for detail in status.details)
+        assert retry.retry_delay.ToNanoseconds() > 0
+        served.ranks.gate.set()
+        for call in calls:
+            assert tokens_of([event async for event in call]) == expected_tokens([5], 3)

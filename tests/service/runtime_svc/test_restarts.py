@@ -1,0 +1,185 @@
+"""What outlives a runtime: its deployments, on their cores, with their bundles, weights and epochs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kiln.runtime.v1 import runtime_pb2 as pb
+
+from bundle.layout import Layout
+from execution.errors import RankFailed
+from runtime_svc.deployments.records import RecordStore
+from runtime_svc.errors import StateInUse, StateUnwritable
+from tests.bundles.published import LayoutBundleService, publish
+from tests.ranks.fakes import expected_tokens
+from tests.servers.runtime import Runtime, raises, serve_runtime, token_request, tokens_of
+
+
+def named(**names: str) -> Any:
+    """Prepares a bundle service that knows these names."""
+    return lambda bundles: bundles.names.update(names)
+
+
+async def test_deployments_are_loaded_again_as_they_were(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        story, pair = first.publish(), first.publish("pair", tp_degree=2)
+        pirate = first.publish("pirate", bias=31)
+        await first.load("pair", "b", [3, 1], threads_per_core=2)
+        await first.load("story", "a")
+        await first.load_weights("pirate", "a")
+        before = [await first.get("a"), await first.get("b")]
+    # Names have moved on; the deployments have not.
+    async with serve_runtime(tmp_path, prepare=named(story=pair, pair=story, pirate=story)) as second:
+        for old in before:
+            new = await second.wait_for_state("READY", old.id)
+            assert (new.roles, new.cores, new.threads_per_core) == (old.roles, old.cores, old.threads_per_core)
+            assert new.create_time == old.create_time
+        role = (await second.get("a")).roles[0]
+        assert (role.bundle_digest, role.weights_digest, role.weight_epoch) == (story, pirate, 2)
+        events = await second.generate([5], deployment_id="a")
+        assert tokens_of(events) == expected_tokens([5], 5, bias=31)
+        assert {event.weight_epoch for event in events} == {2}
+        assert (await second.load_weights(story, "a"))[-1].result.weight_epoch == 3
+        assert sorted(one["num_threads"] for one in second.started_with) == [1, 2]
+        assert second.bundles.lookups == [], "all of it was local"
+
+
+async def test_unloaded_deployments_stay_away(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        await first.deploy()
+        await first.unload()
+    async with serve_runtime(tmp_path) as second:
+        assert list((await second.control.ListDeployments(pb.ListDeploymentsRequest())).deployments) == []
+        assert (await second.info()).free_cores == 4
+
+
+async def test_server_is_healthy_while_deployments_load(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        digest = (await first.deploy()).roles[0].bundle_digest
+    async with serve_runtime(tmp_path, prepare=named(story=digest)) as second:
+        second.load_gate.clear()
+        deployment = await second.get()
+        assert (deployment.state, list(deployment.cores)) == (pb.Deployment.STATE_LOADING, [0])
+        async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY") as caught:
+            await second.generate([5])
+        assert "LOADING" in str(caught[0].details())
+        joined = asyncio.create_task(second.load(digest))
+        await asyncio.sleep(0.05)
+        second.load_gate.set()
+        assert (await joined)[-1].deployment.state == pb.Deployment.STATE_READY
+        assert len(second.groups) == 1
+
+
+async def test_bundle_service_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    elsewhere = ("--bundle-store", str(tmp_path / "elsewhere"))
+    async with serve_runtime(tmp_path, *elsewhere) as first:
+        digest = (await first.deploy()).roles[0].bundle_digest
+
+    def lose(bundles: LayoutBundleService) -> None:
+        bundles.is_away = True
+        for path in (tmp_path / "cache/blobs").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        Layout.create(tmp_path / "cache/blobs")
+
+    async with serve_runtime(tmp_path, *elsewhere, prepare=lose) as second:
+        async with asyncio.timeout(5):
+            while "does not answer" not in (await second.get()).message:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await second.get()).state == pb.Deployment.STATE_LOADING
+        second.bundles.is_away = False
+        deployment = await second.wait_for_state("READY")
+        assert (deployment.message, deployment.roles[0].bundle_digest) == ("", digest)
+
+
+async def test_what_cannot_be_loaded_again_is_kept_and_tried_at_every_start(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        digest = (await first.deploy()).roles[0].bundle_digest
+
+    async def restart(*, fails: bool) -> None:
+        async with serve_runtime(tmp_path, prepare=named(story=digest)) as again:
+            again.start_failures = [RankFailed(0, "no memory")] if fails else []
+            deployment = await again.wait_for_state("FAILED" if fails else "READY")
+            assert ("no memory" in deployment.message) is fails
+            assert (await again.info()).free_cores == (4 if fails else 3)
+
+    await restart(fails=True)
+    await restart(fails=False)
+    await restart(fails=True)
+    async with serve_runtime(tmp_path, "--memory=1KiB") as again:
+        assert "bytes of memory are needed" in (await again.wait_for_state("FAILED")).message
+        await again.unload()
+    async with serve_runtime(tmp_path) as again, raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):
+        await again.get()
+
+
+async def test_bundle_that_is_gone_fails_and_takes_no_other(tmp_path: Path) -> None:
+    elsewhere = ("--bundle-store", str(tmp_path / "elsewhere"))
+    async with serve_runtime(tmp_path, *elsewhere) as first:
+        await first.deploy()
+    (tmp_path / "cache/blobs").rename(tmp_path / "old")
+    (tmp_path / "store").rename(tmp_path / "old store")
+    async with serve_runtime(tmp_path, *elsewhere) as second:
+        second.publish("story", bias=7)
+        deployment = await second.wait_for_state("FAILED")
+        assert "no bundle" in deployment.message or "not" in deployment.message
+        assert second.groups == []
+
+
+async def test_fewer_cores_than_before(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        first.publish("pair", tp_degree=2)
+        await first.load("pair", "a", [2, 3])
+        await first.load("pair", "b", [0, 1])
+    async with serve_runtime(tmp_path, "--cores=2") as second:
+        first_seen, other = [(await second.get(one)).state for one in "ab"]
+        assert other == pb.Deployment.STATE_FAILED
+        assert first_seen in {pb.Deployment.STATE_LOADING, pb.Deployment.STATE_READY}
+        failed = await second.wait_for_state("FAILED", "b")
+        assert "free cores: none" in failed.message
+        ready = await second.wait_for_state("READY", "a")
+        assert list(ready.cores) == [0, 1], "it was asked for without naming cores, or they are gone"
+
+
+async def test_state_directory_has_one_runtime(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path):
+        with pytest.raises(StateInUse):
+            RecordStore(tmp_path / "cache")
+
+
+async def test_disk_that_takes_no_record_fails_the_load(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> None:
+        raise StateUnwritable("runtime.db", "disk full")
+
+    digest = publish(served.store)
+    monkeypatch.setattr(served.server.deployments._records, "save", full)
+    async with raises("INTERNAL", "STATE_UNWRITABLE"):
+        await served.load(digest)
+    assert served.groups == []
+    assert (await served.info()).free_cores == 4
+
+
+async def test_swap_whose_client_left_is_recorded(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        await first.deploy()
+        pirate = first.publish("pirate", bias=31)
+        first.ranks.swap_gate.clear()
+        call = first.control.LoadWeights(pb.LoadWeightsRequest(deployment_id="d", ref="pirate"))
+        async for event in call:
+            if event.progress.stage == pb.LoadProgress.STAGE_SWAP:
+                break
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await asyncio.sleep(0.05)
+        first.ranks.swap_gate.set()
+        async with asyncio.timeout(2):
+            while (await first.get()).roles[0].weight_epoch != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    async with serve_runtime(tmp_path) as second:
+        role = (await second.wait_for_state("READY")).roles[0]
+        assert (role.weights_digest, role.weight_epoch) == (pirate, 2)
+        events = [event async for event in second.generation.Generate(token_request([5], 3))]
+        assert tokens_of(events) == expected_tokens([5], 3, bias=31)

@@ -1,0 +1,148 @@
+"""The server as a whole: health under load, drain, command line."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kiln.runtime.v1 import generation_pb2 as generation
+
+from execution.step import Step, StepResult
+from runtime_svc.server import SERVICES
+from tests.ranks.fakes import FakeRanks, expected_tokens
+from tests.repository import ROOT
+from tests.servers.runtime import Runtime, details_of_status, raises, serve_runtime, token_request, tokens_of
+
+BURN = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+
+
+async def check(served: Runtime, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(served.channel)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
+
+
+async def test_every_service_is_healthy_before_anything_is_loaded(served: Runtime) -> None:
+    for service in ("", *SERVICES):
+        assert await check(served, service) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_answers_while_a_step_of_a_second_runs(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step burns a processor in another process, as a rank does."""
+    run_at_once = FakeRanks._run
+
+    async def run(ranks: FakeRanks, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", BURN)
+        await process.wait()
+        return await run_at_once(ranks, step, before)
+
+    monkeypatch.setattr(FakeRanks, "_run", run)
+    await served.deploy()
+    start_s = time.monotonic()
+    request = asyncio.create_task(served.generate([5], 2))
+    latencies_s = []
+    while not request.done():
+        before_s = time.perf_counter()
+        await check(served)
+        latencies_s.append(time.perf_counter() - before_s)
+        await asyncio.sleep(0.005)
+    assert tokens_of(await request) == expected_tokens([5], 2)
+    assert time.monotonic() - start_s > 2
+    assert statistics.quantiles(latencies_s, n=100)[98] < 0.05
+
+
+async def test_long_prompt_does_not_stop_the_front(served: Runtime) -> None:
+    await served.deploy()
+    text = "Once upon a time there was " * 60_000
+    request = asyncio.ensure_future(
+        served.generation.Tokenize(generation.TokenizeRequest(deployment_id="d", text=text))
+    )
+    start_s, latencies_s = time.monotonic(), []
+    while not request.done():
+        before_s = time.perf_counter()
+        await check(served)
+        latencies_s.append(time.perf_counter() - before_s)
+    assert time.monotonic() - start_s > 0.2, "too short to prove anything"
+    # Building and serializing a million ids is the server's and this client's own.
+    assert statistics.median(latencies_s) < 0.05
+
+
+async def test_drain_lets_streams_finish(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--drain-timeout=5") as served:
+        await served.deploy()
+        served.ranks.step_s = 0.01
+        call = served.generation.Generate(token_request([5], 30))
+        await anext(aiter(call))
+        drain = asyncio.create_task(served.server.drain())
+        assert tokens_of([event async for event in call]) == expected_tokens([5], 30)
+        start_s = time.monotonic()
+        await drain
+        assert time.monotonic() - start_s < 2
+        assert served.ranks.is_closed
+
+
+async def test_drain_ends_streams_that_take_too_long(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--drain-timeout=1.5") as served:
+        await served.deploy(num_slots=1)
+        served.ranks.step_s = 0.1
+        running = served.generation.Generate(token_request([5], 60))
+        waiting = served.generation.Generate(token_request([5], 60))
+        for call in (running, waiting):
+            await anext(aiter(call))
+        drain = asyncio.create_task(served.server.drain())
+        for call in (running, waiting):
+            events: list[Any] = []
+            async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
+                async for event in call:
+                    events.append(event)  # noqa: PERF401
+            assert events[-1].finished.reason == generation.FINISH_REASON_ERROR
+            assert details_of_status(events[-1].finished.status)[0].reason == "SHUTTING_DOWN"
+        await asyncio.wait_for(drain, 3)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await served.generate([5])
+
+
+async def test_new_requests_are_refused_while_draining(served: Runtime) -> None:
+    await served.deploy()
+    served.server.deployments._is_shutting_down = True
+    async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
+        await served.generate([5])
+    served.publish("other")
+    async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
+        await served.load("other", "e")
+
+
+def start_process(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "runtime_svc", "--compiler=127.0.0.1:1", f"--cache={tmp_path}", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def test_process_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None:
+    process = start_process(tmp_path, "--address=127.0.0.1:0")
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("ready address=127.0.0.1:"), process.stderr.read() if process.stderr else ""
+        with grpc.insecure_channel(line.strip().removeprefix("ready address=")) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_process_that_cannot_serve_says_why(tmp_path: Path) -> None:
+    process = start_process(tmp_path, "--address=0.0.0.0:0")
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "PLAINTEXT_REFUSED" in log

@@ -1,0 +1,101 @@
+"""`kiln up` over stand-in services."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.servers.command import KILN, python_environment
+
+TIMEOUT_S = 30.0
+_MODULE = """import runpy, sys
+sys.argv.insert(1, {name!r})
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@dataclass
+class Up:
+    """A running `kiln up --json`."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    home: Path
+
+    def read(self) -> dict[str, Any]:
+        """The next object that it prints."""
+        assert self.process.stdout is not None
+        event: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return event
+
+    def service(self, name: str) -> dict[str, Any]:
+        """What the stand-in of a service left about itself."""
+        path = self.folder / f"{name}.json"
+        deadline = time.monotonic() + TIMEOUT_S
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+
+    def pid(self, name: str) -> int:
+        return int(self.service(name)["pid"])
+
+    def end(self, signal_number: int) -> int:
+        self.process.send_signal(signal_number)
+        return self.process.wait(TIMEOUT_S)
+
+    def log(self, name: str) -> str:
+        return (self.home / "logs" / f"{name}.log").read_text()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends soon."""
+    try:
+        psutil.Process(pid).wait(timeout=5)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """Starts `kiln up` on free ports; keyword arguments are the behaviour of each stand-in."""
+    modules = tmp_path / "modules"
+    for name in ("compiler", "runtime"):
+        package = modules / f"{name}_svc"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        script = str(Path(__file__).with_name("stand_in.py"))
+        (package / "__main__.py").write_text(_MODULE.format(name=name, script=script))
+    started: list[Up] = []
+
+    def start(*words: object, as_json: bool = True, **behaviour: dict[str, int]) -> Up:
+        variables = {f"STAND_IN_{name.upper()}": json.dumps(how) for name, how in behaviour.items()}
+        environment = python_environment(modules, STAND_IN_FOLDER=str(tmp_path), **variables)
+        addresses = ("--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0")
+        home = tmp_path / "home"
+        command = [*KILN, "up", "--home", str(home), *addresses, *map(str, words), *(["--json"] if as_json else [])]
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        started.append(Up(process, tmp_path, home))
+        return started[-1]
+
+    yield start
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.communicate()
+    for record in tmp_path.glob("*.json"):
+        for pid in (json.loads(record.read_text())["pid"], *json.loads(record.read_text())["litter"]):
+            if psutil.pid_exists(pid):
+                os.kill(pid, 9)

@@ -1,0 +1,76 @@
+"""`kiln up` over TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kiln_client.cli.main import main
+
+from tests.servers.authority import Authority
+from tests.system.clients.stack.conftest import TIMEOUT_S, Up
+
+Start = Callable[..., Up]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    authority = Authority(folder)
+    certificate, key = authority.issue("server")
+    return {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": authority.path}
+
+
+def words(options: dict[str, Path]) -> list[object]:
+    return [word for option in options.items() for word in option]
+
+
+def test_both_services_serve_tls_and_are_asked_over_it(up: Start, files: dict[str, Path]) -> None:
+    running = up(*words(files))
+    assert running.read()["event"] == "ready"
+    server = ["--tls-certificate", str(files["--tls-cert"]), "--tls-key", str(files["--tls-key"])]
+    assert running.service("compiler")["arguments"][2:6] == server
+    runtime = running.service("runtime")["arguments"]
+    assert runtime[2:6] == server
+    assert runtime[8:10] == ["--compiler-ca", str(files["--tls-ca"])]
+    assert "--compiler-certificate" not in runtime
+
+
+def test_mutual_tls(up: Start, files: dict[str, Path]) -> None:
+    running = up(*words(files), "--tls-client-ca", files["--tls-ca"])
+    assert running.read()["event"] == "ready"
+    client_ca = ["--tls-client-ca", str(files["--tls-ca"])]
+    assert running.service("compiler")["arguments"][6:8] == client_ca
+    runtime = running.service("runtime")["arguments"]
+    assert runtime[6:8] == client_ca
+    shown = ["--compiler-certificate", str(files["--tls-cert"]), "--compiler-key", str(files["--tls-key"])]
+    assert runtime[12:16] == shown
+
+
+def test_every_address_is_reached_over_loopback(up: Start, files: dict[str, Path]) -> None:
+    running = up(*words(files), "--compiler-address", "0.0.0.0:0")
+    ready = running.read()
+    assert ready["compiler"].startswith("0.0.0.0:")
+    runtime = running.service("runtime")["arguments"]
+    assert runtime[6:8] == ["--compiler", ready["compiler"].replace("0.0.0.0", "127.0.0.1")]
+
+
+def test_a_certificate_of_somebody_else_is_not_trusted(up: Start, files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    running = up(*words(files | {"--tls-ca": Authority(tmp_path / "other").path}), "--ready-timeout", 2)
+    assert running.process.wait(TIMEOUT_S) == 1
+    assert running.read()["error"]["reason"] == "SERVICE_NOT_READY"
+
+
+@pytest.mark.parametrize("missing", ["--tls-cert", "--tls-key", "--tls-ca"])
+def test_half_of_tls_is_refused(files: dict[str, Path], missing: str, capfd: pytest.CaptureFixture[str]) -> None:
+    given = {name: path for name, path in files.items() if name != missing}
+    assert main(["up", *map(str, words(given))]) == 2
+    assert "--tls-cert, --tls-key and --tls-ca belong together" in capfd.readouterr().err
+
+
+def test_client_authorities_need_a_certificate(files: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--tls-client-ca", str(files["--tls-ca"])]) == 2
+    assert "--tls-client-ca needs them" in capfd.readouterr().err

@@ -1,0 +1,221 @@
+"""`kiln up`: two services started, watched and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kiln_client.cli.main import main
+from kiln_client.stack import stack
+from kiln_client.stack.service_process import Service
+
+from tests.system.clients.stack.conftest import TIMEOUT_S, Up, gone
+
+Start = Callable[..., Up]
+
+
+def is_serving(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        response = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_ready_means_healthy_at_the_bound_addresses(up: Start, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    running = up("--cores", 3, "--model-root", "a", "--model-root", tmp_path / "b")
+    ready = running.read()
+    assert ready["event"] == "ready"
+    assert not ready["compiler"].endswith(":0")
+    assert is_serving(ready["compiler"])
+    assert is_serving(ready["runtime"])
+    home = running.home
+    assert running.service("compiler")["arguments"] == [
+        *("--address", "127.0.0.1:0", "--store", f"{home}/store", "--database", f"sqlite:///{home}/kiln.db"),
+        *("--cache", f"{home}/cache/compiler", "--model-root", f"{home}/models"),
+        *("--model-root", f"{tmp_path}/a", "--model-root", f"{tmp_path}/b"),
+    ]
+    assert running.service("runtime")["arguments"] == [
+        *("--address", "127.0.0.1:0", "--compiler", ready["compiler"], "--bundle-store", f"{home}/store"),
+        *("--cache", f"{home}/cache/runtime", "--state", f"{home}/state/runtime", "--cores", "3"),
+    ]
+    folders = {"models", "store", "state", "state/runtime", "cache", "cache/compiler", "cache/runtime", "logs"}
+    assert {str(path.relative_to(home)) for path in home.rglob("*") if path.is_dir()} == folders
+
+
+def test_options_of_the_services_are_handed_on(up: Start, tmp_path: Path) -> None:
+    (tmp_path / "layouts").mkdir()
+    (tmp_path / "deployments.yaml").touch()
+    running = up(
+        *("--threads-per-core", 2, "--memory", "6GiB", "--deployments", "deployments.yaml", "--import-root", "layouts"),
+        *("--capture-directory", "captures"),
+    )
+    assert running.read()["event"] == "ready"
+    assert running.service("compiler")["arguments"][-2:] == ["--import-root", f"{tmp_path}/layouts"]
+    handed_on = [
+        *("--threads-per-core", "2", "--memory", "6GiB", "--deployments", f"{tmp_path}/deployments.yaml"),
+        *("--capture-directory", f"{tmp_path}/captures"),
+    ]
+    assert running.service("runtime")["arguments"][-8:] == handed_on
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_stop_both_in_good_order(up: Start, number: int) -> None:
+    running = up()
+    running.read()
+    pids = [running.pid(name) for name in ("compiler", "runtime")]
+    assert running.end(number) == 0
+    assert running.read() == {"event": "stopped"}
+    assert all(map(gone, pids))
+    assert "stopped in good order" in running.log("compiler")
+    assert "stopped in good order" in running.log("runtime")
+    assert "a line of the log" in running.log("runtime")
+    assert "ready address=" in running.log("runtime")
+
+
+def test_ctrl_c_on_a_terminal_reaches_services_once(up: Start) -> None:
+    """A terminal signals the foreground process group, which the services must not be in."""
+    running = up()
+    running.read()
+    assert os.getpgid(running.pid("compiler")) == running.pid("compiler")
+    assert os.getpgid(running.pid("runtime")) == running.pid("runtime")
+    assert running.end(signal.SIGINT) == 0
+
+
+def test_for_a_person(up: Start) -> None:
+    running = up(as_json=False)
+    assert running.process.stdout is not None
+    line = running.process.stdout.readline()
+    assert re.fullmatch(r"ready compiler=127\.0\.0\.1:\d+ runtime=127\.0\.0\.1:\d+\n", line)
+    assert running.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(("dying", "other"), [("compiler", "runtime"), ("runtime", "compiler")])
+def test_a_service_that_dies_stops_the_other(up: Start, dying: str, other: str) -> None:
+    running = up()
+    running.read()
+    other_pid = running.pid(other)
+    os.kill(running.pid(dying), signal.SIGKILL)
+    assert running.process.wait(TIMEOUT_S) == 1
+    error = running.read()["error"]
+    assert (error["code"], error["reason"]) == ("UNAVAILABLE", "SERVICE_EXITED")
+    assert f"the {dying} service was killed by signal 9" in error["message"]
+    assert error["metadata"]["log"] == str(running.home / "logs" / f"{dying}.log")
+    assert gone(other_pid)
+    assert "stopped in good order" in running.log(other)
+
+
+@pytest.mark.parametrize("name", ["compiler", "runtime"])
+def test_a_service_that_cannot_start_is_named_with_its_last_words(up: Start, name: str) -> None:
+    running = up(**{name: {"crash": 3}})
+    assert running.process.wait(TIMEOUT_S) == 1
+    error = running.read()["error"]
+    assert error["metadata"]["returncode"] == "3"
+    assert f"the {name} service exited with code 3" in error["message"]
+    assert "cannot open the database" in error["message"]
+    if name == "runtime":
+        assert gone(running.pid("compiler"))
+
+
+@pytest.mark.parametrize("flaw", ["silent", "unhealthy", "healthless"])
+def test_a_service_that_does_not_become_healthy(up: Start, flaw: str) -> None:
+    running = up("--ready-timeout", 2, runtime={flaw: 1})
+    assert running.process.wait(TIMEOUT_S) == 1
+    error = running.read()["error"]
+    assert (error["code"], error["reason"]) == ("UNAVAILABLE", "SERVICE_NOT_READY")
+    assert "the runtime service was not ready after 2 s" in error["message"]
+    assert gone(running.pid("runtime"))
+    assert gone(running.pid("compiler"))
+
+
+@pytest.mark.parametrize("dying", ["compiler", "runtime"])
+@pytest.mark.parametrize("flaw", ["silent", "unhealthy"])
+def test_a_service_that_dies_during_the_start(up: Start, flaw: str, dying: str) -> None:
+    running = up(runtime={flaw: 1})
+    running.service("runtime")
+    time.sleep(0.3)  # long enough for an announcement to be read
+    os.kill(running.pid(dying), signal.SIGKILL)
+    assert running.process.wait(TIMEOUT_S) == 1
+    error = running.read()["error"]
+    assert error["reason"] == "SERVICE_EXITED"
+    assert f"the {dying} service was killed by signal 9" in error["message"]
+    assert gone(running.pid("runtime"))
+    assert gone(running.pid("compiler"))
+
+
+def test_a_signal_while_starting_stops_what_started(up: Start) -> None:
+    running = up(runtime={"silent": 1})
+    pids = [running.pid(name) for name in ("compiler", "runtime")]
+    assert running.end(signal.SIGTERM) == 0
+    assert all(map(gone, pids))
+
+
+def test_a_service_that_ignores_sigterm_is_killed(up: Start) -> None:
+    running = up("--stop-timeout", 1, runtime={"deaf": 1})
+    running.read()
+    pid = running.pid("runtime")
+    assert running.end(signal.SIGTERM) == 0
+    assert gone(pid)
+    assert "stopped in good order" not in running.log("runtime")
+
+
+def test_what_a_service_leaves_in_its_group_is_killed(up: Start) -> None:
+    running = up(compiler={"litter": 1})
+    running.read()
+    (litter,) = running.service("compiler")["litter"]
+    assert running.end(signal.SIGTERM) == 0
+    assert gone(litter)
+
+
+def test_services_do_not_outlive_a_killed_up(up: Start) -> None:
+    running = up(runtime={"deaf": 1})
+    running.read()
+    pids = [running.pid(name) for name in ("compiler", "runtime")]
+    running.process.kill()
+    assert all(map(gone, pids))
+
+
+def test_chatter_before_the_announcement_is_no_obstacle(up: Start) -> None:
+    running = up(compiler={"chatter_bytes": 1_000_000})
+    assert running.read()["event"] == "ready"
+    assert len(running.log("compiler")) > 1_000_000
+    assert running.end(signal.SIGTERM) == 0
+
+
+def test_announcement_in_pieces(up: Start) -> None:
+    running = up(compiler={"stutter": 1})
+    assert is_serving(running.read()["compiler"])
+    assert running.end(signal.SIGTERM) == 0
+
+
+def test_one_home_is_served_once(up: Start) -> None:
+    first = up()
+    first.read()
+    second = up()
+    assert second.process.wait(TIMEOUT_S) == 1
+    error = second.read()["error"]
+    assert (error["code"], error["reason"]) == ("FAILED_PRECONDITION", "HOME_IN_USE")
+    assert str(first.home) in error["message"]
+    assert first.end(signal.SIGTERM) == 0
+    third = up()
+    assert third.read()["event"] == "ready"
+    assert third.end(signal.SIGTERM) == 0
+
+
+def test_service_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stack, "RUNTIME", Service("runtime", "no_such_module", "kiln-runtime"))
+    assert main(["up", "--home", str(tmp_path / "home"), "--json"]) == 1
+    error = json.loads(capfd.readouterr().out)["error"]
+    assert (error["code"], error["reason"]) == ("FAILED_PRECONDITION", "SERVICE_NOT_INSTALLED")
+    assert "install the distribution kiln-runtime" in error["message"]
+    assert not (tmp_path / "home").exists()

@@ -1,0 +1,38 @@
+"""One pair of services for the whole run; bundles are compiled once and shared."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.repository import ROOT
+from tests.servers.stack import Stack
+
+TINY = ROOT / "examples/models/kiln-tiny"
+CONFIG = {
+    "neuron_config": {
+        "seq_len": 256,
+        "batch_size": 4,
+        "torch_dtype": "float32",
+        "enable_bucketing": True,
+        "context_encoding_buckets": [64, 128],
+        "token_generation_buckets": [128, 256],
+        "is_continuous_batching": True,
+        "ctx_batch_size": 1,
+        "output_logits": True,
+        "on_device_sampling_config": {"dynamic": True, "global_topk": 64},
+    }
+}
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    services = Stack.start(tmp_path_factory.mktemp("kiln"))
+    yield services
+    assert services.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def tiny(stack: Stack) -> str:
+    """The shipped model at -O0, loaded."""
+    stack.compile("tiny", TINY, CONFIG)
+    return stack.deploy("tiny", "tiny")

@@ -1,0 +1,153 @@
+"""Deployments over a real compiler: side by side, declared, following an alias, awaiting weights, leased."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from kiln.bundle.v1 import bundle_pb2 as bundle
+from kiln.bundle.v1 import bundle_pb2_grpc
+from kiln.runtime.v1 import runtime_pb2 as runtime
+
+from tests.repository import ROOT
+from tests.servers.stack import Stack
+from tests.system.conftest import TINY
+from tests.system.runtime_process import SMALL_CONFIG, RuntimeProcess, State, reason_of, run_runtime, wait_until
+
+PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
+EMPTY: dict[str, Any] = {"neuron_config": {**SMALL_CONFIG["neuron_config"], "save_sharded_checkpoint": False}}
+
+
+@pytest.fixture(scope="module")
+def story(stack: Stack) -> str:
+    return str(stack.compile("side-story", TINY, SMALL_CONFIG)["bundle"])
+
+
+@pytest.fixture(scope="module")
+def pirate(stack: Stack) -> str:
+    return str(stack.compile("side-pirate", PIRATE, SMALL_CONFIG)["bundle"])
+
+
+@pytest.fixture
+def bundles(stack: Stack) -> Iterator[bundle_pb2_grpc.BundleServiceStub]:
+    with grpc.insecure_channel(stack.compiler) as channel:
+        yield bundle_pb2_grpc.BundleServiceStub(channel)
+
+
+@pytest.fixture
+def process(stack: Stack, tmp_path: Path) -> Iterator[RuntimeProcess]:
+    arguments = (f"--bundle-store={stack.home / 'store'}", "--follow-interval=0.2")
+    with run_runtime(stack.compiler, tmp_path, *arguments) as started:
+        yield started
+
+
+def test_deployments_side_by_side_outlive_the_runtime(process: RuntimeProcess, story: str, pirate: str) -> None:
+    first = process.load(story, "first", cores=[2])
+    second = process.load(pirate, "second", threads_per_core=2)
+    assert (list(first.cores), list(second.cores)) == ([2], [0])
+    tokens = {one: process.generate(deployment_id=one) for one in ("first", "second")}
+    assert tokens["first"] != tokens["second"]
+    info = process.control.GetServerInfo(runtime.GetServerInfoRequest())
+    assert info.free_cores == 2
+    used_bytes = first.weights_bytes + first.kv_bytes + second.weights_bytes + second.kv_bytes
+    assert info.total_memory_bytes - info.free_memory_bytes >= used_bytes
+    process.kill()
+    process.start()
+    for old in (first, second):
+        new = process.wait_for("READY", deployment_id=old.id)
+        assert (new.cores, new.roles, new.threads_per_core) == (old.cores, old.roles, old.threads_per_core)
+        assert process.generate(deployment_id=old.id) == tokens[old.id]
+    process.kill()
+    process.start("--cores=1")
+    states = {one: process.wait_for("READY", "FAILED", deployment_id=one).state for one in tokens}
+    assert sorted(states.values()) == [State.STATE_READY, State.STATE_FAILED]
+
+
+@pytest.mark.slow
+def test_declared_deployments_follow_their_file(process: RuntimeProcess, story: str, tmp_path: Path) -> None:
+    file = tmp_path / "deployments.yaml"
+    file.write_text(f"- {{id: one, ref: {story}}}\n- {{id: two, ref: {story}, cores: [3]}}\n")
+    process.stop()
+    process.start(f"--deployments={file}")
+    for deployment_id in ("one", "two"):
+        process.wait_for("READY", deployment_id=deployment_id)
+    process.load(story, "mine")
+    file.write_text(f"- {{id: two, ref: {story}, cores: [3], threads_per_core: 2}}\n- {{id: three, ref: {story}}}\n")
+    process.hang_up()
+    wait_until(lambda: process.ids() == ["mine", "three", "two"] and process.get("two").threads_per_core == 2)
+    for deployment_id in ("mine", "three", "two"):
+        process.wait_for("READY", deployment_id=deployment_id)
+    file.write_text("- {id: TWO}\n")
+    process.hang_up()
+    wait_until(lambda: "DEPLOYMENTS_FILE_INVALID" in log_of(process) or "not followed" in log_of(process))
+    assert process.ids() == ["mine", "three", "two"]
+
+
+def test_weights_follow_a_real_alias(
+    stack: Stack, process: RuntimeProcess, story: str, pirate: str, bundles: bundle_pb2_grpc.BundleServiceStub
+) -> None:
+    def point_at(version: str) -> None:
+        bundles.SetAlias(bundle.SetAliasRequest(ref=version, alias="live"))
+
+    # A fine-tune's weights for the executables that exist, as another version of the same name.
+    sharded = stack.kiln("shard-weights", "side-story", "--model", PIRATE, "--name", "side-story").last
+    version = bundles.GetBundle(bundle.GetBundleRequest(ref="side-story")).bundle
+    assert (version.digest, version.contents) == (sharded["bundle"], bundle.BUNDLE_CONTENTS_WEIGHTS)
+    point_at("side-story:v1")
+    process.load("side-story@live", follow_alias=True)
+    process.load(pirate, "pirate")
+    assert process.generate() != process.generate(deployment_id="pirate")
+    assert len(leases_on(bundles, version.digest)) == 0
+    point_at(f"side-story:v{version.version}")
+    wait_until(lambda: process.get().roles[0].weight_epoch == 2)
+    deployment = process.get()
+    assert (deployment.follow_message, deployment.roles[0].weights_digest) == ("", version.digest)
+    assert deployment.roles[0].bundle_digest == story
+    assert process.generate() == process.generate(deployment_id="pirate")
+    wait_until(lambda: len(leases_on(bundles, version.digest)) == 1)
+    with pytest.raises(grpc.RpcError) as caught:
+        process.load_weights(pirate)
+    assert reason_of(caught.value) == "ALIAS_FOLLOWED"
+
+
+@pytest.mark.slow
+def test_executables_await_weights(
+    stack: Stack, process: RuntimeProcess, pirate: str, bundles: bundle_pb2_grpc.BundleServiceStub
+) -> None:
+    empty = str(stack.compile("side-empty", PIRATE, EMPTY)["bundle"])
+    contents = bundles.GetBundle(bundle.GetBundleRequest(ref=empty)).bundle.contents
+    assert contents == bundle.BUNDLE_CONTENTS_EXECUTABLES
+    assert process.load(empty).state == State.STATE_AWAITING_WEIGHTS
+    with pytest.raises(grpc.RpcError) as caught:
+        process.generate()
+    assert reason_of(caught.value) == "DEPLOYMENT_NOT_READY"
+    process.kill()
+    process.start()
+    process.wait_for("AWAITING_WEIGHTS")
+    rank = process.ranks()[0]
+    rank.kill()
+    wait_until(lambda: process.ranks() not in ([], [rank]))
+    process.wait_for("AWAITING_WEIGHTS")
+    result = process.load_weights(pirate)
+    assert (result.weight_epoch, result.deployment.state) == (1, State.STATE_READY)
+    whole = process.load(pirate, "whole")
+    assert result.deployment.weights_bytes == whole.weights_bytes > 0
+    assert process.generate() == process.generate(deployment_id="whole")
+    process.control.UnloadBundle(runtime.UnloadBundleRequest(deployment_id="d"))
+    wait_until(lambda: not leases_on(bundles, empty))
+
+
+def leases_on(bundles: bundle_pb2_grpc.BundleServiceStub, digest: str) -> set[str]:
+    """Holders of leases; those of runtimes that earlier tests have stopped go on for a day."""
+    now_s = time.time()
+    leases = bundles.ListLeases(bundle.ListLeasesRequest(digest=digest)).leases
+    assert all(lease.expire_time.seconds > now_s for lease in leases)
+    return {lease.holder for lease in leases}
+
+
+def log_of(process: RuntimeProcess) -> str:
+    return (process.directory / "runtime.log").read_text()

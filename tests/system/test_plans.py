@@ -1,0 +1,123 @@
+"""Plans against what is then compiled and loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from kiln.runtime.v1 import runtime_pb2 as runtime
+from kiln_client import Compiler, plan_request
+from kiln_client.cli.plan import plan_record
+
+from tests.checkpoints.headers import LLAMA_70B, LLAMA_70B_SHARDS, write_headers
+from tests.processes import descendants, is_rank
+from tests.servers.stack import Outcome, Stack
+from tests.system.conftest import CONFIG, TINY
+
+#: How far a prediction may be off.
+TOLERANCE = 0.05
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    return {"neuron_config": CONFIG["neuron_config"] | values}
+
+
+def plan(stack: Stack, config: dict[str, Any], *, salt: str = "") -> dict[str, Any]:
+    """What `kiln plan --json` prints for the shipped model at -O0."""
+    with Compiler(stack.compiler) as compiler:
+        planned = compiler.plan_compile(plan_request(str(TINY), config, optimization_level=0, salt=salt))
+    return plan_record(planned)
+
+
+def cache_of(planned: dict[str, Any]) -> dict[str, str]:
+    return {executable["tag"]: executable["cache"] for executable in planned["executables"]}
+
+
+def list_ranks(stack: Stack) -> list[psutil.Process]:
+    return [process for process in descendants(stack.process.pid) if is_rank(process)]
+
+
+def mapped_bytes(process: psutil.Process, hexadecimal: str) -> int:
+    """What `smaps` says that a process has mapped of a blob."""
+    lines = Path(f"/proc/{process.pid}/smaps").read_text().splitlines()
+    is_blob, total = False, 0
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            is_blob = line.endswith(hexadecimal)
+        elif name == "Size:" and is_blob:
+            total += 1024 * int(rest.split()[0])
+    return total
+
+
+def check_plan(stack: Stack, planned: dict[str, Any], deployment_id: str, ref: str) -> None:
+    """Compares weights and KV cache as planned with what the runtime counts, and with what each rank has mapped."""
+    request = runtime.GetDeploymentRequest(deployment_id=deployment_id)
+    deployment = stack.runtime_service().GetDeployment(request).deployment
+    assert sum(rank["weights_bytes"] for rank in planned["ranks"]) == deployment.weights_bytes
+    assert sum(rank["kv_bytes"] for rank in planned["ranks"]) == deployment.kv_bytes
+    files = {blob["title"]: blob["digest"] for blob in stack.kiln("bundles", "show", ref).last["blobs"]}
+    for rank in planned["ranks"]:
+        digest = files[f"weights/tp{rank['rank']}_sharded_checkpoint.safetensors"].removeprefix("sha256:")
+        mapped = [size for process in list_ranks(stack) if (size := mapped_bytes(process, digest))]
+        assert mapped
+        assert mapped == [pytest.approx(rank["weights_bytes"], rel=TOLERANCE)] * len(mapped)
+
+
+def test_one_rank_maps_what_was_planned(stack: Stack, tiny: str) -> None:
+    planned = plan(stack, CONFIG)
+    assert planned["fits"]
+    assert len(planned["ranks"]) == 1
+    check_plan(stack, planned, tiny, "tiny")
+
+
+def test_each_of_two_ranks_maps_what_was_planned(stack: Stack) -> None:
+    config = changed(tp_degree=2, enable_bucketing=False, context_encoding_buckets=None, token_generation_buckets=None)
+    stack.compile("planned", TINY, config)
+    planned = plan(stack, config)
+    assert len(planned["ranks"]) == 2
+    assert set(cache_of(planned).values()) == {"hit"}
+    stack.kiln("load", "planned", "--deployment", "planned")
+    check_plan(stack, planned, "planned", "planned")
+    stack.kiln("unload", "planned")
+
+
+def test_the_cache_is_known_without_tracing(stack: Stack) -> None:
+    config = changed(context_encoding_buckets=[48], token_generation_buckets=[96, 192])
+    salt = "plans"
+    options = ("--model", TINY, "--name", "planned-cache", "-O", "0", "--salt", salt)
+    tags = ["context_encoding_48", "token_generation_96", "token_generation_192"]
+    assert cache_of(plan(stack, config, salt=salt)) == dict.fromkeys(tags, "miss")
+    path = stack.home / "planned-cache.json"
+    path.write_text(json.dumps(config))
+    stack.kiln("compile", path, *options)
+    assert cache_of(plan(stack, config, salt=salt)) == dict.fromkeys(tags, "hit")
+
+    other = changed(context_encoding_buckets=[48], token_generation_buckets=[80, 192])
+    planned = plan(stack, other, salt=salt)
+    assert cache_of(planned) == {tags[0]: "hit", "token_generation_80": "miss", tags[2]: "hit"}
+    assert planned["cost"]["seconds"] > 0
+    assert planned["cost"]["num_records"] > 0
+    path.write_text(json.dumps(other))
+    compiled = stack.kiln("compile", path, *options).last
+    assert {one["tag"]: one["cache"] for one in compiled["executables"]} == cache_of(planned), "the plan was right"
+
+    assert set(cache_of(plan(stack, config, salt="other")).values()) == {"miss"}
+
+
+def test_70b_from_headers(stack: Stack) -> None:
+    write_headers(stack.models / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
+    path = stack.home / "70b.json"
+
+    def run(tp_degree: int) -> Outcome:
+        path.write_text(json.dumps({"neuron_config": {"tp_degree": tp_degree, "seq_len": 4096}}))
+        return stack.kiln("plan", path, "--model", "70b", "--target", "trn1", check=False)
+
+    small, large = run(8), run(16)
+    assert (small.exit_code, large.exit_code) == (3, 0)
+    assert (len(small.events), len(large.events)) == (1, 1)
+    assert (small.last["fits"], small.last["cores_needed"], small.last["largest"]) == (False, 16, None)
+    assert (large.last["fits"], len(large.last["ranks"])) == (True, 16)

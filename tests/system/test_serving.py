@@ -1,0 +1,269 @@
+"""What a client sees of a running deployment: seeds, company, health, lost connections, dead ranks, new weights."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+from kiln.runtime.v1 import generation_pb2 as generation
+from kiln.runtime.v1 import runtime_pb2 as runtime
+from safetensors.numpy import save_file
+
+from tests.checkpoints.random_weights import CONFIG as CHECKPOINT_CONFIG
+from tests.checkpoints.random_weights import random_tensors
+from tests.processes import descendants, is_rank
+from tests.repository import ROOT
+from tests.servers.stack import KILN, Stack, token_request, tokens_of
+from tests.system.conftest import CONFIG, TINY
+
+PIRATE = ROOT / "examples/models/kiln-tiny-pirate"
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The ErrorInfo reason of a failed call."""
+    status = rpc_status.from_call(error)
+    assert status is not None, error
+    info = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(info) for detail in status.details)
+    return str(info.reason)
+
+
+def used_slots(stack: Stack, deployment: str) -> int:
+    request = runtime.GetDeploymentRequest(deployment_id=deployment)
+    return int(stack.runtime_service().GetDeployment(request).deployment.load.used_slots)
+
+
+def steps_of(stack: Stack, deployment: str) -> int:
+    request = runtime.GetDeploymentRequest(deployment_id=deployment)
+    return int(stack.runtime_service().GetDeployment(request).deployment.load.steps)
+
+
+def wait_until(condition: Any, timeout_s: float) -> float:
+    """Seconds until the condition held."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout_s, "it did not happen in time"
+        time.sleep(0.005)
+    return time.monotonic() - start
+
+
+def test_text_stream_follows_the_contract(stack: Stack, tiny: str) -> None:
+    request = generation.GenerateRequest(
+        deployment_id=tiny, text="Once upon a time", stop=generation.StopConditions(max_new_tokens=40)
+    )
+    request.sampling.temperature = 0
+    request.output.logprobs = 2
+    events = list(stack.generation().Generate(request))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].HasField("accepted")
+    assert [event.HasField("finished") for event in events].count(True) == 1
+    finished = events[-1].finished
+    assert finished.usage.generated_tokens == len(tokens_of(events))
+    assert finished.usage.prompt_tokens == events[0].accepted.prompt_token_count
+    assert {event.weight_epoch for event in events} == {1}
+    tokens = [token for event in events for token in event.delta.tokens]
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in tokens)
+    assert all(token.top_logprobs[0].id == token.id for token in tokens), "greedy picks the most likely token"
+    text = "".join(event.delta.text for event in events)
+    ids = generation.DetokenizeRequest(deployment_id=tiny, token_ids=[token.id for token in tokens])
+    assert stack.generation().Detokenize(ids).text.strip() == text.strip()
+
+
+def test_same_seed_gives_same_tokens_in_any_company(stack: Stack, tiny: str) -> None:
+    stub = stack.generation()
+
+    def generate(seed: int, ids: list[int], count: int) -> list[int]:
+        request = token_request(tiny, ids, count, temperature=1.0, top_k=50, top_p=0.95, seed=seed)
+        return tokens_of(list(stub.Generate(request)))
+
+    alone = generate(7, [5, 6, 7], 60)
+    with ThreadPoolExecutor(8) as pool:
+        mates = [pool.submit(generate, seed, list(range(3, 5 + seed)), 10 + 9 * seed) for seed in range(100, 107)]
+        again = pool.submit(generate, 7, [5, 6, 7], 60).result()
+        streams = [mate.result() for mate in mates]
+    assert again == alone
+    assert generate(8, [5, 6, 7], 60) != alone
+    assert len({tuple(stream[:10]) for stream in streams}) > 1
+
+
+def test_stop_string_is_cut_out(stack: Stack, tiny: str) -> None:
+    stub = stack.generation()
+    request = token_request(tiny, [5, 6, 7], 60, temperature=0.0)
+    whole = "".join(event.delta.text for event in stub.Generate(request))
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 6]
+    request.stop.stop_strings.append(stop)
+    events = list(stub.Generate(request))
+    assert "".join(event.delta.text for event in events) == whole[: whole.index(stop)]
+    assert events[-1].finished.reason == generation.FINISH_REASON_STOP_STRING
+    assert events[-1].finished.stop_string == stop
+
+
+def test_cancelled_call_frees_its_slot(stack: Stack, tiny: str) -> None:
+    call = stack.generation().Generate(token_request(tiny, [5, 6, 7], 200, temperature=0.0))
+    next(iter(call))
+    wait_until(lambda: used_slots(stack, tiny) == 1, 2)
+    call.cancel()
+    assert wait_until(lambda: used_slots(stack, tiny) == 0, 2) < 1
+
+
+def test_vanished_client_frees_its_slot(stack: Stack, tiny: str) -> None:
+    steps_before = steps_of(stack, tiny)
+    command = [KILN, "generate", "--deployment", tiny, "--prompt", "Once", "--ignore-eos", "--json"]
+    command += ["--max-new-tokens", "240", "--temperature", "0", "--runtime", stack.runtime]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert "accepted" in client.stdout.readline()
+        wait_until(lambda: used_slots(stack, tiny) == 1, 2)
+        client.kill()
+    wait_until(lambda: used_slots(stack, tiny) == 0, 1)
+    steps = steps_of(stack, tiny)
+    assert steps - steps_before < 240, "the stream was over before its client vanished: the check proves nothing"
+    time.sleep(0.2)
+    # The slot is free while a step still runs and the one behind it has been called; both count when they end.
+    assert steps_of(stack, tiny) <= steps + 2, "no client is left to compute for"
+
+
+def test_deadline_ends_the_sequence(stack: Stack, tiny: str) -> None:
+    call = stack.generation().Generate(token_request(tiny, [5, 6, 7], 240, temperature=0.0), timeout=0.1)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_until(lambda: used_slots(stack, tiny) == 0, 2)
+
+
+def test_abort_answers_after_the_slot_is_free(stack: Stack, tiny: str) -> None:
+    stub = stack.generation()
+    call = stub.Generate(token_request(tiny, [5, 6, 7], 240, request_id="to-abort", temperature=0.0))
+    stream = iter(call)
+    next(stream)
+    abort = generation.AbortRequest(deployment_id=tiny, request_id="to-abort")
+    assert stub.Abort(abort).outcome == generation.AbortResponse.OUTCOME_ABORTED
+    assert used_slots(stack, tiny) == 0
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stream)
+    assert caught.value.code() == grpc.StatusCode.ABORTED
+    assert reason_of(caught.value) == "REQUEST_ABORTED"
+    assert stub.Abort(abort).outcome == generation.AbortResponse.OUTCOME_ALREADY_FINISHED
+
+
+def test_swapped_weights_write_other_text_and_reset_gives_a_receipt(stack: Stack) -> None:
+    # A length that no other test compiles for.
+    config = {"neuron_config": {**CONFIG["neuron_config"], "enable_bucketing": False, "max_context_length": 72}}
+    config["neuron_config"].pop("context_encoding_buckets")
+    config["neuron_config"].pop("token_generation_buckets")
+    assert stack.compile("story", TINY, config)["cache"] == "miss"
+    pirate = stack.compile("pirate", PIRATE, config)
+    assert [executable["cache"] for executable in pirate["executables"]] == ["hit", "hit"], "same graphs, other weights"
+    assert stack.compile("story", TINY, config)["cache"] == "hit"
+    stack.kiln("load", "story", "--deployment", "swapped")
+
+    def story() -> dict[str, Any]:
+        arguments = ["--prompt", "Once upon a time", "--max-new-tokens", "40", "--temperature", "0"]
+        return stack.kiln("generate", "--deployment", "swapped", *arguments).last
+
+    before = story()
+    swapped = stack.kiln("load-weights", "swapped", "pirate").last
+    assert swapped["weight_epoch"] == 2
+    after = story()
+    assert after["text"] != before["text"]
+    stack.kiln("load-weights", "swapped", "story")
+    assert story()["text"] == before["text"]
+    receipt = stack.kiln("reset-kv", "swapped").last
+    request = runtime.GetDeploymentRequest(deployment_id="swapped")
+    assert receipt["zeroed_bytes"] == stack.runtime_service().GetDeployment(request).deployment.kv_bytes
+    assert receipt["weight_epoch"] == 3
+    stack.kiln("unload", "swapped")
+
+
+def list_ranks(stack: Stack) -> set[psutil.Process]:
+    return {process for process in descendants(stack.process.pid) if is_rank(process)}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_killed_rank_ends_its_streams_and_the_next_request_works(stack: Stack) -> None:
+    others = list_ranks(stack)
+    stack.kiln("load", "tiny", "--deployment", "killed")
+    stub = stack.generation()
+    expected = tokens_of(list(stub.Generate(token_request("killed", [5, 6, 7], 30, temperature=0.0))))
+    stream = iter(stub.Generate(token_request("killed", [5, 6, 7], 240, temperature=0.0)))
+    next(stream)
+    (rank,) = list_ranks(stack) - others
+    rank.kill()
+    killed_at = time.monotonic()
+    events: list[generation.GenerateResponse] = []
+    with pytest.raises(grpc.RpcError) as caught:
+        events.extend(stream)
+    assert time.monotonic() - killed_at < 2
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert reason_of(caught.value) == "RANK_DIED"
+    # The stream may have to wait for the restart, never fail for good.
+    again = token_request("killed", [5, 6, 7], 30, temperature=0.0)
+    assert tokens_of(list(stub.Generate(again, timeout=60))) == expected
+    assert others < list_ranks(stack), "nobody else's rank was killed"
+    stack.kiln("unload", "killed")
+
+
+def test_health_answers_during_a_long_prefill(stack: Stack) -> None:
+    """The prompt is long enough for a prefill of over a second on two cores, and the model is soon written."""
+    write_long_checkpoint(stack.models / "long")
+    config = {
+        "neuron_config": {
+            "seq_len": 4096,
+            "max_context_length": 4088,
+            "batch_size": 1,
+            "torch_dtype": "float32",
+            "on_device_sampling_config": {},
+        }
+    }
+    stack.compile("long", stack.models / "long", config)
+    stack.kiln("load", "long", "--deployment", "long")
+    channel = grpc.insecure_channel(stack.runtime)
+    health = health_pb2_grpc.HealthStub(channel)
+    health.Check(health_pb2.HealthCheckRequest())
+    usage: list[generation.Usage] = []
+
+    def prefill() -> None:
+        for _ in range(3):
+            events = list(
+                stack.generation().Generate(token_request("long", [3 + index % 90 for index in range(4088)], 1))
+            )
+            usage.append(events[-1].finished.usage)
+
+    thread = threading.Thread(target=prefill)
+    thread.start()
+    latencies_s = []
+    while thread.is_alive():
+        start = time.perf_counter()
+        health.Check(health_pb2.HealthCheckRequest())
+        latencies_s.append(time.perf_counter() - start)
+        time.sleep(0.005)
+    thread.join()
+    stack.kiln("unload", "long")
+    longest = max(one.prefill_duration.ToTimedelta().total_seconds() for one in usage)
+    p99 = statistics.quantiles(latencies_s, n=100)[98]
+    assert longest > 0.8, f"the prefill took only {longest:.2f} s: the check proves nothing"
+    assert p99 < 0.05, f"p99 {p99 * 1000:.0f} ms over {len(latencies_s)} checks during prefills of {longest:.2f} s"
+
+
+def write_long_checkpoint(path: Path) -> None:
+    config = CHECKPOINT_CONFIG | {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 4096,
+    }
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(random_tensors(config, 0), path / "model.safetensors")

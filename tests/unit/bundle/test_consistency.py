@@ -1,0 +1,129 @@
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from bundle.consistency import check_consistency
+from bundle.errors import ManifestInvalid
+from bundle.manifest import ConstantBinding, Manifest, TensorSpec, WeightTensor
+from tests.bundles.samples import sample_manifest
+
+replace = msgspec.structs.replace
+
+
+def change_executable(manifest: Manifest, **changes: object) -> Manifest:
+    first, *others = manifest.executables
+    return replace(manifest, executables=(replace(first, **changes), *others))
+
+
+def change_shard(manifest: Manifest, **changes: object) -> Manifest:
+    (model,) = manifest.weight_sets
+    first, *others = model.shards
+    return replace(manifest, weight_sets=(replace(model, shards=(replace(first, **changes), *others)),))
+
+
+def double_weight_set(manifest: Manifest) -> Manifest:
+    return replace(manifest, weight_sets=manifest.weight_sets * 2)
+
+
+def double_tensor(manifest: Manifest) -> Manifest:
+    return change_shard(manifest, tensors=manifest.weight_sets[0].shards[0].tensors * 2)
+
+
+def double_state(manifest: Manifest) -> Manifest:
+    return replace(manifest, state=replace(manifest.state, tensors=manifest.state.tensors * 2))
+
+
+def drop_axis(manifest: Manifest) -> Manifest:
+    first, *others = manifest.state.tensors
+    return replace(manifest, state=replace(manifest.state, tensors=(replace(first, axes=("slot",)), *others)))
+
+
+def drop_heads(manifest: Manifest) -> Manifest:
+    return replace(manifest, state=replace(manifest.state, kv_heads_by_rank=((0,),)))
+
+
+def drop_weights(manifest: Manifest) -> Manifest:
+    """What `save_sharded_checkpoint: false` makes."""
+    sets = tuple(
+        replace(one, shards=tuple(replace(shard, blob=None, size_bytes=0) for shard in one.shards))
+        for one in manifest.weight_sets
+    )
+    return replace(manifest, weight_sets=sets)
+
+
+def with_heads(manifest: Manifest, *heads: tuple[int, ...]) -> Manifest:
+    return replace(manifest, state=replace(manifest.state, kv_heads_by_rank=heads))
+
+
+SPEC = TensorSpec(name="x", dtype="int32", shape=())
+BINDING = ConstantBinding(name="p", weight_set="model", tensor="lm_head.weight")
+OTHER_TENSOR = (WeightTensor(name="other", dtype="float32", shape=()),)
+
+
+def test_sample_is_consistent() -> None:
+    check_consistency(sample_manifest())
+
+
+@pytest.mark.parametrize(
+    ("change", "has_executables", "has_weights"),
+    [
+        (lambda m: m, True, True),
+        (drop_weights, True, False),
+        (lambda m: replace(m, executables=()), False, True),
+        (lambda m: with_heads(m, (0, 1), (2, -1)), True, True),
+    ],
+    ids=["full", "executables", "weights", "padded heads"],
+)
+def test_contents_may_be_executables_or_weights_or_both(
+    change: Callable[[Manifest], Manifest], has_executables: bool, has_weights: bool
+) -> None:
+    manifest = change(sample_manifest())
+    check_consistency(manifest)
+    assert (manifest.has_executables, manifest.has_weights) == (has_executables, has_weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: change_executable(m, tag="token_generation_16"), "executables has 2 entries named"),
+        (double_weight_set, "weight_sets has 2 entries named 'model'"),
+        (double_state, r"state\.tensors has 2 entries named 'k_cache\.0'"),
+        (double_tensor, r"weight_sets\[model\]\.shards\[0\]\.tensors has 2 entries"),
+        (drop_axis, r"state\.tensors\[k_cache\.0\] has 1 axes and 4 dimensions"),
+        (lambda m: replace(drop_weights(m), executables=()), "neither executables nor weights"),
+        (lambda m: replace(m, executables=(), weight_sets=()), "neither executables nor weights"),
+        (lambda m: change_shard(m, blob=None, size_bytes=0), r"weight_sets\[model\] has shards with blob and shards"),
+        (lambda m: change_shard(drop_weights(m), size_bytes=7), r"\[model\]\.shards\[0\] has no blob and 7 bytes"),
+        (lambda m: change_shard(m, size_bytes=0), r"\[model\]\.shards\[0\] has a blob and 0 bytes"),
+        (lambda m: with_heads(m, (0,), (-2,)), r"state\.kv_heads_by_rank\[1\] is \[-2\]; accepted: heads from 0"),
+        (lambda m: with_heads(m, (0,), (1, -1)), "has 1 heads on rank 0 and 2 on rank 1"),
+        (drop_heads, r"state\.kv_heads_by_rank has 1 entries at tp 2"),
+        (lambda m: change_shard(m, rank=1), r"weight_sets\[model\] has shards of ranks \[1, 1\] at tp 2"),
+        (lambda m: change_shard(m, tensors=OTHER_TENSOR), r"takes 'lm_head\.weight' of weight set 'model'"),
+        (lambda m: change_executable(m, state=("k_cache.7",)), r"executables\[context_encoding_8\]\.state names"),
+        (lambda m: change_executable(m, inputs=(SPEC, SPEC)), r"\.inputs has 2 entries named 'x'"),
+        (lambda m: change_executable(m, outputs=(SPEC, SPEC)), r"\.outputs has 2 entries named 'x'"),
+        (
+            lambda m: change_executable(m, inputs=m.executables[0].inputs[1:]),
+            r"\.inputs are num_tokens, position_ids, seq_ids; accepted for its flags: input_ids, num_tokens, ",
+        ),
+        (
+            lambda m: change_executable(m, flags=("logits", "tokens")),
+            r"\.outputs are tokens; accepted for its flags: logits, tokens",
+        ),
+        (
+            lambda m: change_executable(m, inputs=tuple(replace(one, shape=(8,)) for one in m.executables[0].inputs)),
+            r"\.inputs\[input_ids\] has 1 dimensions; accepted: 2",
+        ),
+        (lambda m: change_executable(m, constants=(BINDING, BINDING)), r"\.constants has 2 entries named 'p'"),
+        (
+            lambda m: change_executable(m, constants=(replace(BINDING, weight_set="draft"),)),
+            r"\.constants\[p\] takes 'lm_head\.weight' of weight set 'draft'",
+        ),
+    ],
+)
+def test_part_that_does_not_fit_is_named(change: Callable[[Manifest], Manifest], message: str) -> None:
+    with pytest.raises(ManifestInvalid, match=message) as caught:
+        check_consistency(change(sample_manifest()), digest="sha256:x")
+    assert caught.value.metadata["digest"] == "sha256:x"

@@ -1,0 +1,132 @@
+import json
+from typing import get_args
+
+import msgspec
+import pytest
+
+from bundle.errors import AbiUnsupported, ManifestInvalid
+from bundle.manifest import DTYPE_SIZES_BYTES, DType, Serving, parse_manifest
+from tests.bundles.samples import DIGESTS, sample_manifest
+
+Document = dict[str, object]
+
+
+def document() -> Document:
+    parsed = json.loads(sample_manifest().to_json())
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def replace_at(path: str, value: object) -> bytes:
+    """The sample manifest with one field replaced; `path` is dotted, with numbers for positions."""
+    root: object = document()
+    node = root
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        node = node[part]  # type: ignore[index]
+    node[last] = value  # type: ignore[index]
+    return json.dumps(root).encode()
+
+
+def test_json_is_canonical_and_comes_back() -> None:
+    data = sample_manifest().to_json()
+    assert parse_manifest(data) == sample_manifest()
+    assert parse_manifest(data).to_json() == data
+    assert b" " not in data.replace(b"\\u0020", b"")
+    reordered = json.dumps(dict(reversed(document().items())), indent=1).encode()
+    assert parse_manifest(reordered).to_json() == data
+
+
+def test_serving_facts_at_their_defaults_are_not_written() -> None:
+    """So that bundles of before the facts were there read, and keep their digests."""
+    assert "serving" not in document()
+    assert sample_manifest().serving == Serving()
+    skipping = msgspec.structs.replace(sample_manifest(), serving=Serving(skip_warmup=True))
+    assert json.loads(skipping.to_json())["serving"] == {"skip_warmup": True}
+    assert parse_manifest(skipping.to_json()) == skipping
+    with pytest.raises(ManifestInvalid, match="time_travel"):
+        parse_manifest(json.dumps(document() | {"serving": {"time_travel": True}}).encode())
+
+
+def test_every_dtype_has_a_size() -> None:
+    assert set(DTYPE_SIZES_BYTES) == set(get_args(DType))
+
+
+def test_names_every_blob() -> None:
+    assert sample_manifest().blobs() == set(DIGESTS.values())
+    without_weights = parse_manifest(sample_manifest(contents="executables").to_json())
+    assert without_weights.blobs() == {digest for title, digest in DIGESTS.items() if "weights" not in title}
+    assert len(list(without_weights.shards())) == 2
+    only_weights = parse_manifest(sample_manifest(contents="weights").to_json())
+    assert only_weights.blobs() == {digest for title, digest in DIGESTS.items() if "executables" not in title}
+
+
+def test_executables_of_a_submodel_come_smallest_first() -> None:
+    manifest = sample_manifest()
+    assert [executable.tag for executable in manifest.executables_of("token_generation")] == ["token_generation_16"]
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+def test_other_abi_versions_are_refused_whatever_else_they_say(version: int) -> None:
+    with pytest.raises(AbiUnsupported) as caught:
+        parse_manifest(json.dumps({"abi_version": version, "anything": []}).encode())
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.value, violation.accepted) == ("abi_version", str(version), "1")
+
+
+def test_unknown_flags_are_refused_by_name() -> None:
+    with pytest.raises(AbiUnsupported) as caught:
+        parse_manifest(replace_at("executables.0.flags", ["tokens", "time_travel"]))
+    assert caught.value.metadata["field"] == "executables[context_encoding_8].flags"
+    assert caught.value.metadata["value"] == "time_travel"
+
+
+def test_submodels_that_are_not_served_are_refused_by_name() -> None:
+    with pytest.raises(AbiUnsupported) as caught:
+        parse_manifest(replace_at("executables.1.submodel", "speculation"))
+    assert caught.value.metadata["field"] == "executables[token_generation_16].submodel"
+    (violation,) = caught.value.violations
+    assert (violation.value, violation.accepted) == ("speculation", "context_encoding, token_generation")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("new_field", 1),
+        ("abi_version", "1"),
+        ("tp_degree", "2"),
+        ("tp_degree", 2.5),
+        ("target.kind", "gpu"),
+        ("executables.0.submodel", "training"),
+        ("executables.0.blob", "sha256:../../../etc/passwd"),
+        ("executables.0.blob", DIGESTS["tokenizer.json"] + "\n"),
+        ("executables.0.inputs.0.dtype", "float8"),
+        ("executables.0.unknown", 1),
+        ("weight_sets.0.shards.0.blob", ""),
+        ("weight_sets.0.shards.0.tensors.0.shape", "32"),
+        ("tokenizer.files.0.blob", "tokenizer.json"),
+        ("tokenizer.digest", None),
+        ("checkpoint_digest", "md5:0"),
+        ("graph_abi_digest", ""),
+        ("sampling.semantics", "nxdi?"),
+        ("tokens.eos", 2),
+    ],
+)
+def test_field_that_does_not_follow_the_schema_is_named(path: str, value: object) -> None:
+    with pytest.raises(ManifestInvalid, match=path.rpartition(".")[2]) as caught:
+        parse_manifest(replace_at(path, value), digest="sha256:x")
+    assert caught.value.metadata["digest"] == "sha256:x"
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**63), 1e400, "\ud800"])
+def test_what_canonical_json_cannot_hold_is_refused(value: object) -> None:
+    with pytest.raises(ManifestInvalid):
+        parse_manifest(replace_at("config.neuron_config", value))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b"\xff", b'{"abi_version":1}', b'{"abi_version":' + b"[" * 100_000]
+)
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(ManifestInvalid):
+        parse_manifest(data)

@@ -1,0 +1,114 @@
+"""Defaults, derived values and normalized spellings."""
+
+from typing import Any
+
+import pytest
+
+from compiler_svc.config import MoENeuronConfig, TargetKind, resolve_config
+from compiler_svc.errors import FeatureNotServed
+from tests.unit.compiler_svc.config.resolving import mistakes_in, resolve
+
+
+def test_defaults_raise_no_warning() -> None:
+    resolution = resolve_config({}, checkpoint_dtype=None)
+    assert (resolution.warnings, resolution.hints) == ((), ())
+    config = resolution.config.neuron_config
+    assert not isinstance(config, MoENeuronConfig)
+    assert (config.on_device_sampling_config, config.lora_config, config.prefix_buckets) == (None, None, ())
+    assert config.context_encoding_buckets == config.token_generation_buckets == (128,)
+
+
+def test_tables_inside_derive_their_defaults_from_the_table_around_them() -> None:
+    """Defaults that are plain values stand in the API's comments, and `test_documented_attributes` compares them."""
+    nested: dict[str, Any] = {"on_device_sampling_config": {}, "routed_experts_mlp_ops_config": {}}
+    config = resolve(target="trn2", glu_mlp=False, **nested).config.neuron_config
+    assert isinstance(config, MoENeuronConfig)
+    sampling, routed = config.on_device_sampling_config, config.routed_experts_mlp_ops_config
+    assert sampling is not None
+    assert sampling.is_greedy
+    assert routed is not None
+    assert not routed.glu_mlp
+    assert config.blockwise_matmul_config.logical_nc_config == 2
+
+
+@pytest.mark.parametrize(("target", "cores"), [("cpu", 1), ("inf2", 1), ("trn1", 1), ("trn2", 2), ("trn3", 2)])
+def test_logical_cores_are_the_targets(target: TargetKind, cores: int) -> None:
+    config = resolve(target=target).config.neuron_config
+    assert config.logical_nc_config == config.logical_neuron_cores == cores
+
+
+@pytest.mark.parametrize(
+    ("given_values", "expected"),
+    [
+        ({"seq_len": 256}, {"max_context_length": 256, "max_length": 256, "n_positions": 256, "max_new_tokens": None}),
+        ({"seq_len": 256, "max_context_length": 192}, {"max_new_tokens": 64, "context_encoding_buckets": (192,)}),
+        ({"seq_len": 64, "max_length": 96}, {"token_generation_buckets": (96,), "longest_sequence": 64}),
+        ({"batch_size": 4}, {"max_batch_size": 4, "ctx_batch_size": 4, "tkg_batch_size": 4, "pa_num_blocks": 4}),
+        ({"batch_size": 4, "ctx_batch_size": 1}, {"max_batch_size": 4, "ctx_batch_size": 1, "tkg_batch_size": 4}),
+        ({"max_batch_size": 4, "tkg_batch_size": 4}, {"batch_size": 1, "ctx_batch_size": 1, "max_batch_size": 4}),
+        (
+            {"seq_len": 1000, "enable_bucketing": True, "max_context_length": 181},
+            {"context_encoding_buckets": (181,), "token_generation_buckets": (128, 256, 512, 1000)},
+        ),
+        (
+            {"seq_len": 256, "enable_bucketing": True, "context_encoding_buckets": [16, 64]},
+            {"context_encoding_buckets": (16, 64), "longest_prompt": 64, "token_generation_buckets": (128, 256)},
+        ),
+        ({"torch_dtype": "torch.float32"}, {"torch_dtype": "float32"}),
+    ],
+)
+def test_derived_values(given_values: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = resolve(**given_values).config.neuron_config
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given_values", "fused", "trace"),
+    [
+        ({}, False, True),
+        ({"speculation_length": 4}, False, False),
+        ({"is_eagle_draft": True, "enable_eagle_speculation": True, "speculation_length": 4}, False, False),
+    ],
+)
+def test_speculation_decides_about_fusing_and_the_token_generation_model(
+    given_values: dict[str, Any], fused: bool, trace: bool
+) -> None:
+    config = resolve(target="trn2", **given_values).config.neuron_config
+    assert (config.enable_fused_speculation, config.trace_tokengen_model) == (fused, trace)
+
+
+def test_unset_and_null_take_the_default_and_zero_does_not() -> None:
+    assert resolve(max_new_tokens=None, seq_len=None).config == resolve().config
+    assert mistakes_in(max_new_tokens=0)["max_new_tokens"].value == "0"
+    assert mistakes_in(batch_size=0)["batch_size"].accepted == (
+        "an integer from 1 to 2147483647 (NxD Inference API guide, General configuration)"
+    )
+
+
+def test_minus_one_is_no_top_k_limit() -> None:
+    sampling = resolve(on_device_sampling_config={"top_k": -1}).config.neuron_config.on_device_sampling_config
+    assert sampling is not None
+    assert sampling.top_k == 0
+
+
+@pytest.mark.parametrize("limit", [float("inf"), float("-inf"), "Infinity", "-Infinity"])
+def test_an_infinite_limit_is_none(limit: object) -> None:
+    config = resolve(gate_clamp_upper_limit=limit, quantize_clamp_bound=limit).config.neuron_config
+    assert isinstance(config, MoENeuronConfig)
+    assert config.gate_clamp_upper_limit is None
+
+
+class TestDtype:
+    def test_the_checkpoint_decides_where_the_configuration_does_not(self) -> None:
+        assert resolve("float32").config.neuron_config.torch_dtype == "float32"
+        assert resolve("float32", torch_dtype="bfloat16").config.neuron_config.torch_dtype == "bfloat16"
+        assert resolve(None).config.neuron_config.torch_dtype == "bfloat16"
+
+    @pytest.mark.parametrize("target", ["cpu", "trn2"])
+    def test_a_checkpoint_in_a_dtype_that_is_none_needs_an_explicit_one(self, target: TargetKind) -> None:
+        with pytest.raises(FeatureNotServed) as caught:
+            resolve("float64", target)
+        (violation,) = caught.value.violations
+        assert violation.field == "neuron_config.torch_dtype"
+        assert violation.value == "'float64' from the checkpoint"
+        assert resolve("float64", target, torch_dtype="float32").config.neuron_config.torch_dtype == "float32"

@@ -1,0 +1,59 @@
+"""Every attribute that the cpu target honours has a test that shows what it does."""
+
+import ast
+from typing import Final
+
+import pytest
+
+from compiler_svc.config.tables import TABLES
+from tests.repository import ROOT
+from tests.unit.compiler_svc.builds.honoured_cases import GRAPH_CASES, PLAN_CASES, SAMPLING_VALUES
+
+#: Attributes that change the plan of a build, or a graph.
+IN_CASES: Final = {
+    "InferenceConfig.neuron_config",
+    *(f"NeuronConfig.{name}" for case in (*PLAN_CASES, *GRAPH_CASES) for name in case.values),
+    *(f"OnDeviceSamplingConfig.{name}" for name in SAMPLING_VALUES),
+}
+_CAPS: Final = "tests/unit/compiler_svc/builds/test_plan.py::test_active_tokens_and_positions_cap_buckets_and_limits"
+_WEIGHTS: Final = "tests/service/compiler_svc/builds/test_weights.py::test_executables_and_weights_apart"
+
+#: The tests of the others.
+ELSEWHERE: Final = {
+    "InferenceConfig.attribute_map": (
+        "tests/unit/compiler_svc/weights/test_overrides.py::test_an_alias_in_the_checkpoint"
+    ),
+    "NeuronConfig.padding_side": (
+        "tests/contract/families/test_left_padding.py::test_executable_says_on_which_side_it_is_padded"
+    ),
+    "NeuronConfig.n_active_tokens": _CAPS,
+    "NeuronConfig.n_positions": _CAPS,
+    "NeuronConfig.cast_type": (
+        "tests/unit/compiler_svc/models/test_dtypes.py::test_as_declared_weights_keep_their_dtypes"
+    ),
+    "NeuronConfig.save_sharded_checkpoint": _WEIGHTS,
+    "NeuronConfig.skip_sharding": _WEIGHTS,
+    "NeuronConfig.skip_warmup": "tests/service/runtime_svc/test_load_bundle.py::test_bundle_may_ask_for_no_warm_up",
+    "NeuronConfig.allow_input_truncation": (
+        "tests/unit/compiler_svc/builds/test_plan.py::test_what_the_configuration_asks_of_the_runtime"
+    ),
+}
+
+
+def test_every_honoured_attribute_has_a_test() -> None:
+    honoured = {
+        f"{table.class_name}.{attribute.name}"
+        for table in TABLES.values()
+        for attribute in table.rows
+        if attribute.support_on("cpu").level == "honoured" and not attribute.deprecated
+    }
+    assert honoured == IN_CASES | ELSEWHERE.keys()
+    assert not IN_CASES & ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("node", sorted(set(ELSEWHERE.values())))
+def test_the_test_exists(node: str) -> None:
+    """Read off the source: collecting them would load torch."""
+    path, _, test = node.partition("::")
+    body = ast.parse((ROOT / path).read_text()).body
+    assert test in {one.name for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}

@@ -1,0 +1,161 @@
+"""What targets make of attributes: served, a hint, for later, planned or refused."""
+
+from typing import Any
+
+import pytest
+
+from compiler_svc.config import TARGET_KINDS, Hint, TargetKind, resolve_config
+from compiler_svc.config.attribute import Attribute
+from compiler_svc.config.tables import NEURON_CONFIG, TABLES
+from compiler_svc.errors import FeatureNotServed
+from tests.unit.compiler_svc.config.resolving import mistakes_in, resolve, unserved_in
+
+EVERY_ATTRIBUTE = [
+    pytest.param(attribute, id=f"{table.class_name}.{attribute.name}")
+    for table in TABLES.values()
+    for attribute in table.rows
+]
+
+
+@pytest.mark.parametrize("attribute", EVERY_ATTRIBUTE)
+def test_every_target_has_an_answer_and_says_why(attribute: Attribute) -> None:
+    for target in TARGET_KINDS:
+        support = attribute.support_on(target)
+        assert bool(support.reason) == (support.level in ("hint", "refused")), target
+        assert support.level != "planned" or target != "cpu"
+        assert support.level != "honoured" or target == "cpu"
+
+
+class TestNotServed:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("kv_cache_quant", True),
+            ("qk_layernorm", True),
+            ("speculation_length", 4),
+            ("lora_config", {"max_loras": 2}),
+            ("lora_config", {}),
+            ("is_block_kv_layout", True),
+            ("flash_decoding_enabled", True),
+            ("token_generation_batches", [1]),
+            ("return_router_logits", True),
+            ("routed_experts_mlp_ops_config", {}),
+        ],
+    )
+    def test_each_is_named(self, name: str, value: Any) -> None:
+        found = unserved_in(**{name: value})
+        assert set(found) == {name}
+        assert found[name].accepted.endswith("all that this version serves")
+
+    def test_features_are_listed(self) -> None:
+        with pytest.raises(FeatureNotServed) as caught:
+            resolve(kv_cache_quant=True, router_config={"act_fn": "sigmoid"}, lora_config={})
+        assert caught.value.metadata["features"].split(",") == [
+            "neuron_config.kv_cache_quant",
+            "neuron_config.lora_config",
+            "neuron_config.router_config.act_fn",
+        ]
+
+    def test_false_is_not_zero(self) -> None:
+        assert "0" in mistakes_in(kv_cache_quant=0)["kv_cache_quant"].value
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"router_config": {}},
+            {"router_config": {"act_fn": "softmax"}},
+            {"moe_tp_degree": 1},
+            {"kv_cache_quant": False},
+        ],
+    )
+    def test_defaults_are_accepted(self, values: dict[str, Any]) -> None:
+        assert resolve(**values).warnings == ()
+
+    def test_neuron_targets_plan_with_what_cpu_serves_later(self) -> None:
+        config = resolve(target="trn2", kv_cache_quant=True, torch_dtype="float16", tp_degree=32).config.neuron_config
+        assert (config.kv_cache_quant, config.torch_dtype, config.tp_degree) == (True, "float16", 32)
+
+    @pytest.mark.parametrize("tp_degree", [1, 2, 3, 64])
+    def test_every_degree_is_served(self, tp_degree: int) -> None:
+        """Whether a model can be split into as many parts is checked when the model is known."""
+        resolution = resolve(tp_degree=tp_degree, rpl_reduce_dtype="bfloat16")
+        assert resolution.config.neuron_config.tp_degree == tp_degree
+        assert any("rpl_reduce_dtype" in warning for warning in resolution.warnings) == (tp_degree == 1)
+
+    @pytest.mark.parametrize("weights", [{"save_sharded_checkpoint": False}, {"skip_sharding": True}])
+    def test_bundles_without_weights_are_served(self, weights: dict[str, bool]) -> None:
+        resolution = resolve(**weights)
+        (name,) = weights
+        assert getattr(resolution.config.neuron_config, name) == weights[name]
+        assert not resolution.warnings
+
+
+class TestHints:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("logical_nc_config", 2),
+            ("sequence_parallel_enabled", True),
+            ("attn_kernel_enabled", True),
+            ("attn_kernel_enabled", False),
+            ("mlp_kernel_enabled", True),
+            ("cc_pipeline_tiling_factor", 4),
+            ("scratchpad_page_size", 1024),
+            ("weights_to_skip_layout_optimization", ["lm_head.weight"]),
+            ("is_continuous_batching", False),
+            ("use_index_calc_kernel", True),
+            ("overrides_torch_dtype", True),
+        ],
+    )
+    def test_what_cpu_ignores_is_recorded_with_a_reason(self, name: str, value: Any) -> None:
+        resolution = resolve(**{name: value})
+        (hint,) = resolution.hints
+        assert hint.field == f"neuron_config.{name}"
+        assert hint.value == (tuple(value) if isinstance(value, list) else value)
+        assert hint.reason
+        assert str(hint) in resolution.warnings
+        assert " is ignored: " in str(hint)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("logical_nc_config", 1), ("is_continuous_batching", True), ("mlp_kernel_enabled", False)],
+    )
+    def test_what_holds_anyway_is_none(self, name: str, value: Any) -> None:
+        assert resolve(**{name: value}).hints == ()
+
+    def test_inside(self) -> None:
+        (hint,) = resolve(blockwise_matmul_config={"block_size": 256}).hints
+        assert hint == Hint(
+            "neuron_config.blockwise_matmul_config.block_size", 256, "the compiler chooses this target's kernels"
+        )
+
+    def test_neuron_targets_count_them(self) -> None:
+        resolution = resolve(target="trn2", cc_pipeline_tiling_factor=4, sequence_parallel_enabled=True)
+        assert resolution.hints == ()
+        assert resolution.config.neuron_config.cc_pipeline_tiling_factor == 4
+
+
+class TestRefused:
+    @pytest.mark.parametrize("target", ["inf2", "trn1"])
+    def test_two_physical_cores_where_there_is_one(self, target: TargetKind) -> None:
+        found = mistakes_in(target, logical_nc_config=2)
+        accepted = "1: a logical core is one physical core there (NxD Inference API guide, General configuration)"
+        assert found["logical_nc_config"].accepted == accepted
+        assert resolve(target=target, logical_nc_config=1).warnings == ()
+
+    @pytest.mark.parametrize("target", TARGET_KINDS)
+    def test_initializing_weights(self, target: TargetKind) -> None:
+        found = mistakes_in(target, routed_experts_mlp_ops_config={"input_layer_init_method": "xavier"})
+        path = "routed_experts_mlp_ops_config.input_layer_init_method"
+        assert found[path].accepted.startswith("unset: weights come from a checkpoint")
+
+
+def test_every_attribute_of_cpu_at_its_default_is_accepted() -> None:
+    config = resolve_config({}, checkpoint_dtype=None).config
+    # What the target does in any case is a hint even at the default.
+    done = {attribute.name for attribute in NEURON_CONFIG.rows if attribute.support_on("cpu").acts_as is not None}
+    given = {name: value for name, value in config.to_json()["neuron_config"].items() if name not in done}
+    again = resolve_config({"neuron_config": given}, checkpoint_dtype=None)
+    assert again.config == config
+    assert again.hints == ()
+    assert {attribute.name for attribute in NEURON_CONFIG.attributes} >= set(given)

@@ -1,0 +1,123 @@
+"""Tokens picked by several ranks are those that one rank picks of equal logits, whatever the vocabulary's division."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compiler_svc.models.divisions import share_of
+from compiler_svc.models.layers.logits import RankLogits
+from compiler_svc.models.layers.ranks import Ranks
+from execution.sampling import greedy, sample
+from tests.ranks.threads import run_ranks
+
+
+def draw_logits(rows: int, vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits of few different values, so that most have equals on other ranks."""
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+    return ((logits * 4).round() / 4).to(dtype)
+
+
+def divide(logits: Tensor, tp_degree: int) -> list[RankLogits]:
+    """Parts as ranks have them; padding holds what must never be picked."""
+    vocab_size, ranks = logits.shape[1], Ranks(tp_degree)
+    share = share_of(vocab_size, tp_degree)
+    padding = torch.full((len(logits), share * tp_degree - vocab_size), 99.0, dtype=logits.dtype)
+    parts = torch.cat((logits, padding), dim=1).split(share, dim=1)
+    return [
+        RankLogits(
+            part=part.contiguous(),
+            rank=torch.tensor([rank], dtype=torch.int32) if tp_degree > 1 else None,
+            vocab_size=vocab_size,
+            ranks=ranks,
+        )
+        for rank, part in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab_size", "tp_degree"), [(24, 1), (24, 2), (23, 4), (22, 7), (9, 8)])
+def test_whole_logits(vocab_size: int, tp_degree: int, dtype: torch.dtype) -> None:
+    logits = draw_logits(3, vocab_size, seed=1, dtype=dtype)
+    parts = divide(logits, tp_degree)
+    for whole in run_ranks(tp_degree, lambda rank: parts[rank].gather()):
+        assert torch.equal(whole, logits.float())
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10_000), vocab_size=st.integers(8, 60), tp_degree=st.integers(1, 8))
+def test_the_likeliest_token(seed: int, vocab_size: int, tp_degree: int) -> None:
+    logits = draw_logits(4, vocab_size, seed)
+    logits[3] = 1.5  # all equal: the lowest id wins
+    parts = divide(logits, tp_degree)
+    for tokens in run_ranks(tp_degree, lambda rank: parts[rank].greedy()):
+        assert tokens.dtype == torch.int32
+        assert torch.equal(tokens, greedy(logits))
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    vocab_size=st.integers(8, 60),
+    tp_degree=st.integers(1, 8),
+    global_topk=st.sampled_from((0, 1, 5, 16, 256)),
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from((0.0, 1.0, 3.0, 12.0)),
+            st.floats(0.0625, 1.0, width=32),
+            st.sampled_from((0.0, 0.3, 1.0, 40.0)),
+            st.floats(0, 1, exclude_max=True, width=32),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_drawn_tokens(
+    seed: int,
+    vocab_size: int,
+    tp_degree: int,
+    global_topk: int,
+    rows: list[tuple[float, float, float, float]],
+) -> None:
+    logits = draw_logits(len(rows), vocab_size, seed)
+    params, rand = torch.tensor([row[:3] for row in rows]), torch.tensor([[row[3]] for row in rows])
+    parts = divide(logits, tp_degree)
+    expected = sample(logits, params, rand, global_topk)
+    for tokens in run_ranks(tp_degree, lambda rank: parts[rank].sample(params, rand, global_topk, needs_total=True)):
+        assert tokens.dtype == torch.int32
+        assert torch.equal(tokens, expected)
+
+
+def test_without_a_total_top_k_rows_are_drawn_alike() -> None:
+    logits = draw_logits(64, 50, seed=3)
+    params = torch.tensor([[7.0, 0.8, 1.3]]).expand(64, 3)
+    rand = torch.rand(64, 1, generator=torch.Generator().manual_seed(1))
+    parts = divide(logits, 3)
+    for tokens in run_ranks(3, lambda rank: parts[rank].sample(params, rand, 16, needs_total=False)):
+        assert torch.equal(tokens, sample(logits, params, rand, 16))
+
+
+def test_probabilities_are_of_the_whole_vocabulary() -> None:
+    """A flat tail on the other ranks, beyond the candidates, makes the nucleus wider."""
+    logits = torch.zeros(1, 40)
+    logits[0, :2] = torch.tensor([3.0, 2.5])
+    params = torch.tensor([[0.0, 0.35, 1.0]])
+    rand = torch.tensor([[0.999]])
+    parts = divide(logits, 4)
+    for tokens in run_ranks(4, lambda rank: parts[rank].sample(params, rand, 4, needs_total=True)):
+        assert tokens.tolist() == [1]
+    # Among the four candidates alone, the first would reach 0.35.
+    assert sample(logits, torch.tensor([[4.0, 0.35, 1.0]]), rand, 4).tolist() == [0]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1.0, 1e30])
+def test_padding_is_never_picked(temperature: float) -> None:
+    """Not even where temperature makes all tokens equal, or where a rank has nothing else."""
+    logits = torch.full((1, 9), -3e38)
+    params, rand = torch.tensor([[0.0, 1.0, temperature]]), torch.tensor([[1 - 2**-24]])
+    parts = divide(logits, 8)
+    for token in run_ranks(8, lambda rank: parts[rank].sample(params, rand, 256, needs_total=True)):
+        assert token.tolist() == [8]

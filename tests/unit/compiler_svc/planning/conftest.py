@@ -1,0 +1,34 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compiler_svc.database.engine import Database
+from compiler_svc.planning.planner import Planner
+from tests.checkpoints.headers import LLAMA_8B, LLAMA_70B, LLAMA_70B_SHARDS, write_headers
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.unit.compiler_svc.planning.planning import open_planner
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Headers of Llama 3.1, `8b` and `70b`, and `tiny`, which has weights."""
+    root = tmp_path_factory.mktemp("models")
+    write_headers(root / "8b", LLAMA_8B)
+    write_headers(root / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
+    write_checkpoint(root / "tiny")
+    return root
+
+
+@pytest.fixture(scope="session")
+def planner(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Planner]:
+    """A planner with an empty cache, which plans leave empty."""
+    with open_planner(tmp_path_factory.mktemp("planner"), models) as planner:
+        yield planner
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path / 'kiln.db'}")
+    yield database
+    database.close()

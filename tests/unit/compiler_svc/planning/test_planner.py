@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from bundle.errors import KilnError
+from bundle.layout import Layout
+from bundle.manifest import Target
+from compiler_svc.database import actuals, cache
+from compiler_svc.database.actuals import BuildActual, BuildFacts
+from compiler_svc.database.cache import CachedExecutable
+from compiler_svc.database.engine import Database
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed
+from compiler_svc.planning.build_plan import plan_build
+from compiler_svc.planning.digest import digest_plan
+from compiler_svc.planning.planner import Planner
+from compiler_svc.weights.checkpoint import Checkpoint
+from edge.memory import measure_memory
+from targets.registry import TARGETS
+from tests.unit.compiler_svc.planning.planning import GIB, plan, request
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("target", "options", "limit_gib"),
+        [
+            ("inf2", {}, 16),
+            ("trn1", {}, 16),
+            ("trn2", {}, 24),
+            ("trn2", {"logical_nc_config": 1}, 12),
+            ("trn3", {}, 36),
+        ],
+    )
+    def test_a_core_of_each_target(
+        self, planner: Planner, target: str, options: dict[str, Any], limit_gib: int
+    ) -> None:
+        assert plan(planner, "tiny", target, **options).limit_bytes == limit_gib * GIB
+
+    def test_ranks_share_the_memory_of_a_cpu(self, planner: Planner) -> None:
+        assert plan(planner, "tiny", "cpu").limit_bytes == measure_memory()
+        assert plan(planner, "tiny", "cpu", tp_degree=2).limit_bytes == measure_memory() // 2
+
+    @pytest.mark.parametrize("target", list(TARGETS))
+    def test_the_caller_may_say(self, planner: Planner, target: str) -> None:
+        assert plan(planner, "tiny", target, core_memory_bytes=5 << 20).limit_bytes == 5 << 20
+
+    def test_what_no_document_says_of_trn3_is_marked(self, planner: Planner) -> None:
+        assert [note for note in plan(planner, "tiny", "trn3").warnings if "unverified" in note]
+        assert not [note for note in plan(planner, "tiny", "trn2").warnings if "unverified" in note]
+
+
+class TestLargest:
+    """The largest size fits, and one more does not."""
+
+    def exceeds(self, planner: Planner, name: str, size: int, **options: Any) -> bool:
+        return not plan(planner, "8b", **(options | {name: size})).fits
+
+    @pytest.mark.parametrize("name", ["batch_size", "seq_len"])
+    def test_sizes(self, planner: Planner, name: str) -> None:
+        options = {"tp_degree": 2, "seq_len": 2048, "batch_size": 2}
+        largest = getattr(plan(planner, "8b", **options).largest, name)
+        assert largest > options[name]
+        assert not self.exceeds(planner, name, largest, **options)
+        assert self.exceeds(planner, name, largest + 1, **options)
+
+    def test_from_a_size_that_is_too_large(self, planner: Planner) -> None:
+        options = {"tp_degree": 2, "seq_len": 2048}
+        large, small = (plan(planner, "8b", batch_size=size, **options) for size in (1000, 1))
+        assert (large.fits, small.fits) == (False, True)
+        assert large.largest.batch_size == small.largest.batch_size
+
+    def test_blocks(self, planner: Planner) -> None:
+        options = {"tp_degree": 2, "is_block_kv_layout": True, "is_prefix_caching": True, "pa_block_size": 32}
+        options |= {"seq_len": 1024, "pa_num_blocks": 64}
+        largest = plan(planner, "8b", **options).largest.pa_num_blocks
+        assert not self.exceeds(planner, "pa_num_blocks", largest, **options)
+        assert self.exceeds(planner, "pa_num_blocks", largest + 1, **options)
+
+    def test_rows_of_the_cache_are_what_counts(self, planner: Planner) -> None:
+        options = {"tp_degree": 2, "seq_len": 2048, "is_continuous_batching": True}
+
+        def fits(rows: int) -> bool:
+            return plan(planner, "8b", max_batch_size=rows, tkg_batch_size=rows, **options).fits
+
+        rows = plan(planner, "8b", max_batch_size=4, tkg_batch_size=4, **options).largest.batch_size
+        assert (fits(rows), fits(rows + 1)) == (True, False)
+
+    def test_what_is_given_stays(self, planner: Planner) -> None:
+        options = {"tp_degree": 2, "seq_len": 2048, "batch_size": 2}
+        assert (
+            plan(planner, "8b", ctx_batch_size=1, is_continuous_batching=True, **options).largest.batch_size
+            > plan(planner, "8b", **options).largest.batch_size
+        ), "prompts of one row take less"
+
+    def test_sequence_parallelism_keeps_lengths_even(self, planner: Planner) -> None:
+        largest = plan(planner, "8b", tp_degree=8, seq_len=2048, sequence_parallel_enabled=True).largest
+        assert largest.seq_len % 8 == 0
+        assert largest.seq_len > 2048
+
+    def test_options_of_transformers_neuronx(self, planner: Planner) -> None:
+        section = {"transformers_neuronx": {"batch_size": 2, "tp_degree": 2, "n_positions": 2048, "amp": "bf16"}}
+        own = {"batch_size": 2, "tp_degree": 2, "seq_len": 2048}
+        given = plan(planner, "8b", document=section)
+        assert given.config.neuron_config.seq_len == 2048
+        assert given.largest.batch_size == plan(planner, "8b", **own | {
+            name: list(getattr(given.config.neuron_config, name))
+            for name in ("context_encoding_buckets", "token_generation_buckets")
+        } | {"enable_bucketing": True}).largest.batch_size  # fmt: skip
+
+
+class TestCores:
+    @pytest.mark.parametrize(
+        ("model", "target", "cores"),
+        [("8b", "trn1", 2), ("70b", "trn1", 16), ("70b", "trn2", 8), ("70b", "inf2", 24), ("tiny", "trn1", 1)],
+    )
+    def test_the_smallest_degree_that_fits(self, planner: Planner, model: str, target: str, cores: int) -> None:
+        assert plan(planner, model, target, seq_len=4096).cores_needed == cores
+
+    def test_none_does(self, planner: Planner) -> None:
+        assert plan(planner, "70b", core_memory_bytes=GIB).cores_needed == 0
+
+
+class TestDrafts:
+    def test_fused_speculation_holds_both_models(self, planner: Planner) -> None:
+        options = {"tp_degree": 8, "seq_len": 1024, "on_device_sampling_config": {}}
+        alone = plan(planner, "70b", "trn2", **options)
+        document = {
+            "neuron_config": options | {"speculation_length": 4, "enable_fused_speculation": True},
+            "fused_spec_config": {"draft_model_path": "8b", "draft_config": {"neuron_config": options}},
+        }
+        both = plan(planner, "70b", "trn2", document=document)
+        assert [submodel.name for submodel in both.submodels] == ["context_encoding", "fused_speculation"]
+        draft = plan(planner, "8b", "trn2", **options)
+        assert both.memory.weight_groups["draft"] == draft.memory.weights_bytes - 64 * 4 - 4
+        assert both.memory.kv_bytes == alone.memory.kv_bytes + draft.memory.kv_bytes
+        assert both.memory.weights_bytes == alone.memory.weights_bytes + both.memory.weight_groups["draft"]
+
+    def test_the_draft_has_attributes_of_its_own(self, planner: Planner) -> None:
+        options = {"seq_len": 256, "on_device_sampling_config": {}}
+
+        def measure(draft: dict[str, Any]) -> tuple[int, int]:
+            document = {
+                "neuron_config": options | {"speculation_length": 4, "enable_fused_speculation": True},
+                "fused_spec_config": {"draft_model_path": "tiny", "draft_config": {"neuron_config": draft}},
+            }
+            memory = plan(planner, "8b", "trn2", document=document).memory
+            return memory.weight_groups["draft"], memory.kv_bytes
+
+        weights, kv = measure(options)
+        whole = plan(planner, "8b", "trn2", **options).memory
+        assert measure(options | {"kv_cache_quant": True}) == (weights, whole.kv_bytes + (kv - whole.kv_bytes) // 2)
+
+    def test_a_draft_that_is_not_there(self, planner: Planner) -> None:
+        document = {
+            "neuron_config": {
+                "on_device_sampling_config": {},
+                "speculation_length": 4,
+                "enable_fused_speculation": True,
+            },
+            "fused_spec_config": {"draft_model_path": "nowhere", "draft_config": {"neuron_config": {}}},
+        }
+        with pytest.raises(KilnError) as caught:
+            plan(planner, "8b", "trn2", document=document)
+        assert caught.value.reason == "CHECKPOINT_NOT_FOUND"
+
+    def test_medusa_heads(self, planner: Planner) -> None:
+        options = {"is_medusa": True, "num_medusa_heads": 4, "medusa_speculation_length": 64}
+        options |= {"medusa_tree": [[0], [0, 0]], "on_device_sampling_config": {}, "tp_degree": 8}
+        planned = plan(planner, "8b", **options)
+        head = 4096 * 4096 + 4096 + 128256 // 8 * 4096
+        assert planned.memory.weight_groups["draft"] == 4 * head * 2
+
+
+class TestExecutables:
+    def test_tags_and_order(self, planner: Planner) -> None:
+        planned = plan(planner, "tiny", "trn1", seq_len=256, enable_bucketing=True)
+        expected = ["context_encoding_128", "context_encoding_256", "token_generation_128", "token_generation_256"]
+        assert [one.tag for one in planned.executables] == expected
+        assert [
+            one.tag for one in plan(planner, "tiny", "cpu", seq_len=256, enable_bucketing=True).executables
+        ] == expected
+
+    def test_buckets_of_two_lengths(self, planner: Planner) -> None:
+        options = {"is_block_kv_layout": True, "is_prefix_caching": True, "pa_block_size": 32, "pa_num_blocks": 32}
+        planned = plan(planner, "tiny", "trn1", seq_len=1024, enable_bucketing=True, **options)
+        assert planned.executables[0].tag == "context_encoding_512x0"
+        assert planned.executables[0].bucket == (512, 0)
+
+
+class TestCache:
+    """What the cache says of a plan; that builds record what plans look up is tested end to end."""
+
+    @pytest.fixture
+    def database(self, tmp_path: Path) -> Iterator[Database]:
+        database = Database(f"sqlite:///{tmp_path / 'kiln.db'}")
+        yield database
+        database.close()
+
+    def test_an_executable_counts_as_long_as_the_store_has_it(
+        self, tmp_path: Path, models: Path, database: Database
+    ) -> None:
+        layout = Layout.create(tmp_path / "store")
+        planner = Planner(database, layout, model_roots=(models,), num_lowerings=1)
+        build = plan_build(Checkpoint.open(models / "tiny"), plan(planner, "tiny", "cpu").config.neuron_config)
+        digests = digest_plan(build, target=Target(kind="cpu", isa="x86-64-v3"), optimization_level=0, salt="")
+        tag = build.submodels[0].tag
+        stored = layout.put_blob(b"an executable")
+        executable = CachedExecutable(
+            blob=stored.digest, size_bytes=13, format="exported_program", state_convention="functional", constants=()
+        )
+        facts = BuildFacts(
+            target_kind="cpu",
+            optimization_level=0,
+            action_digests={digests[tag]: "sha256:a"},
+            lowerings={},
+            build=BuildActual(num_layers=2, num_executables=2, weights_bytes=1, trace_s=1.0, rest_s=1.0),
+        )
+
+        def remember(session: Session) -> None:
+            cache.remember_executables(session, {"sha256:a": executable})
+            actuals.remember_facts(session, "sha256:b", facts)
+
+        def list_cached(**options: Any) -> list[str]:
+            return [one.tag for one in plan(planner, "tiny", "cpu", **options).executables if one.is_cached]
+
+        assert list_cached() == []
+        database.run_and_wait(remember)
+        assert list_cached() == [tag]
+        for changed in ({"salt": "s"}, {"isa": "x86-64-v4"}, {"batch_size": 2}, {"seq_len": 64}):
+            assert list_cached(**changed) == []
+        layout.delete_blob(stored.digest)
+        assert list_cached() == []
+
+
+class TestRefusals:
+    """What a compile refuses, its plan refuses; other targets are for plans only."""
+
+    def refuse(self, planner: Planner, model: str = "tiny", target: str = "cpu", **options: Any) -> KilnError:
+        with pytest.raises(KilnError) as caught:
+            planner.plan(request(model, target, **options))
+        return caught.value
+
+    def test_all_mistakes_at_once(self, planner: Planner) -> None:
+        refused = self.refuse(planner, batch_size=0, seq_lem=3)
+        assert isinstance(refused, ConfigInvalid)
+        assert {violation.field for violation in refused.violations} == {
+            "neuron_config.batch_size",
+            "neuron_config.seq_lem",
+        }
+
+    def test_what_the_model_cannot_give(self, planner: Planner) -> None:
+        refused = self.refuse(planner, "8b", "trn2", tp_degree=4, flash_decoding_enabled=True)
+        assert [violation.field for violation in refused.violations] == ["neuron_config.flash_decoding_enabled"]
+        assert plan(planner, "8b", "trn2", tp_degree=8, flash_decoding_enabled=True).submodels
+
+    @pytest.mark.parametrize(
+        ("name", "beside"),
+        [
+            ("prefix_buckets", {"is_prefix_caching": True, "is_block_kv_layout": True, "pa_block_size": 1}),
+            ("token_generation_batches", {"batch_size": 129}),
+        ],
+    )
+    def test_lists_that_multiply_are_short(self, planner: Planner, name: str, beside: dict[str, Any]) -> None:
+        listed = {"enable_bucketing": True, "seq_len": 1024, "pa_num_blocks": 1024, name: list(range(1, 130))}
+        refused = self.refuse(planner, "8b", "trn2", **listed, **beside)
+        assert [(one.field, one.value) for one in refused.violations] == [(f"neuron_config.{name}", "129 buckets")]
+
+    def test_what_cpu_does_not_serve_is_planned_for_others(self, planner: Planner) -> None:
+        refused = self.refuse(planner, quantized=True, quantized_checkpoints_path="q")
+        assert isinstance(refused, FeatureNotServed)
+        assert plan(planner, "tiny", "trn1", quantized=True, quantized_checkpoints_path="q").fits
+
+    @pytest.mark.parametrize(
+        ("model", "options", "reason"),
+        [
+            ("nowhere", {}, "CHECKPOINT_NOT_FOUND"),
+            ("../..", {}, "PATH_OUTSIDE_MODEL_ROOTS"),
+            ("tiny", {"tp_degree": 64}, "FEATURE_NOT_SERVED"),
+            ("tiny", {"isa": "armv9"}, "ISA_UNKNOWN"),
+        ],
+    )
+    def test_others(self, planner: Planner, model: str, options: dict[str, Any], reason: str) -> None:
+        assert self.refuse(planner, model, **options).reason == reason
+
+    def test_a_missing_compiler(self, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        assert self.refuse(planner, optimization_level=1).reason == "TOOLCHAIN_MISSING"
+        assert plan(planner, "tiny", "cpu", optimization_level=0).fits
+        assert plan(planner, "tiny", "trn1", optimization_level=1).fits, "no C++ compiler is needed for it"
+
+    def test_hints_and_warnings(self, planner: Planner) -> None:
+        planned = plan(planner, "tiny", "cpu", seq_len=256, scratchpad_page_size=32)
+        assert [(hint.field, hint.value) for hint in planned.hints] == [("neuron_config.scratchpad_page_size", 32)]
+        assert planned.warnings == ("neuron_config.seq_len: 256 tokens exceed the model's 128 positions",)
+
+
+def test_pickles_stay_closed(planner: Planner, models: Path) -> None:
+    directory = models / "pickled"
+    directory.mkdir()
+    (directory / "config.json").write_text((models / "8b" / "config.json").read_text())
+    (directory / "pytorch_model.bin").write_bytes(b"no pickle at all")
+    pickled, headers = plan(planner, "pickled", tp_degree=2), plan(planner, "8b", tp_degree=2)
+    assert pickled.memory == headers.memory
+    assert [note for note in pickled.warnings if "pickles" in note]
+
+
+def test_headers_alone_are_read(planner: Planner, models: Path) -> None:
+    """The files are holes of the right size: nothing of 141 GB is on disk."""
+    files = list((models / "70b").glob("*.safetensors"))
+    assert sum(file.stat().st_size for file in files) > 141 * 10**9
+    assert sum(file.stat().st_blocks * 512 for file in files) < 10**6
+    assert len(files) == 30
+    assert plan(planner, "70b", tp_degree=16).fits

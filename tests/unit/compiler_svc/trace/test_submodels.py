@@ -1,0 +1,119 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from bundle.abi.outputs import list_flags
+from bundle.manifest import Sampling, TensorSpec
+from compiler_svc.models.registry import describe_model, find_family
+from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodels import describe_state, describe_submodel
+from tests.checkpoints.specs import HOST_SAMPLING
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+}
+ON_DEVICE = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.7)
+
+
+def make_spec(**changes: Any) -> GraphSpec:
+    defaults: dict[str, Any] = {
+        "description": describe_model(CONFIG),
+        "model": find_family(CONFIG).model,
+        "dtype": "bfloat16",
+        "tp_degree": 1,
+        "num_slots": 6,
+        "max_length": 64,
+        "ctx_batch_size": 2,
+        "tkg_batch_size": 5,
+        "sampling": HOST_SAMPLING,
+        "output_logits": False,
+    }
+    return GraphSpec(**(defaults | changes))
+
+
+def test_context_encoding() -> None:
+    submodel = describe_submodel(make_spec(), "context_encoding", 32)
+    assert (submodel.tag, submodel.bucket, submodel.batch_size) == ("context_encoding_32", (32,), 2)
+    assert submodel.inputs == (
+        TensorSpec(name="input_ids", dtype="int32", shape=(2, 32)),
+        TensorSpec(name="position_ids", dtype="int32", shape=(2, 32)),
+        TensorSpec(name="seq_ids", dtype="int32", shape=(2,)),
+        TensorSpec(name="num_tokens", dtype="int32", shape=(2,)),
+    )
+    assert submodel.outputs == (TensorSpec(name="logits", dtype="float32", shape=(2, 100)),)
+    assert submodel.state == ("k_cache.0", "v_cache.0", "k_cache.1", "v_cache.1")
+    assert submodel.flags == ("logits",)
+
+
+def test_token_generation() -> None:
+    sampling = msgspec.structs.replace(ON_DEVICE, dynamic=True)
+    submodel = describe_submodel(make_spec(sampling=sampling, output_logits=True), "token_generation", 64)
+    assert (submodel.tag, submodel.bucket, submodel.batch_size) == ("token_generation_64", (64,), 5)
+    assert submodel.inputs == (
+        TensorSpec(name="input_ids", dtype="int32", shape=(5, 1)),
+        TensorSpec(name="position_ids", dtype="int32", shape=(5, 1)),
+        TensorSpec(name="seq_ids", dtype="int32", shape=(5,)),
+        TensorSpec(name="sampling_params", dtype="float32", shape=(5, 3)),
+        TensorSpec(name="rand", dtype="float32", shape=(5, 1)),
+    )
+    assert submodel.outputs == (
+        TensorSpec(name="tokens", dtype="int32", shape=(5,)),
+        TensorSpec(name="logits", dtype="float32", shape=(5, 100)),
+    )
+    assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
+    assert set(submodel.flags) == list_flags() - {"left_padded"}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "flags"),
+    [
+        (HOST_SAMPLING, {"logits"}),
+        (msgspec.structs.replace(HOST_SAMPLING, dynamic=True), {"logits"}),
+        (msgspec.structs.replace(ON_DEVICE, temperature=0.0), {"tokens"}),
+        (msgspec.structs.replace(ON_DEVICE, top_k=1), {"tokens"}),
+        (ON_DEVICE, {"tokens", "rand"}),
+        (msgspec.structs.replace(ON_DEVICE, deterministic=True), {"tokens"}),
+        (msgspec.structs.replace(ON_DEVICE, dynamic=True), {"tokens", "rand", "sampling_params"}),
+        (msgspec.structs.replace(ON_DEVICE, dynamic=True, temperature=0.0), {"tokens", "rand", "sampling_params"}),
+        (msgspec.structs.replace(ON_DEVICE, dynamic=True, deterministic=True), {"tokens", "sampling_params"}),
+    ],
+)
+def test_flags_follow_the_sampling(sampling: Sampling, flags: set[str]) -> None:
+    submodel = describe_submodel(make_spec(sampling=sampling), "token_generation", 64)
+    assert set(submodel.flags) == flags
+    named = {tensor.name for tensor in (*submodel.inputs, *submodel.outputs)}
+    assert named & list_flags() == flags
+
+
+def test_state_of_several_ranks() -> None:
+    layout = describe_state(make_spec(tp_degree=2))
+    assert layout.kv_heads_by_rank == ((0, 1), (2, 3))
+    assert layout.num_slots == 6
+    assert [tensor.name for tensor in layout.tensors] == ["k_cache.0", "v_cache.0", "k_cache.1", "v_cache.1"]
+    for tensor in layout.tensors:
+        assert (tensor.dtype, tensor.shape) == ("bfloat16", (7, 2, 64, 8))
+        assert tensor.axes == ("slot", "kv_head", "position", "head_dim")
+
+
+def test_state_of_padded_ranks() -> None:
+    """Three ranks for four KV heads of two query heads each: every query head has a copy, and one is padding."""
+    layout = describe_state(make_spec(tp_degree=3))
+    assert layout.kv_heads_by_rank == ((0, 0, 1), (1, 2, 2), (3, 3, -1))
+    assert {tensor.shape for tensor in layout.tensors} == {(7, 3, 64, 8)}
+
+
+def test_state_of_more_ranks_than_kv_heads() -> None:
+    layout = describe_state(make_spec(tp_degree=8))
+    assert layout.kv_heads_by_rank == ((0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,))
+    assert {tensor.shape for tensor in layout.tensors} == {(7, 1, 64, 8)}

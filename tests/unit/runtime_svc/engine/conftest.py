@@ -1,0 +1,3 @@
+from tests.ranks.engines import is_async, shards, start_engine
+
+__all__ = ["is_async", "shards", "start_engine"]

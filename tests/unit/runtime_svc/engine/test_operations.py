@@ -1,0 +1,335 @@
+"""Resets, weight swaps and dead ranks under a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bundle.errors import BlobCorrupt
+from execution.errors import RankDied, StepFailed, WeightsInvalid
+from execution.step import Step
+from runtime_svc.engine.engine import Engine, EngineState
+from runtime_svc.engine.operations import MAX_OPERATIONS, InFlightPolicy
+from runtime_svc.engine.request import FinishReason
+from runtime_svc.errors import EngineFailed, QueueFull, RequestsInFlight
+from tests.ranks.engines import (
+    NEW_BIAS,
+    EngineHarness,
+    StartEngine,
+    collect,
+    finished_of,
+    swap,
+    tokens_of,
+    wait_until,
+)
+from tests.ranks.fakes import STATE_BYTES, VOCAB_SIZE, expected_tokens
+
+
+async def hold(harness: EngineHarness) -> None:
+    """Stops the ranks in the middle of the next step, after which the caller opens the gate."""
+    harness.ranks.gate.clear()
+    await wait_until(lambda: harness.ranks.is_running)
+
+
+async def test_reset_of_an_idle_engine_zeroes_everything(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    await collect(harness.submit([5], max_new_tokens=3))
+    assert not harness.ranks.is_zeroed
+    receipt = await harness.engine.reset_kv_cache(InFlightPolicy.WAIT)
+    assert harness.ranks.is_zeroed
+    assert (receipt.affected_sequences, receipt.zeroed_bytes, receipt.weight_epoch) == (0, STATE_BYTES, 1)
+    assert receipt.duration_s >= 0
+
+
+async def test_reset_that_waits_lets_running_finish_and_queues_new_ones(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    running = harness.submit([5], max_new_tokens=10)
+    await hold(harness)
+    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
+    await asyncio.sleep(0)
+    queued = harness.submit([6], max_new_tokens=5)
+    harness.ranks.gate.set()
+    receipt = await reset
+    assert receipt.affected_sequences == 0
+    assert tokens_of(await collect(running)) == expected_tokens([5], 10)
+    assert tokens_of(await collect(queued)) == expected_tokens([6], 5)
+    resets_before_queued = [step.tag.startswith("context") for step in harness.ranks.steps]
+    assert resets_before_queued == [True] + [False] * 9 + [True] + [False] * 4, "the new one ran after the old one"
+
+
+async def test_reset_that_aborts_ends_running_and_spares_waiting(start_engine: StartEngine) -> None:
+    harness = await start_engine(num_slots=1)
+    running = harness.submit([5])
+    waiting = harness.submit([6], max_new_tokens=5)
+    await hold(harness)
+    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.ABORT))
+    await asyncio.sleep(0)
+    harness.ranks.gate.set()
+    receipt = await reset
+    assert receipt.affected_sequences == 1
+    assert finished_of(await collect(running)).finish.reason is FinishReason.ABORTED
+    assert tokens_of(await collect(waiting)) == expected_tokens([6], 5)
+
+
+async def test_reset_that_refuses_changes_nothing(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    running = harness.submit([5])
+    await hold(harness)
+    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.REFUSE))
+    await asyncio.sleep(0)
+    harness.ranks.gate.set()
+    with pytest.raises(RequestsInFlight):
+        await reset
+    assert tokens_of(await collect(running)) == expected_tokens([5], 40)
+
+
+async def test_withdrawn_operation_does_not_happen(start_engine: StartEngine) -> None:
+    harness = await start_engine(num_slots=1)
+    running = harness.submit([5])
+    waiting = harness.submit([6], max_new_tokens=5)
+    await hold(harness)
+    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
+    await asyncio.sleep(0)
+    reset.cancel()
+    harness.ranks.gate.set()
+    assert tokens_of(await collect(running)) == expected_tokens([5], 40)
+    assert tokens_of(await collect(waiting)) == expected_tokens([6], 5)
+    assert not harness.ranks.is_zeroed
+
+
+async def test_swap_raises_the_epoch_and_changes_the_tokens(start_engine: StartEngine, shards: dict[int, Path]) -> None:
+    harness = await start_engine()
+    before = await collect(harness.submit([5], max_new_tokens=4))
+    receipt = await (await swap(harness, shards, InFlightPolicy.WAIT))
+    assert (receipt.previous_weight_epoch, receipt.weight_epoch, receipt.aborted_requests) == (1, 2, 0)
+    assert receipt.pause_s >= 0
+    assert harness.engine.launcher.weights_ref == "fake:v2"
+    assert harness.ranks.is_zeroed
+    after = await collect(harness.submit([5], max_new_tokens=4))
+    assert tokens_of(before) == expected_tokens([5], 4)
+    assert tokens_of(after) == expected_tokens([5], 4, bias=NEW_BIAS)
+    assert {event.weight_epoch for event in before} == {1}
+    assert {event.weight_epoch for event in after} == {2}
+
+
+async def test_swap_that_waits_serves_old_to_running_and_new_to_queued(
+    start_engine: StartEngine, shards: dict[int, Path]
+) -> None:
+    harness = await start_engine()
+    running = harness.submit([5], max_new_tokens=10)
+    await hold(harness)
+    task = await swap(harness, shards, InFlightPolicy.WAIT)
+    queued = harness.submit([6], max_new_tokens=5)
+    harness.ranks.gate.set()
+    await task
+    old, new = await collect(running), await collect(queued)
+    assert tokens_of(old) == expected_tokens([5], 10)
+    assert {event.weight_epoch for event in old} == {1}
+    assert tokens_of(new) == expected_tokens([6], 5, bias=NEW_BIAS)
+    assert [event.weight_epoch for event in new] == [1] + [2] * 6, "accepted under the old weights, computed by the new"
+
+
+async def test_swap_that_continues_labels_every_token_with_its_epoch(
+    start_engine: StartEngine, shards: dict[int, Path]
+) -> None:
+    harness = await start_engine()
+    running = harness.submit([5], max_new_tokens=20)
+    await hold(harness)
+    task = await swap(harness, shards, InFlightPolicy.CONTINUE, keep_kv=True)
+    harness.ranks.gate.set()
+    receipt = await task
+    assert receipt.aborted_requests == 0
+    events = await collect(running)
+    epochs = [event.weight_epoch for event in events]
+    assert epochs == sorted(epochs)
+    assert set(epochs) == {1, 2}
+    tokens, history = tokens_of(events), [5]
+    for token, epoch in zip(tokens, epochs[1:-1], strict=True):
+        assert token == (sum(history) + (1 if epoch == 1 else NEW_BIAS)) % VOCAB_SIZE
+        history.append(token)
+
+
+@pytest.mark.parametrize("policy", [InFlightPolicy.ABORT, InFlightPolicy.REFUSE])
+async def test_swap_policies(start_engine: StartEngine, shards: dict[int, Path], policy: InFlightPolicy) -> None:
+    harness = await start_engine()
+    running = harness.submit([5], max_new_tokens=20)
+    await hold(harness)
+    if policy is InFlightPolicy.REFUSE:
+        with pytest.raises(RequestsInFlight):
+            harness.engine.check_policy(policy)
+    task = await swap(harness, shards, policy)
+    harness.ranks.gate.set()
+    if policy is InFlightPolicy.REFUSE:
+        with pytest.raises(RequestsInFlight):
+            await task
+        assert harness.ranks.staged_bias is None
+        assert tokens_of(await collect(running)) == expected_tokens([5], 20)
+        assert harness.engine.weight_epoch == 1
+    else:
+        assert (await task).aborted_requests == 1
+        assert finished_of(await collect(running)).finish.reason is FinishReason.ABORTED
+        assert harness.engine.weight_epoch == 2
+
+
+async def test_withdrawn_swap_discards_what_was_staged(start_engine: StartEngine, shards: dict[int, Path]) -> None:
+    harness = await start_engine()
+    running = harness.submit([5], max_new_tokens=10)
+    await hold(harness)
+    task = await swap(harness, shards, InFlightPolicy.WAIT)
+    task.cancel()
+    harness.ranks.gate.set()
+    assert tokens_of(await collect(running)) == expected_tokens([5], 10)
+    assert harness.ranks.staged_bias is None
+    assert harness.engine.weight_epoch == 1
+
+
+async def test_weights_that_cannot_be_staged_leave_nothing(start_engine: StartEngine, tmp_path: Path) -> None:
+    harness = await start_engine()
+    staging = asyncio.create_task(harness.engine.stage_weights({0: tmp_path / "nothing"}))
+    await asyncio.sleep(0)
+    staging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await staging
+    assert harness.ranks.num_discarded == 1
+    harness.ranks.stage_failure = WeightsInvalid("nothing", "too short")
+    with pytest.raises(WeightsInvalid):
+        await harness.engine.stage_weights({0: tmp_path / "nothing"})
+    assert harness.ranks.num_discarded == 2
+
+
+async def test_dead_rank_ends_its_streams_and_waiting_requests_are_served(start_engine: StartEngine) -> None:
+    harness = await start_engine(num_slots=1)
+    running = harness.submit([5], max_new_tokens=40)
+    waiting = harness.submit([6], max_new_tokens=5)
+    await hold(harness)
+    first = harness.ranks
+    first.die()
+    finished = finished_of(await asyncio.wait_for(collect(running), 2))
+    assert finished.finish.reason is FinishReason.ERROR
+    assert isinstance(finished.finish.error, RankDied)
+    assert tokens_of(await collect(waiting)) == expected_tokens([6], 5)
+    assert first.is_closed
+    assert harness.ranks is not first
+    assert harness.engine.state is EngineState.READY
+
+
+async def test_idle_rank_that_dies_is_restarted(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    await collect(harness.submit([5], max_new_tokens=2))
+    harness.ranks.die()
+    await wait_until(lambda: len(harness.launcher.launched) == 2)
+    assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
+
+
+async def test_restart_loads_the_weights_in_use(start_engine: StartEngine, shards: dict[int, Path]) -> None:
+    harness = await start_engine()
+    await (await swap(harness, shards, InFlightPolicy.WAIT))
+    harness.ranks.die()
+    events = await collect(harness.submit([5], max_new_tokens=4))
+    assert tokens_of(events) == expected_tokens([5], 4, bias=NEW_BIAS)
+    assert {event.weight_epoch for event in events} == {2}
+
+
+async def test_swap_stages_again_where_ranks_were_restarted(start_engine: StartEngine, shards: dict[int, Path]) -> None:
+    harness = await start_engine()
+    harness.submit([5])
+    await hold(harness)
+    task = await swap(harness, shards, InFlightPolicy.WAIT)
+    harness.ranks.die()
+    assert (await task).weight_epoch == 2
+    assert harness.ranks.bias == NEW_BIAS
+
+
+async def test_restart_is_tried_again(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime_svc.engine.engine.RESTART_DELAYS_S", (0.0, 0.01, 0.01))
+    harness = await start_engine()
+    harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2"), RankDied(0, 1)]
+    harness.ranks.die()
+    await wait_until(lambda: harness.engine.state is EngineState.RECOVERING)
+    assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
+
+
+async def test_engine_fails_where_ranks_stay_down(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime_svc.engine.engine.RESTART_DELAYS_S", (0.0, 0.01))
+    harness = await start_engine(num_slots=1)
+    harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2") for _ in range(2)]
+    harness.submit([5])
+    waiting = harness.submit([5])
+    await hold(harness)
+    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
+    await asyncio.sleep(0)
+    harness.ranks.die()
+    assert isinstance(finished_of(await collect(waiting)).finish.error, BlobCorrupt)
+    with pytest.raises(BlobCorrupt):
+        await reset
+    assert harness.engine.state is EngineState.FAILED
+
+
+async def test_failed_step_ends_its_streams_and_starts_anew(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = await start_engine()
+    first = harness.ranks
+
+    async def fail(step: Step, _: object) -> None:
+        raise StepFailed(step.tag, "out of memory")
+
+    monkeypatch.setattr(first, "_run", fail)
+    finished = finished_of(await collect(harness.submit([5])))
+    assert isinstance(finished.finish.error, StepFailed)
+    assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
+    assert harness.ranks is not first
+
+
+async def test_own_bug_ends_every_stream(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await start_engine()
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(harness.ranks, "_run", broken)
+    finished = finished_of(await collect(harness.submit([5])))
+    assert finished.finish.reason is FinishReason.ERROR
+    assert isinstance(finished.finish.error, EngineFailed)
+    assert harness.engine.state is EngineState.FAILED
+
+
+async def test_rank_that_dies_during_a_reset(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = await start_engine()
+    await collect(harness.submit([5], max_new_tokens=2))
+    zero_state = harness.ranks.zero_state
+
+    async def die_and_zero(slots: None) -> int:
+        harness.ranks.die()
+        return await zero_state(slots)
+
+    monkeypatch.setattr(harness.ranks, "zero_state", die_and_zero)
+    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT))
+    with pytest.raises(RankDied):
+        await reset
+    assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
+
+
+async def test_engine_closes_while_it_restarts(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    harness.launcher.failures = [RankDied(0, 1)] * 2
+    harness.ranks.die()
+    await wait_until(lambda: harness.engine.state is EngineState.RECOVERING)
+    engine: Engine = harness.engine
+    await asyncio.wait_for(engine.close(), 1)
+
+
+async def test_operations_that_wait_are_bounded(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    harness.ranks.gate.clear()
+    stream = harness.submit([5], max_new_tokens=3)
+    await wait_until(lambda: len(harness.ranks.steps) == 1)
+    resets = [asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.WAIT)) for _ in range(MAX_OPERATIONS)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(QueueFull):
+        await harness.engine.reset_kv_cache(InFlightPolicy.WAIT)
+    harness.ranks.gate.set()
+    await collect(stream)
+    await asyncio.gather(*resets)
