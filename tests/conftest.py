@@ -39,6 +39,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"fuzz seed: {SEED} (KILN_FUZZ_SEED={SEED} repeats it)"
 
 
+@pytest.fixture(scope="session")
+def run_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of the run: one for all workers, which keep there what each of them needs."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A directory for a compiler's state, with one checkpoint, `tiny`."""

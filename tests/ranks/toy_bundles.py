@@ -23,10 +23,9 @@ class MakeToy(Protocol):
 
 
 @pytest.fixture(scope="session")
-def toy_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy_directory(run_directory: Path) -> Path:
     """Where toy bundles are kept; one for all workers of a run."""
-    own = tmp_path_factory.getbasetemp()
-    directory = (own.parent if hasattr(request.config, "workerinput") else own) / "toys"
+    directory = run_directory / "toys"
     directory.mkdir(exist_ok=True)
     return directory
 

@@ -15,8 +15,10 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
+from bundle.layout import Layout
 from tests.lowering_cache import share_lowering_cache
 from tests.repository import ROOT
+from tests.servers.shared_bundles import SharedBundles, digest_action
 
 KILN = str(Path(sys.executable).with_name("kiln"))
 
@@ -42,16 +44,19 @@ class Stack:
     runtime: str
     home: Path
     models: Path
+    shared: SharedBundles | None
     loaded: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, home: Path, *, cores: int = 8) -> Stack:
+    def start(cls, home: Path, *, cores: int = 8, shared: SharedBundles | None = None) -> Stack:
         models = home / "extra-models"
         models.mkdir(parents=True, exist_ok=True)
         share_lowering_cache(home / "cache/compiler")
         command = [KILN, "up", "--json", "--home", str(home), "--cores", str(cores)]
         command += ["--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0"]
         command += ["--model-root", str(ROOT / "examples/models"), "--model-root", str(models)]
+        if shared is not None:
+            command += ["--import-root", str(shared.layout.root)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -59,7 +64,7 @@ class Stack:
         if event.get("event") != "ready":
             process.kill()
             raise RuntimeError(f"kiln up did not become ready: {line!r}; logs under {home / 'logs'}")
-        return cls(process, event["compiler"], event["runtime"], home, models)
+        return cls(process, event["compiler"], event["runtime"], home, models, shared)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -81,6 +86,17 @@ class Stack:
         path = self.home / f"{name}.json"
         path.write_text(json.dumps(config))
         return self.kiln("compile", path, "--model", model, "--name", name, "-O", str(level)).last
+
+    def provide(self, name: str, model: Path, config: dict[str, Any], *, level: int = 0) -> str:
+        """A bundle for tests that do not look at how it is compiled, once for all stacks of the run; its digest."""
+        assert self.shared is not None, "a stack with bundles to share"
+        with self.shared.claim(digest_action(model, config, level)) as (shared, add):
+            if shared is not None:
+                self.kiln("bundles", "import", self.shared.layout.root, "--name", name, "--source-ref", shared)
+                return shared
+            digest = str(self.compile(name, model, config, level=level)["bundle"])
+            add(Layout(self.home / "store"), digest)
+            return digest
 
     def deploy(self, deployment: str, ref: str) -> str:
         """Loads a bundle once for the whole run."""

@@ -1,10 +1,12 @@
-"""One pair of services for the whole run; bundles are compiled once and shared."""
+"""One pair of services for each worker of a run, which share bundles."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.repository import ROOT
+from tests.servers.shared_bundles import SharedBundles
 from tests.servers.stack import Stack
 
 TINY = ROOT / "examples/models/kiln-tiny"
@@ -25,8 +27,9 @@ CONFIG = {
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    services = Stack.start(tmp_path_factory.mktemp("kiln"))
+def stack(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> Iterator[Stack]:
+    shared = SharedBundles(run_directory / "bundles")
+    services = Stack.start(tmp_path_factory.mktemp("kiln"), shared=shared)
     yield services
     assert services.stop() == 0
 
@@ -34,5 +37,5 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def tiny(stack: Stack) -> str:
     """The shipped model at -O0, loaded."""
-    stack.compile("tiny", TINY, CONFIG)
+    stack.provide("tiny", TINY, CONFIG)
     return stack.deploy("tiny", "tiny")

@@ -24,12 +24,12 @@ EMPTY: dict[str, Any] = {"neuron_config": {**SMALL_CONFIG["neuron_config"], "sav
 
 @pytest.fixture(scope="module")
 def story(stack: Stack) -> str:
-    return str(stack.compile("side-story", TINY, SMALL_CONFIG)["bundle"])
+    return stack.provide("side-story", TINY, SMALL_CONFIG)
 
 
 @pytest.fixture(scope="module")
 def pirate(stack: Stack) -> str:
-    return str(stack.compile("side-pirate", PIRATE, SMALL_CONFIG)["bundle"])
+    return stack.provide("side-pirate", PIRATE, SMALL_CONFIG)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_weights_follow_a_real_alias(
 def test_executables_await_weights(
     stack: Stack, process: RuntimeProcess, pirate: str, bundles: bundle_pb2_grpc.BundleServiceStub
 ) -> None:
-    empty = str(stack.compile("side-empty", PIRATE, EMPTY)["bundle"])
+    empty = stack.provide("side-empty", PIRATE, EMPTY)
     contents = bundles.GetBundle(bundle.GetBundleRequest(ref=empty)).bundle.contents
     assert contents == bundle.BUNDLE_CONTENTS_EXECUTABLES
     assert process.load(empty).state == State.STATE_AWAITING_WEIGHTS

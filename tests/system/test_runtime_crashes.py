@@ -56,7 +56,7 @@ def fleet(stack: Stack, lasting: RuntimeProcess) -> Fleet:
     config = {"neuron_config": {**SMALL_CONFIG["neuron_config"], "tp_degree": 2}}
     expected = {}
     for name, model in (("crash-story", TINY), ("crash-pirate", PIRATE)):
-        stack.compile(name, model, config)
+        stack.provide(name, model, config)
         digest = lasting.load(name, name).roles[0].bundle_digest
         expected[digest] = lasting.generate(deployment_id=name)
         lasting.unload(name)

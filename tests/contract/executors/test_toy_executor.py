@@ -16,7 +16,7 @@ from tests.contract.executors.outside import install
 from tests.contract.executors.toy_executor import ToyExecutable
 from tests.contract.executors.toy_format import TOY
 from tests.ranks.toy import ToyBundle, make_bundle, make_model
-from tests.service.execution.test_rank_group import step
+from tests.ranks.toy_groups import step
 
 
 def lower(tag: str, directory: Path) -> LoweredExecutable:

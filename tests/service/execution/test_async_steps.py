@@ -16,7 +16,7 @@ from execution.step import Step, StepResult
 from tests.contract.executors.executor_suite import CTE, TKG, prompt_inputs, token_inputs
 from tests.ranks.toy import SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
-from tests.service.execution.test_rank_group import DECODE, PREFILL, step
+from tests.ranks.toy_groups import DECODE, PREFILL, step
 from tests.service.execution.test_tensor_parallel import assert_death_ends_it, loaded, with_rank
 
 #: A rank that waits in vain would give up after minutes; one that fails reads sources for its log, which may be cold.

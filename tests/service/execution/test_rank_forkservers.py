@@ -21,7 +21,7 @@ from tests.contract.executors.executor_suite import Reference, prompt_inputs
 from tests.processes import name_of, note_others, own_children
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_bundles import MakeToy
-from tests.service.execution.test_rank_group import PREFILL, rank_processes
+from tests.ranks.toy_groups import PREFILL, rank_processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,9 +13,8 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
-from torch import Tensor
 
-from bundle.manifest import Manifest, Target, WeightShard
+from bundle.manifest import Target, WeightShard
 from execution.errors import (
     ExecutableInvalid,
     ExecutableUnknown,
@@ -43,62 +40,13 @@ from tests.contract.executors.executor_suite import (
     token_inputs,
     with_executable,
 )
-from tests.processes import descendants, name_of
 from tests.ranks.toy import GLOBAL_TOPK, SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
-from tests.repository import ROOT
+from tests.ranks.toy_groups import DECODE, PREFILL, loaded, rank_processes, start, step
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LEVELS = [0, pytest.param(1, marks=pytest.mark.toolchain)]
-GREEDY = (1.0, 1.0, 1.0)
-
-
-def step(
-    tag: str,
-    inputs: dict[str, Tensor],
-    top_logprobs: int | None = None,
-    *,
-    params: tuple[float, ...] = GREEDY,
-    rand: float = 0.5,
-) -> Step:
-    rows = len(inputs["seq_ids"])
-    values: dict[str, list[int] | list[float]] = {name: tensor.flatten().tolist() for name, tensor in inputs.items()}
-    values |= {"sampling_params": list(params) * rows, "rand": [rand] * rows}
-    return Step(tag, values, top_logprobs)
-
-
-PREFILL = step(CTE, prompt_inputs([5, 6, 7], 0))
-DECODE = step(TKG, token_inputs([8, 9], [3, 0], [0, SLOTS]))
-
-
-async def start(
-    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None, log: list[str] | None = None
-) -> RankGroup:
-    sink = None if log is None else (lambda rank, line: log.append(f"{rank} {line}"))
-    open_forkserver = None if forkservers is None else forkservers.open
-    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink, open_forkserver=open_forkserver)
-
-
-def rank_processes() -> set[psutil.Process]:
-    """This process's ranks, by the name that they give themselves."""
-    return {one for one in descendants() if name_of(one).startswith("kiln-rank")}
-
-
-@asynccontextmanager
-async def loaded(
-    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None
-) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
-    """A group of its own, and its process, which is gone afterwards."""
-    before = rank_processes()
-    group = await start(manifest, blobs, forkservers, [])
-    (process,) = rank_processes() - before
-    try:
-        await group.load()
-        yield group, process
-    finally:
-        await group.close()
-        assert not process.is_running()
 
 
 @pytest.fixture(scope="module")
@@ -343,74 +291,3 @@ async def test_an_idle_rank_sleeps(group: RankGroup, process: psutil.Process) ->
     before = sum(process.cpu_times()[:2])
     await asyncio.sleep(0.5)
     assert sum(process.cpu_times()[:2]) - before <= 0.02
-
-
-async def test_a_killed_rank_fails_what_waits_and_what_follows(eager: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded(eager.manifest, eager.blobs, forkservers) as (group, process):
-        process.suspend()
-        waiting = [asyncio.create_task(group.run(PREFILL)), asyncio.create_task(group.zero_state(None))]
-        await asyncio.sleep(0.05)
-        killed = time.perf_counter()
-        process.kill()
-        async with asyncio.timeout(5):
-            death = await group.died
-        assert time.perf_counter() - killed < 0.5
-        assert (death.rank, death.exit_code, death.signal, death.reason) == (0, None, "SIGKILL", "RANK_DIED")
-        for task in waiting:
-            with pytest.raises(RankDied, match="rank 0 died: SIGKILL"):
-                await task
-        with pytest.raises(RankDied):
-            await group.run(PREFILL)
-        await group.close()
-
-
-async def test_closing_is_no_death(eager: ToyBundle) -> None:
-    async with loaded(eager.manifest, eager.blobs, None) as (group, _):
-        await group.close()
-        assert group.died.cancelled()
-        for late in (group.warm_up(), group.run(PREFILL), group.stage_weights({0: eager.weights[1]})):
-            with pytest.raises(RankDied, match="exit code 0"):
-                await late
-
-
-async def test_closing_ends_a_rank_that_does_not_listen(
-    eager: ToyBundle, forkservers: RankForkservers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("execution.ranks.handle.CLOSE_GRACE_S", 0.1)
-    async with loaded(eager.manifest, eager.blobs, forkservers) as (group, process):
-        process.suspend()
-        waiting = asyncio.create_task(group.run(PREFILL))
-        await asyncio.sleep(0.05)
-        await group.close()
-        with pytest.raises(RankDied, match="SIGKILL"):
-            await waiting
-
-
-PARENT = """
-import asyncio, sys
-from pathlib import Path
-from bundle.manifest import parse_manifest
-from execution.ranks.group import RankGroup
-
-async def main():
-    manifest = parse_manifest(Path(sys.argv[1]).read_bytes())
-    group = await RankGroup.start(manifest, Path, num_threads=1)
-    print("started", flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_rank_ends_with_its_killed_parent(eager: ToyBundle, tmp_path: Path) -> None:
-    (tmp_path / "manifest").write_bytes(eager.manifest.to_json())
-    parent = psutil.Popen(
-        [sys.executable, "-c", PARENT, tmp_path / "manifest"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert await asyncio.to_thread(parent.stdout.readline) == "started\n"
-    processes = parent.children(recursive=True)
-    assert [process.name() for process in processes] == ["kiln-forkserver", "kiln-rank-0"]
-    parent.kill()
-    parent.wait()
-    gone, _ = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)
-    assert len(gone) == len(processes)

@@ -33,7 +33,7 @@ from execution.step import Step
 from tests.contract.executors.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
 from tests.ranks.toy import SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
-from tests.service.execution.test_rank_group import DECODE, PREFILL, rank_processes, start, step
+from tests.ranks.toy_groups import DECODE, PREFILL, rank_processes, start, step
 
 Act = Callable[[RankGroup, ToyBundle], Awaitable[object]]
 

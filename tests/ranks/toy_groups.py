@@ -1,0 +1,72 @@
+"""Groups of rank processes that run toy bundles, and steps for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+from torch import Tensor
+
+from bundle.manifest import Manifest
+from execution.ranks.forkservers import RankForkservers
+from execution.ranks.group import RankGroup
+from execution.step import Step
+from tests.contract.executors.executor_suite import (
+    CTE,
+    TKG,
+    prompt_inputs,
+    token_inputs,
+)
+from tests.processes import descendants, name_of
+from tests.ranks.toy import SLOTS
+
+GREEDY = (1.0, 1.0, 1.0)
+
+
+def step(
+    tag: str,
+    inputs: dict[str, Tensor],
+    top_logprobs: int | None = None,
+    *,
+    params: tuple[float, ...] = GREEDY,
+    rand: float = 0.5,
+) -> Step:
+    rows = len(inputs["seq_ids"])
+    values: dict[str, list[int] | list[float]] = {name: tensor.flatten().tolist() for name, tensor in inputs.items()}
+    values |= {"sampling_params": list(params) * rows, "rand": [rand] * rows}
+    return Step(tag, values, top_logprobs)
+
+
+PREFILL = step(CTE, prompt_inputs([5, 6, 7], 0))
+DECODE = step(TKG, token_inputs([8, 9], [3, 0], [0, SLOTS]))
+
+
+async def start(
+    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None, log: list[str] | None = None
+) -> RankGroup:
+    sink = None if log is None else (lambda rank, line: log.append(f"{rank} {line}"))
+    open_forkserver = None if forkservers is None else forkservers.open
+    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink, open_forkserver=open_forkserver)
+
+
+def rank_processes() -> set[psutil.Process]:
+    """This process's ranks, by the name that they give themselves."""
+    return {one for one in descendants() if name_of(one).startswith("kiln-rank")}
+
+
+@asynccontextmanager
+async def loaded(
+    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None
+) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
+    """A group of its own, and its process, which is gone afterwards."""
+    before = rank_processes()
+    group = await start(manifest, blobs, forkservers, [])
+    (process,) = rank_processes() - before
+    try:
+        await group.load()
+        yield group, process
+    finally:
+        await group.close()
+        assert not process.is_running()

@@ -1,0 +1,168 @@
+"""The scheduler at random: every move in any order, and its integrity after each."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from runtime_svc.engine.kv.slots import SlotManager
+from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
+from runtime_svc.engine.scheduler.policy import WholePrompts
+from runtime_svc.engine.scheduler.scheduler import Scheduler
+from tests.ranks.scheduling import (
+    BlockManager,
+    make_async,
+    make_parts_scheduler,
+    make_request,
+    make_scheduler,
+    run_step,
+    update,
+)
+
+ABORTED = Finish(FinishReason.ABORTED)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, steps, aborts during and between steps, pauses and holds, in any order.
+
+    With the policy that serves, on slots, steps are also called asynchronously; with prompts in parts, on slots or on
+    blocks that do not suffice for all.
+    """
+
+    @initialize(
+        scheduler=st.one_of(
+            st.builds(make_scheduler, num_slots=st.integers(1, 4), ctx_batch_size=st.integers(1, 3)),
+            st.builds(
+                make_parts_scheduler,
+                st.one_of(
+                    st.builds(SlotManager, st.integers(1, 4)),
+                    st.builds(BlockManager, num_blocks=st.integers(13, 30), block_size=st.just(3)),
+                ),
+                max_running=st.integers(1, 4),
+                max_tokens=st.integers(1, 7),
+                max_new_tokens=st.just(3),
+            ),
+        )
+    )
+    def start(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.async_scheduling = make_async(scheduler) if isinstance(scheduler._policy, WholePrompts) else None
+        self.requests: list[Request] = []
+        self.plan: StepPlan | None = None
+        self.in_flight: StepPlan | None = None
+
+    @rule(num_prompt_tokens=st.integers(1, 16), max_new_tokens=st.integers(1, 20))
+    def arrive(self, num_prompt_tokens: int, max_new_tokens: int) -> None:
+        request = make_request(f"{len(self.requests)}", num_prompt_tokens, max_new_tokens=max_new_tokens, stop=[9])
+        self.requests.append(request)
+        self.scheduler.add(request)
+
+    @rule(choice=st.randoms(use_true_random=False))
+    def abort(self, choice: random.Random) -> None:
+        unfinished = [request for request in self.requests if request.finish is None]
+        if unfinished:
+            request = choice.choice(unfinished)
+            assert request.claim_finish(ABORTED, 0.0)
+            self.scheduler.remove(request)
+
+    @rule(choice=st.randoms(use_true_random=False), paused=st.booleans())
+    def pause(self, choice: random.Random, paused: bool) -> None:
+        for request in self.scheduler.running:
+            if choice.random() < 0.5:
+                request.is_paused = paused
+
+    @rule(admitting=st.booleans())
+    def hold(self, admitting: bool) -> None:
+        self.scheduler.is_admitting = admitting
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def launch(self) -> None:
+        self.plan = self.scheduler.schedule()
+        if self.plan is None:
+            running = self.scheduler.running
+            assert all(one.is_paused for one in running), "a request could have run"
+            blocked = not self.scheduler.is_admitting or running
+            assert blocked or not self.scheduler.waiting, "a request could have started"
+            return
+        for row in self.plan.rows:
+            self.check_row(self.plan, row)
+        blocks = [block for row in self.plan.rows for block in row.placement.blocks]
+        assert len(blocks) == len(set(blocks)), "two rows write the same place"
+        assert len({row.row for row in self.plan.rows}) == len(self.plan.rows)
+
+    def check_row(self, plan: StepPlan, row: ScheduledRow) -> None:
+        request = row.request
+        assert row.placement == self.scheduler.kv.reserve(request, row.num_tokens)
+        assert row.start == request.num_computed_tokens
+        assert 0 < row.num_tokens <= request.num_tokens - row.start
+        assert row.samples == (row.start + row.num_tokens == request.num_tokens)
+        assert request.num_missing_tokens > 0
+        if plan.executable.submodel == "token_generation":
+            assert (row.num_tokens, row.placement.blocks) == (1, (row.row,))
+            assert row.start < plan.executable.bucket[0]
+        else:
+            assert row.num_tokens <= plan.executable.bucket[0]
+
+    @precondition(lambda self: self.plan is not None and self.in_flight is None and self.async_scheduling is not None)
+    @rule()
+    def launch_behind(self) -> None:
+        assert self.plan is not None
+        assert self.async_scheduling is not None
+        self.in_flight = self.async_scheduling.plan_behind(self.plan)
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(tokens=st.lists(st.lists(st.integers(5, 9), max_size=3), min_size=4, max_size=4))
+    def finish(self, tokens: list[list[int]]) -> None:
+        plan = self.plan
+        assert plan is not None
+        if self.in_flight is not None:
+            # Every row of a step that another one depends on gives one token.
+            tokens = [[*row, 5][:1] for row in tokens]
+        expected = {}
+        for row in plan.rows:
+            if row.request.finish is None:
+                given = tokens[row.row][: row.request.num_missing_tokens] if row.samples else []
+                expected[row.request] = given[: given.index(9) + 1] if 9 in given else given
+        before = {request: len(request.output_token_ids) for request in expected}
+        taken = {one.row.request: one.token_ids for one in update(self.scheduler, plan, tokens)}
+        assert taken == {request: new for request, new in expected.items() if new}
+        for request, new in expected.items():
+            assert request.output_token_ids[before[request] :] == new
+        self.plan, self.in_flight = self.in_flight, None
+        for row in self.plan.rows if self.plan is not None else ():
+            # The plan was made before the token was known, and fits it all the same.
+            if row.request.finish is None:
+                self.check_row(self.plan, row)
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_integrity()
+        unfinished = sum(request.finish is None for request in self.requests)
+        assert len(self.scheduler.waiting) + self.scheduler.num_running == unfinished
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for plan in (self.plan, self.in_flight):
+            if plan is not None:
+                update(self.scheduler, plan, [[9]] * 4)
+        self.scheduler.is_admitting = True
+        for request in self.requests:
+            request.is_paused = False
+        # Each sequence takes at most 36 steps, and as many again for each that it makes room for.
+        for _ in range(36 * (len(self.requests) + 1) ** 2):
+            if run_step(self.scheduler) is None:
+                break
+        assert self.scheduler.num_running == 0
+        assert all(request.finish is not None for request in self.requests), "a request was forgotten"
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
