@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from compiler_svc.config import InferenceConfig, parse_document, resolve_config
-from compiler_svc.config.assembly import assemble_inference_config
 from compiler_svc.config.attribute import ConfigTable
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.interchange import adapt_document, to_neuron_config_json
+from compiler_svc.config.resolve import assemble_inference_config
 from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG, TABLES
 from compiler_svc.config.validator import Validator
 from tests.compiler_svc.config.interchange.documents import draw_document
