@@ -24,7 +24,7 @@ class MakeToy(Protocol):
 
 @pytest.fixture(scope="session")
 def toy_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where toy bundles are kept; one for all workers of a run."""
+    """The directory of toy bundles; one for all workers of a run."""
     own = tmp_path_factory.getbasetemp()
     directory = (own.parent if hasattr(request.config, "workerinput") else own) / "toys"
     directory.mkdir(exist_ok=True)
@@ -52,6 +52,6 @@ def toy(toy_directory: Path, lowerings: ForkserverClient) -> MakeToy:
 
 @pytest.fixture(scope="module")
 def forkservers() -> Iterator[RankForkservers]:
-    """Where the groups of a module come from, as those of a runtime do: torch is loaded once for all of them."""
+    """The forkservers of a module's groups. As in a runtime, torch is loaded once for all of them."""
     with RankForkservers() as forkservers:
         yield forkservers
