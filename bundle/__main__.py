@@ -153,7 +153,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
     copy = commands.add_parser("copy", help="copy a bundle; only blobs that are missing move")
     copy.add_argument("source", type=Path, metavar="SOURCE")
-    copy.add_argument("target", type=Path, metavar="DEST", help="layout, made where there is none")
+    copy.add_argument("target", type=Path, metavar="DEST", help="layout; made if there is none")
     copy.add_argument("ref", nargs="?", default="", metavar="REF", help="digest or tag; default: the only bundle")
     copy.add_argument("--tag", help="tag of the bundle in DEST, set last")
     copy.add_argument(

@@ -88,7 +88,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--compiler-ca", type=Path, help="certificates that the compiler's one must lead to, PEM")
     parser.add_argument("--compiler-certificate", type=Path, help="certificate chain for the compiler, PEM")
     parser.add_argument("--compiler-key", type=Path, help="its private key, PEM")
-    parser.add_argument("--bundle-store", type=Path, help="the BundleService's own layout, where it is on this host")
+    parser.add_argument("--bundle-store", type=Path, help="the BundleService's own layout, if it is on this host")
     parser.add_argument("--cache", required=True, type=Path, help="directory for fetched blobs")
     parser.add_argument("--state", type=Path, help="directory for what outlives a restart; default: the cache")
     parser.add_argument(
@@ -110,7 +110,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--capture-directory",
         type=Path,
         metavar="DIR",
-        help="where requests may write the inputs of their steps, with those of others in the batch; default: nowhere",
+        help="directory for the inputs of requests' steps, with those of others in the batch; default: no captures",
     )
     parser.add_argument("--deployments", type=Path, metavar="FILE", help="YAML or JSON: the deployments to have")
     parser.add_argument(
@@ -118,7 +118,7 @@ def _build_parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=5.0,
         metavar="SECONDS",
-        help="how often to ask where followed aliases point",
+        help="how often to ask which versions followed aliases name",
     )
     parser.add_argument(
         "--queue-capacity", type=positive_integer, default=256, help="requests that may wait for a slot"

@@ -1,4 +1,4 @@
-"""What every test may take for granted."""
+"""Fixtures and settings that every test has."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def lowerings() -> Iterator[Forkserver]:
-    """Where the lowerings of all tests run that call no service."""
+    """The forkserver of all lowerings in tests that call no service."""
     # Tests of what is installed without the compiler begin here, too.
     from compiler_svc.lower.pool import make_forkserver  # noqa: PLC0415
 

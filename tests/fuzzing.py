@@ -19,7 +19,7 @@ EXAMPLES: Final = 5000
 
 Test = Callable[..., None]
 
-#: What a hostile writer would put where a path, a name or a number is expected.
+#: Values that a hostile writer would put in place of a path, a name or a number.
 ODD_VALUES: Final = (
     *("", ".", "..", "../../../etc/passwd", "/etc/passwd", "a/../../b", "a\\b", "\0", "\n", "\ud800", "é" * 300),
     *("sha256:../../../etc/passwd", "sha256:" + "0" * 64, "SHA256:" + "0" * 64, "sha256-" + "0" * 64),

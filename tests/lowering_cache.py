@@ -11,9 +11,9 @@ LOWERING_CACHE: Final = ROOT / ".kiln/lowering"
 
 
 def share_lowering_cache(compiler_cache: Path) -> None:
-    """Lets a compiler whose cache directory this is keep them where the others do.
+    """Lets a compiler with this cache directory share the files of all other tests.
 
-    Which process makes a file first, or is killed while it does, changes nothing: they are whole or not there.
+    Any process may make a file first, or be killed while it does: a file is whole or missing.
     """
     LOWERING_CACHE.mkdir(parents=True, exist_ok=True)
     compiler_cache.mkdir(parents=True, exist_ok=True)

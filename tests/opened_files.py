@@ -26,7 +26,7 @@ def _hook(event: str, args: tuple[object, ...]) -> None:
                 recorder.append(OpenedFile(Path(os.fsdecode(path)), flags))
 
 
-sys.addaudithook(_hook)  # hooks cannot be removed; without a recorder this one does nothing
+sys.addaudithook(_hook)  # an audit hook cannot be removed; without a recorder this one ignores every event
 
 
 @contextmanager

@@ -19,12 +19,12 @@ def note_others() -> None:
 
 
 def own_children() -> list[psutil.Process]:
-    """Children and their children that were started since; those that nobody has waited for yet, too."""
+    """Children and their children that the test started, including ended ones whose parent has not waited for them."""
     return [child for child in descendants() if child not in _others]
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:
-    """Children and their children of a process (this one unless told); none where it has ended itself."""
+    """Children and their children of a process (of this one if `pid` is None); none if it has ended itself."""
     with suppress(psutil.NoSuchProcess):
         return [*psutil.Process(pid).children(recursive=True)]
     return []
@@ -36,7 +36,7 @@ def living_descendants(pid: int | None = None) -> list[psutil.Process]:
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one that nobody has waited for has."""
+    """Whether a process has not ended. A zombie has."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False

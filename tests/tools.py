@@ -1,6 +1,6 @@
 """Programs that tests start: deploy/test-packages.txt lists them with the Debian package of each.
 
-A test that needs one that is missing skips and names the package. In CI, where KILN_REQUIRE_TOOLS is 1, it fails.
+A test that needs a missing program skips and names the package. If KILN_REQUIRE_TOOLS is 1, as in CI, it fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POSTGRESQL = Path("/usr/lib/postgresql")
 
 
 def read_sources() -> dict[str, str]:
-    """Program → where to get it, as the end of a sentence."""
+    """Program → the package or place that has it, as the end of a sentence."""
     rows = [line.split(maxsplit=2) for line in LIST.read_text().splitlines() if line and not line.startswith("#")]
     return {name: rest[0] if package == "-" else f"Debian package {package}" for name, package, *rest in rows}
 

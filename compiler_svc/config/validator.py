@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from bundle.manifest import TargetKind
-from compiler_svc.config.attribute import Attribute, ConfigTable, Values, is_same
+from compiler_svc.config.attribute import Attribute, ConfigTable, Values, is_same, is_table
 from compiler_svc.config.domains import Json, Table, show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.rules import RULES, broken_rules, find_value, notes_on
-from compiler_svc.config.suggestions import ANY_NAME, suggest_name
 from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, TABLES
 from compiler_svc.errors import ConfigInvalid
 
@@ -21,6 +21,10 @@ _MAX_NAMES: Final = 256
 #: Names that get a suggestion: each costs a search through the tables, and a document may hold thousands of names. An
 #: error lists fewer mistakes than this.
 _MAX_SUGGESTIONS: Final = 32
+#: Characters of a name that is searched for: longer ones are no misspellings, and the search takes long.
+_MAX_NAME_CHARS: Final = 64
+#: What is accepted, if no name resembles the given one.
+_ANY_NAME: Final = "a name that the configuration has"
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class Validator:
                     self.findings.add_mistake(join_path(path, name), value, Json().accepted)
             elif attribute is None:
                 is_listed = len(self.findings.mistakes) < _MAX_SUGGESTIONS
-                suggestion = suggest_name(name, table) if is_listed else ANY_NAME
+                suggestion = _suggest_name(name, table) if is_listed else _ANY_NAME
                 self.findings.add_mistake(join_path(path, name), value, suggestion)
             elif value is None:
                 continue
@@ -208,3 +212,37 @@ def join_path(path: str, name: str) -> str:
     """Joins the path of an attribute; shows a name that is no short ASCII identifier escaped and cut."""
     readable = name if name.isidentifier() and name.isascii() and len(name) <= 64 else show(name)
     return f"{path}.{readable}" if path else readable
+
+
+def _suggest_name(name: str, table: ConfigTable) -> str:
+    """Says in words what a table accepts in place of `name`."""
+    known = [*table.by_name]
+    if table is INFERENCE_CONFIG:
+        known += [*MODEL_ATTRIBUTES, "transformers_neuronx"]
+    paths = _find_paths(name)
+    similar = [] if len(name) > _MAX_NAME_CHARS else difflib.get_close_matches(name, known, n=1)
+    if similar and not paths:
+        return f"did you mean {similar[0]!r}?"
+    if paths:
+        return f"{_ANY_NAME}; did you mean {paths[0]}?"
+    return f"{_ANY_NAME}; the model's own attributes come from the checkpoint's config.json"
+
+
+def _find_paths(name: str) -> list[str]:
+    """Finds attributes with this name, outermost first: callers often give one a level too high or too low."""
+    found, queue, seen = [], [("", INFERENCE_CONFIG)], set()
+    while queue:
+        path, table = queue.pop(0)
+        if table.class_name in seen:
+            continue
+        seen.add(table.class_name)
+        if name in table.by_name:
+            found.append(f"{path}{name}")
+        queue += [
+            (f"{path}{attribute.name}.", TABLES[attribute.domain.of])
+            for attribute in table.attributes
+            if is_table(attribute) and isinstance(attribute.domain, Table)
+        ]
+    if name in MODEL_ATTRIBUTES:
+        found.append(f"{name} at the top level")
+    return found

@@ -8,10 +8,9 @@ from typing import Final
 
 from compiler_svc.config import InferenceConfig, NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
-from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.description import ModelDescription, StateSpec
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.activations import measure_activations
-from compiler_svc.planning.kv_cache import measure_kv
 from compiler_svc.planning.weights import (
     item_bytes_of,
     measure_adapters,
@@ -26,6 +25,8 @@ from targets.target import ExecutableFormat
 
 # Only `cast_type` "as-declared" uses it.
 _DTYPE_OF_PICKLES: Final = "bfloat16"
+_QUANTIZED_KV_ITEM_BYTES: Final = 1
+_FLASH_DECODING_SPARE: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +103,14 @@ class MemoryModel:
             CheckpointInvalid, ShardingNotServed: This compiler cannot shard the model this way.
         """
         neuron, model = config.neuron_config, self._model.description
-        kv_bytes = measure_kv(model, neuron)
+        kv_bytes = _measure_kv(model, neuron)
         submodels = describe_submodels(neuron)
         activation_bytes = measure_activations(model, neuron, submodels)
         num_layers = len(model.layers)
         if self._draft is not None:
             # One executable holds the steps of both models, which run one after the other.
             draft = draft_config(config)
-            kv_bytes += measure_kv(self._draft.description, draft)
+            kv_bytes += _measure_kv(self._draft.description, draft)
             activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
             num_layers += len(self._draft.description.layers)
         num_executables = sum(len(submodel.buckets) for submodel in submodels)
@@ -174,3 +175,44 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
         kv_cache_quant=draft.kv_cache_quant,
         modules_to_not_convert=draft.modules_to_not_convert,
     )
+
+
+def _measure_kv(model: ModelDescription, config: NeuronConfig) -> int:
+    """Measures the KV cache of one rank, in bytes; all ranks need the same.
+
+        slots:   (max_batch_size + 1 scratch row) * positions
+        blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
+        each position: over the layers, 2 * rank's KV heads * head_dim * item
+
+    Positions are `max_length`. With flash decoding, the ranks that share a KV head divide them, and each rank has 128
+    more positions for writes that are discarded, as in NxD Inference. A quantized cache has items of one byte and no
+    scales.
+    """
+    item_bytes = _QUANTIZED_KV_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(config.torch_dtype)
+    items = sum(
+        _count_positions(state, config) * 2 * state.heads.layout(config.tp_degree).num_kv_heads * state.heads.head_dim
+        for state in model.states
+    )
+    return items * item_bytes + _measure_hidden_states(model, config)
+
+
+def _count_positions(state: StateSpec, config: NeuronConfig) -> int:
+    """Counts the positions for which a rank keeps a layer's keys and values."""
+    if config.is_block_kv_layout:
+        return (config.pa_num_blocks + 1) * config.pa_block_size
+    return (config.max_batch_size + 1) * _row_positions(state, config)
+
+
+def _row_positions(state: StateSpec, config: NeuronConfig) -> int:
+    group = min(config.tp_degree, state.heads.num_query_heads) // state.heads.num_kv_heads
+    if not config.flash_decoding_enabled or group <= 1:
+        return config.max_length
+    return -(-config.max_length // group) + _FLASH_DECODING_SPARE
+
+
+def _measure_hidden_states(model: ModelDescription, config: NeuronConfig) -> int:
+    """Measures EAGLE's ring of the target's hidden states: two speculations for each row and a scratch row."""
+    if not config.enable_eagle_speculation:
+        return 0
+    rows = config.max_batch_size + 1
+    return rows * 2 * config.speculation_length * model.hidden_size * item_bytes_of(config.torch_dtype)

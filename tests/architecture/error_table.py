@@ -52,7 +52,7 @@ def is_own(error: type[KilnError]) -> bool:
 
 
 def code_of(error: type[KilnError], table: StatusTable) -> str:
-    """Code that a service answers with, empty where it never meets the error."""
+    """Code that a service answers with; empty if it never meets the error."""
     return next((table[base].name for base in error.__mro__ if base in table), "")  # type: ignore[index]
 
 

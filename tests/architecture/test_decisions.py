@@ -15,7 +15,7 @@ INDEX_ROW = re.compile(r"^\| \[(?P<number>\d{4})\]\((?P<file>[^)]+)\) \| (?P<tit
 
 
 def status_of(text: str) -> str:
-    """What stands behind `- Status:` in a decision."""
+    """The text behind `- Status:` in a decision."""
     lines = re.findall(r"^- Status: (.+)$", text, re.M)
     assert len(lines) == 1, "a decision has one line with its status"
     return str(lines[0])

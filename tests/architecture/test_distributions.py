@@ -77,7 +77,7 @@ def test_typescript_package_states_its_licence() -> None:
     assert "NOTICE" in package["files"], "npm packs LICENSE by itself, and NOTICE only when it is listed"
 
 
-# Each distribution is built from its own folder, where a link out of it would lead nowhere.
+# Each distribution is built from its own folder, so a link out of it would lead nowhere.
 @pytest.mark.parametrize("folder", [*PYTHON, "clients/typescript"])
 @pytest.mark.parametrize("name", LICENSE_FILES)
 def test_distribution_holds_the_licence(folder: str, name: str) -> None:

@@ -44,6 +44,7 @@ COVERED = (
     "execution",
     "runtime_svc",
     "targets",
+    "tests",
 )
 
 #: Written by programs from sources elsewhere, text that models are trained on, and this list itself.
@@ -71,10 +72,12 @@ def covered_files() -> list[str]:
 
 
 def find_banned(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line, word found and what to say instead, for each banned word."""
+    """Line, word found and what to say instead, for each banned word. A string that is one such word is data."""
     replacements = list(BANNED.values())
     for number, line in enumerate(text.splitlines(), start=1):
         for match in PATTERN.finditer(line):
+            if line[: match.start()].endswith('"') and line[match.end() :].startswith('"'):
+                continue
             index = next(i for i in range(len(BANNED)) if match[f"w{i}"])
             yield number, match[0], replacements[index]
 
@@ -120,13 +123,16 @@ def test_docstrings_are_more_than_a_word() -> None:
         "_MOST_VIOLATIONS = 16",
         "is computed for nothing",
         "judged as a whole",
+        '"nobody knows its bundle yet"',
     ],
 )
 def test_banned_words_are_found(text: str) -> None:
     assert len(list(find_banned(text))) == 1
 
 
-@pytest.mark.parametrize("text", ["most_recent", "MAX_VIOLATIONS", "the largest_size of all", "needs nothing else"])
+@pytest.mark.parametrize(
+    "text", ["most_recent", "MAX_VIOLATIONS", "the largest_size of all", "needs nothing else", 'getpwnam("nobody")']
+)
 def test_other_words_are_not(text: str) -> None:
     assert list(find_banned(text)) == []
 

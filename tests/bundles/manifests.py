@@ -29,7 +29,7 @@ from bundle.manifest import (
 DIGEST: Final = "sha256:" + "0" * 64
 VOCAB_SIZE: Final = 32
 
-#: Requests choose; those that do not choose are greedy.
+#: Requests choose how to sample; those that do not choose are greedy.
 DYNAMIC: Final = Sampling(
     mode="on_device",
     semantics="hf",

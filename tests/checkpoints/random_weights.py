@@ -41,7 +41,7 @@ def write_checkpoint(path: Path, *, seed: int = 0, **changes: Any) -> Path:
 
 
 def random_tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
-    """What a model of this `config.json` consists of, by name."""
+    """The tensors of a model with this `config.json`, by name."""
     random = np.random.default_rng(seed)
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
     kv_size = config["num_key_value_heads"] * hidden // config["num_attention_heads"]

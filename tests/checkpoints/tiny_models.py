@@ -17,7 +17,7 @@ from tests.checkpoints.specs import make_plan, make_spec
 
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.
 TOLERANCE: Final = 1e-4
-#: A different token is a tie where the reference's two best logits are closer than this share of the largest.
+#: A different token is a tie if the reference's two best logits are closer than this share of the largest.
 TIE: Final = 2e-4
 
 ROPES: Final[dict[str, dict[str, Any]]] = {

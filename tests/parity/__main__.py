@@ -1,4 +1,4 @@
-"""`python -m tests.parity`: the whole matrix, going on where an interrupted run stopped, and a page of its results."""
+"""`python -m tests.parity`: runs the whole matrix, from where an interrupted run stopped, and writes its page."""
 
 from __future__ import annotations
 

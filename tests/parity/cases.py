@@ -19,7 +19,7 @@ LEVELS: Final = (0, 1, 2)
 
 #: Positions of a sequence, and tokens of the longest prompt.
 SEQ_LEN: Final = 128
-LONGEST_PROMPT: Final = 32
+MAX_PROMPT_TOKENS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Case:
     @property
     def context_buckets(self) -> tuple[int, ...]:
         """Buckets of context_encoding, in tokens."""
-        return (16, LONGEST_PROMPT)[-self.num_buckets :]
+        return (16, MAX_PROMPT_TOKENS)[-self.num_buckets :]
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
@@ -74,8 +74,8 @@ class Case:
     @property
     def edges(self) -> tuple[int, ...]:
         """Prompt lengths at and around every bucket's edge."""
-        lengths = {1, LONGEST_PROMPT} | {bucket + offset for bucket in self.context_buckets for offset in (-1, 0, 1)}
-        return tuple(sorted(length for length in lengths if 1 <= length <= LONGEST_PROMPT))
+        lengths = {1, MAX_PROMPT_TOKENS} | {bucket + offset for bucket in self.context_buckets for offset in (-1, 0, 1)}
+        return tuple(sorted(length for length in lengths if 1 <= length <= MAX_PROMPT_TOKENS))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Case:
             "neuron_config": {
                 "tp_degree": self.tp_degree,
                 "seq_len": SEQ_LEN,
-                "max_context_length": LONGEST_PROMPT,
+                "max_context_length": MAX_PROMPT_TOKENS,
                 "batch_size": 3,
                 "torch_dtype": "float32",
                 "enable_bucketing": True,

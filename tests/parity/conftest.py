@@ -1,4 +1,4 @@
-"""The services of the matrix, and full runs that go on where they stopped."""
+"""The services of the matrix, and full runs that continue from where they stopped."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def bundles(services: Stack) -> Bundles:
 
 @pytest.fixture(scope="session")
 def record() -> ParityRecord | None:
-    """Where results go, in a full run."""
+    """The record of a full run's results."""
     path = os.environ.get(RECORD_VARIABLE)
     return ParityRecord(Path(path)) if path else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A full run that was interrupted goes on where it stopped."""
+    """An interrupted full run continues from where it stopped."""
     path = os.environ.get(RECORD_VARIABLE)
     if not path:
         return

@@ -13,7 +13,7 @@ from tests.parity.geometries import ARCHITECTURES, GEOMETRIES
 
 #: Largest deviation of a float32 logit, as a share of the largest reference logit.
 TOLERANCE = 1e-4
-#: A different token counts as a tie where the reference's two best logits are closer than this share of the largest.
+#: A different token counts as a tie if the reference's two best logits are closer than this share of the largest.
 TIE = 2e-4
 
 
@@ -33,7 +33,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Reference:
-    """A model of transformers and where its checkpoint lies."""
+    """A model of transformers and the directory of its checkpoint."""
 
     path: Path
     model: PreTrainedModel
@@ -50,7 +50,7 @@ class Reference:
         return torch.stack(logits).float()
 
     def greedy(self, ids: list[int], count: int) -> Continuation:
-        """So many greedy tokens or more; computed once a prompt."""
+        """At least this many greedy tokens, computed once for each prompt."""
         known = self._greedy.get(tuple(ids))
         if known is None or len(known.tokens) < count:
             known = self._greedy[tuple(ids)] = self._generate(ids, count)
@@ -84,7 +84,7 @@ def draw_prompt(length: int, *, seed: int = 0) -> list[int]:
 
 
 def assert_same_tokens(actual: list[int], expected: Continuation) -> int:
-    """Equal up to the first tie; returns how many were, all of them unless a tie ended the comparison."""
+    """Asserts that tokens are equal up to the first tie; returns how many were, all of them if there was no tie."""
     for position, (got, want) in enumerate(zip(actual, expected.tokens, strict=False)):
         if got != want:
             assert expected.ties[position], f"token {position}: {got} instead of {want}, and it is no tie"

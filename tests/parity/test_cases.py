@@ -32,7 +32,7 @@ def test_geometries_cover_what_models_differ_in() -> None:
 
 
 def test_the_short_run_covers_every_pair() -> None:
-    """Whatever two properties a fault needs, a row has both."""
+    """If a fault needs any two properties, one row has both."""
     values = {
         "family": set(ARCHITECTURES.values()),
         "tp_degree": set(DEGREES),

@@ -9,7 +9,7 @@ import torch
 from kiln.runtime.v1 import generation_pb2 as generation
 
 from tests.parity.bundles import Bundles
-from tests.parity.cases import LONGEST_PROMPT, SEQ_LEN, Case, parameters
+from tests.parity.cases import MAX_PROMPT_TOKENS, SEQ_LEN, Case, parameters
 from tests.parity.record import ParityRecord, ParityResult
 from tests.parity.reference import TOLERANCE, Reference, assert_same_tokens, deviation, draw_prompt
 from tests.servers.stack import Stack, token_request
@@ -47,9 +47,9 @@ class Greedy:
         self.num_ties = 0
 
     def compare_alone(self, case: Case) -> None:
-        """Prompts at every edge of a bucket, one after the other; the longest one goes on to the last position."""
+        """Prompts at every edge of a bucket, one after the other; the longest one generates up to the last position."""
         for length in case.edges:
-            count = SEQ_LEN - length if length == LONGEST_PROMPT else NUM_TOKENS
+            count = SEQ_LEN - length if length == MAX_PROMPT_TOKENS else NUM_TOKENS
             self._compare(length, self._generate(length, count, wants_logits=True))
 
     def compare_in_company(self, case: Case) -> None:

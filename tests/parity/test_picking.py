@@ -29,7 +29,7 @@ def test_tokens_are_those_of_one_rank(bundles: Bundles, services: Stack, case: C
             greedy = [generate(services, deployment, ids, {"temperature": 0.0}) for ids in prompts]
         for ids, tokens in zip(prompts, greedy, strict=True):
             assert_same_tokens(tokens, bundles.reference(case.geometry).greedy(ids, NUM_TOKENS))
-    # Sums over ranks round differently, which moves a draw where it falls on the border of two tokens.
+    # Sums over ranks round differently, which moves a draw that falls on the border of two tokens.
     same = sum(ours == theirs for ours, theirs in zip(picked[case], picked[single], strict=True))
     assert same >= len(picked[case]) - 1
     assert len({tuple(tokens) for tokens in picked[case]}) == len(picked[case])

@@ -1,4 +1,4 @@
-"""An interrupted full run goes on, and its page says what passed."""
+"""An interrupted full run continues, and its page says what passed."""
 
 from __future__ import annotations
 

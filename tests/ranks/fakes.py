@@ -78,7 +78,7 @@ class FakeRanks:
     """One rank group, in this process."""
 
     def __init__(self, manifest: Manifest, *, bias: int | None = BIAS) -> None:
-        """Without a bias they wait for weights, and fail on a step before."""
+        """Without a bias, the ranks wait for weights and fail steps until they have some."""
         self.manifest = manifest
         self.bias = bias
         self.staged_bias: int | None = None
@@ -121,7 +121,7 @@ class FakeRanks:
     def _end_step(self, step: asyncio.Future[StepResult]) -> None:
         self.num_under_way -= 1
         if not step.cancelled():
-            # Nobody may be left to hear of it.
+            # Marks the error as retrieved, because the caller may have been cancelled.
             step.exception()
 
     @property

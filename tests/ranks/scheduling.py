@@ -31,7 +31,7 @@ def make_request(name: str, num_prompt_tokens: int, *, max_new_tokens: int = 100
 
 
 def make_scheduler(*, num_slots: int = 2, ctx_batch_size: int = 1, manifest: Manifest | None = None) -> Scheduler:
-    """As an engine makes it."""
+    """A scheduler with the parts that an engine gives it."""
     manifest = manifest or make_manifest(num_slots=num_slots, ctx_batch_size=ctx_batch_size)
     policy = WholePrompts(BucketTable.from_manifest(manifest), ctx_batch_size=manifest.limits.ctx_batch_size)
     return Scheduler(policy, SlotManager(manifest.state.num_slots), max_running=manifest.state.num_slots)
@@ -51,7 +51,7 @@ def make_async(scheduler: Scheduler) -> AsyncScheduling:
 def make_parts_scheduler(
     kv: SlotManager | BlockManager, *, max_running: int, max_tokens: int, max_new_tokens: int = 1
 ) -> Scheduler:
-    """One whose policy computes prompts in parts."""
+    """A scheduler whose policy computes prompts in parts."""
     policy = PromptParts(num_rows=2, max_tokens=max_tokens, max_new_tokens=max_new_tokens)
     return Scheduler(policy, kv, max_running=max_running)
 
@@ -112,7 +112,7 @@ class BlockManager:
 
 
 class PromptParts:
-    """Computes at most `max_tokens` tokens of each sequence in a step, whatever it lacks: oldest sequences first.
+    """Computes at most `max_tokens` of the tokens that each sequence lacks, in a step: oldest sequences first.
 
     A row that samples gives up to `max_new_tokens`.
     """

@@ -129,5 +129,5 @@ class Stepper:
 
 
 def _fill(inputs: StepInputs, **numbers: int) -> StepInputs:
-    """Replaces whole inputs by what a careless caller may leave in padding and idle rows."""
+    """Replaces whole inputs by values that a careless caller may leave in padding and idle rows."""
     return inputs | {name: [number] * len(inputs[name]) for name, number in numbers.items()}

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Meeting:
-    """Where the ranks meet."""
+    """The meeting point at which ranks exchange tensors."""
 
     def __init__(self, tp_degree: int) -> None:
         self.barrier = threading.Barrier(tp_degree, timeout=60)

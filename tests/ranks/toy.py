@@ -135,7 +135,7 @@ def shard(model: ToyModel, rank: int, tp_degree: int) -> dict[str, Tensor]:
 
 
 def state_shapes(tp_degree: int) -> list[tuple[int, ...]]:
-    """Of the k and the v cache of each layer of a rank."""
+    """Shapes of the k and the v cache of each layer of a rank."""
     return [STATE_SHAPE, (*STATE_SHAPE[:-1], HIDDEN // tp_degree)] * LAYERS
 
 

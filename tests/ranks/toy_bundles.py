@@ -24,7 +24,7 @@ class MakeToy(Protocol):
 
 @pytest.fixture(scope="session")
 def toy_directory(run_directory: Path) -> Path:
-    """Where toy bundles are kept; one for all workers of a run."""
+    """The directory of toy bundles; one for all workers of a run."""
     directory = run_directory / "toys"
     directory.mkdir(exist_ok=True)
     return directory
@@ -51,6 +51,6 @@ def toy(toy_directory: Path, lowerings: ForkserverClient) -> MakeToy:
 
 @pytest.fixture(scope="module")
 def forkservers() -> Iterator[RankForkservers]:
-    """Where the groups of a module come from, as those of a runtime do: torch is loaded once for all of them."""
+    """The forkservers of a module's groups. As in a runtime, torch is loaded once for all of them."""
     with RankForkservers() as forkservers:
         yield forkservers

@@ -39,7 +39,7 @@ EXECUTABLE = ExecutableResult(
 
 @dataclass
 class DirectedRunner:
-    """Publishes the sample bundle instead of building one; when and whether is the test's choice."""
+    """Publishes the sample bundle instead of building one. The test decides whether and when."""
 
     store: Path
     jobs: list[BuildJob] = field(default_factory=list)

@@ -80,7 +80,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
         self._answers[method] = list(answers)
 
     def stop(self) -> None:
-        """Ends the server; calling it again does nothing."""
+        """Ends the server. Calling it again is harmless."""
         if self._loop.is_closed():
             return
         self._run(self._server.stop(None))

@@ -115,7 +115,7 @@ class Stack:
 def token_request(
     deployment: str, ids: list[int], max_new_tokens: int, *, request_id: str = "", **sampling: float
 ) -> generation.GenerateRequest:
-    """A request from token ids that goes on past end-of-sequence tokens."""
+    """A request from token ids that continues after end-of-sequence tokens."""
     return generation.GenerateRequest(
         deployment_id=deployment,
         request_id=request_id,

@@ -36,7 +36,7 @@ def deploy(stack: Stack, name: str, reference: Reference, level: int, **attribut
 
 
 def generate(stack: Stack, deployment: str, ids: list[int], count: int) -> tuple[generation.Accepted, list[Any]]:
-    """How a prompt was understood, and the greedy tokens with their logits."""
+    """Generates greedily; returns how the runtime understood the prompt, and the tokens with their logits."""
     request = token_request(deployment, ids, count, temperature=0.0)
     request.output.logits = True
     events = list(stack.generation().Generate(request))
@@ -44,7 +44,7 @@ def generate(stack: Stack, deployment: str, ids: list[int], count: int) -> tuple
 
 
 def worst_deviation(reference: Reference, prompt: list[int], tokens: list[Any]) -> float:
-    """Of the logits of every token, as a share of the largest logit of transformers on the same tokens."""
+    """Largest deviation of any token's logits, as a share of the largest logit of transformers on the same tokens."""
     expected = reference.step_logits([*prompt, *(token.id for token in tokens[:-1])], len(prompt))
     return deviation(torch.tensor([list(token.logits) for token in tokens]), expected)
 

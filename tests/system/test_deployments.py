@@ -142,7 +142,7 @@ def test_executables_await_weights(
 
 
 def leases_on(bundles: bundle_pb2_grpc.BundleServiceStub, digest: str) -> set[str]:
-    """Holders of leases; those of runtimes that earlier tests have stopped go on for a day."""
+    """Holders of leases. The leases of runtimes that earlier tests have stopped last for a day."""
     now_s = time.time()
     leases = bundles.ListLeases(bundle.ListLeasesRequest(digest=digest)).leases
     assert all(lease.expire_time.seconds > now_s for lease in leases)

@@ -22,7 +22,7 @@ EXPORTED = CONFIGS / "exported_neuron_config.json"
 
 @pytest.fixture(scope="module")
 def plain(stack: Stack) -> dict[str, Any]:
-    """The bundle of a document of one's own."""
+    """The bundle of a document that a user wrote."""
     return stack.compile("tiny", TINY, CONFIG)
 
 

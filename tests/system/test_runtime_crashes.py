@@ -1,4 +1,4 @@
-"""SIGKILL for the runtime and for its ranks, at every stage: what was asked for is there again, whole or not at all."""
+"""SIGKILL for the runtime and for its ranks, at every stage: a restart brings everything back whole, or not at all."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_rank_killed_during_generation(survivor: RuntimeProcess, fleet: Fleet, v
         kill_rank(survivor.ranks()[victim])
         outcomes = [stream.result() for stream in streams]
     failed = [(events, error) for events, error in outcomes if error is not None]
-    assert 1 <= len(failed) <= 4, "those that held a slot, and nobody else"
+    assert 1 <= len(failed) <= 4, "those that held a slot, and no others"
     for events, error in failed:
         assert error is not None
         assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAVAILABLE, "RANK_DIED")

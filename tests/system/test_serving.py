@@ -211,7 +211,7 @@ def test_killed_rank_ends_its_streams_and_the_next_request_works(stack: Stack) -
     # The stream may have to wait for the restart, never fail for good.
     again = token_request("killed", [5, 6, 7], 30, temperature=0.0)
     assert tokens_of(list(stub.Generate(again, timeout=60))) == expected
-    assert others < list_ranks(stack), "nobody else's rank was killed"
+    assert others < list_ranks(stack), "only this deployment's rank was killed"
     stack.kiln("unload", "killed")
 
 

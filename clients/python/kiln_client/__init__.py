@@ -7,7 +7,12 @@ describe; a whole generation is a frozen `Completion`. Methods raise `KilnError`
 Knows the generated stubs. Must not know the bundle format, the services' code, or torch.
 """
 
-import kiln_client.grpc_logging  # noqa: F401 - before grpc
+import os
+
+# Prevents gRPC's core from writing to standard error about every connection that ends. The core reads the variable when
+# `grpc` is imported, which the modules below do. A value that the user has set stays.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from kiln_client.blocking import Stream
 from kiln_client.bundles import AsyncBundles
 from kiln_client.compiler import AsyncCompiler, CompileOptions, PlanOptions, compile_request, plan_request

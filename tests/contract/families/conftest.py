@@ -1,4 +1,4 @@
-"""What every test of a family gets."""
+"""Fixtures of every test of a family."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from compiler_svc.trace.submodels import describe_state, describe_submodel
 from tests.checkpoints.tiny_models import TinyModel
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
-#: Gives int64 whatever it is asked; what the tokens are made of is converted at once.
+#: This operation always gives int64; the model converts its result at once.
 WIDE_OPERATIONS = {"aten.argmax.default"}
 
 

@@ -50,7 +50,7 @@ def check_edges(tiny: TinyModel, stepper: Stepper) -> None:
 
 
 def test_prompts_of_different_lengths_in_one_step(tiny: TinyModel) -> None:
-    """A whole bucket, one token and an idle row; then each goes on from its own keys and values."""
+    """A whole bucket, one token and an idle row; then each continues from its own keys and values."""
     stepper = make_stepper(tiny, ctx_batch_size=3)
     prompts = {2: draw_tokens(BUCKET, seed=1), 0: draw_tokens(1, seed=2)}
     logits = stepper.prefill(prompts)["logits"]

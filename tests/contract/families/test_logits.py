@@ -75,7 +75,7 @@ def test_batch_mates_come_and_go(tiny: TinyModel) -> None:
 
 
 def test_logits_do_not_depend_on_batch_mates(tiny: TinyModel) -> None:
-    """Not even in the last bit: a seed reproduces its tokens whatever shares the batch."""
+    """Not even in the last bit: a seed reproduces its tokens in any batch."""
     prompt = draw_tokens(9)
     alone, together = make_stepper(tiny), make_stepper(tiny)
     alone.prefill({1: prompt})
@@ -121,7 +121,7 @@ def test_state_is_left_alone(tiny: TinyModel) -> None:
 def test_every_rope_kind_within_and_beyond_its_original_length(
     rope: str, make_run: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Prompt and generation cross 24 tokens, where the kinds that look at the length switch."""
+    """Prompt and generation cross 24 tokens, at which the kinds that depend on the length switch."""
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"rope_parameters": ROPES[rope], "num_hidden_layers": 1}
     if rope == "dynamic":
         attributes["max_position_embeddings"] = 24

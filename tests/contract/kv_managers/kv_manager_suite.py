@@ -105,7 +105,7 @@ class KvManagerSuite:
 
     @pytest.mark.parametrize("seed", range(20))
     def test_nothing_is_lost_or_shared_whatever_happens(self, seed: int) -> None:
-        """Each move has a request grow by some tokens, or with 0 end."""
+        """Each move makes a request grow by some tokens, or ends it if the number is 0."""
         source = random.Random(seed)
         moves = [(source.randint(0, NUM_REQUESTS), source.randint(0, NUM_TOKENS)) for _ in range(40)]
         kv, requests = self.make_kv(), [make_request(f"{index}") for index in range(NUM_REQUESTS + 1)]

@@ -16,7 +16,7 @@ class TestSlotManager(KvManagerSuite):
 
 
 class TestBlockManager(KvManagerSuite):
-    """The fake of these tests: the suite asks for nothing that only slots have."""
+    """The fake of these tests. It shows that the suite demands only what every KV manager has."""
 
     def make_kv(self) -> BlockManager:
         return BlockManager(num_blocks=NUM_REQUESTS * 2, block_size=NUM_TOKENS // 2)

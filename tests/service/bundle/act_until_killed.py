@@ -25,7 +25,7 @@ from bundle.verification import BlobVerifier
 from bundle.writer import BundleWriter
 from tests.bundles.samples import FILES, publish_sample, put_chunks, sample_manifest
 
-#: Whose calls into C are counted: all of the writing code's, and those that pathlib makes for it to change the disk.
+#: Counted are the calls into C of the writing modules, and the calls of pathlib that change the disk for them.
 WRITING_MODULES = {"bundle.blob_writer", "bundle.layout"}
 PATHLIB_CALLS = {"open", "write", "__exit__", "rename", "replace", "unlink"}
 

@@ -93,7 +93,7 @@ class Worker:
             remove_bundle(self.layout, digest, self.find_needs)
 
     def collect(self) -> None:
-        """Takes what nothing needs."""
+        """Collects the blobs that no bundle needs."""
         collect_garbage(self.layout, self.find_needs)
 
 

@@ -108,7 +108,7 @@ def test_finding_a_bundle(layout: Layout) -> None:
 
 
 def test_bundles_are_known_where_the_index_does_not_tell_their_type(layout: Layout) -> None:
-    """As skopeo 1.9 writes it."""
+    """The layout is as skopeo 1.9 writes it."""
     digest = publish_sample(layout, ref_name="prod")
     document = json.loads((layout.root / "index.json").read_bytes())
     del document["manifests"][0]["artifactType"]

@@ -26,7 +26,7 @@ class Killed(NamedTuple):
     """Layouts in which a process was killed, each one call later than the one before; in the last it came through.
 
     Attributes:
-        first: Bundle that was there before and that nobody touches.
+        first: Bundle that was there before and that no process touches.
         second: Bundle that comes or goes.
     """
 
@@ -68,7 +68,7 @@ def removed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 def is_whole(layout: Layout, digest: str) -> bool:
-    """Whether a bundle is there; and if so, whole, with its referrer."""
+    """Whether a bundle is there. If it is, it must be whole and have its referrer."""
     try:
         open_bundle(layout, digest).verify(BlobVerifier(None))
     except BundleNotFound:
@@ -82,7 +82,7 @@ def note_of(layout: Layout, digest: str) -> bytes:
 
 
 def appearances(killed: Killed) -> list[int]:
-    """Numbers of the layouts that have the second bundle. All have the first, and nothing half."""
+    """Numbers of the layouts that have the second bundle. All must have the first, and no bundle in part."""
     numbers = []
     for number, root in enumerate(killed.layouts):
         layout = Layout(root)

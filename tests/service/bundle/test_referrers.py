@@ -91,7 +91,7 @@ def test_attaching_does_not_change_the_bundle_and_twice_is_once(layout: Layout, 
 
 
 def test_referrers_stand_in_the_index_without_tag_and_in_the_fallback(layout: Layout, bundle: str) -> None:
-    """Where OCI 1.1 tools look in a layout, and where tools look that know only tags."""
+    """Tools of OCI 1.1 look into the index of a layout; older tools know only tags."""
     first, second = attach(layout, bundle), attach(layout, bundle, b"s", SIGNATURE)
     index = json.loads((layout.root / "index.json").read_bytes())
     untagged = {entry["digest"] for entry in index["manifests"] if "annotations" not in entry}

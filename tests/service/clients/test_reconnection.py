@@ -1,4 +1,4 @@
-"""Waits that go on over lost connections, and their end."""
+"""Waits that continue after lost connections, and waits that give up."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_every_code_keeps_its_name(code: str) -> None:
 
 
 def test_every_code_of_the_tree_has_its_class() -> None:
-    """A class whose code never leads to it would be an error that nobody can catch."""
+    """A class whose code never leads to it would be an error that no caller can catch."""
     unmapped = {
         error_class
         for _, error_class in inspect.getmembers(errors, inspect.isclass)

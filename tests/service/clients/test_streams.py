@@ -1,4 +1,4 @@
-"""A stream that nobody reads any more is cancelled, and the server sees it."""
+"""A stream that no caller reads any more is cancelled, and the server sees it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def left_by_collector(runtime: AsyncRuntime) -> None:
     cycle: list[object] = [events]
     cycle.append(cycle)
     del events, cycle
-    await asyncio.to_thread(gc.collect)  # the collector runs in whatever thread it likes
+    await asyncio.to_thread(gc.collect)  # the collector may run in any thread
 
 
 async def left_by_cancelled_reader(runtime: AsyncRuntime) -> None:

@@ -123,7 +123,7 @@ class TestNeeds:
         layout = Layout(home / "store")
         with layout.pinning() as writer:
             written = writer.put_blob(b"of a bundle that is on its way").digest
-            loose = layout.put_blob(b"of nobody").digest
+            loose = layout.put_blob(b"of no one").digest
             assert (await collect(client)).deleted_blob_count == 1
             assert (layout.has(written), layout.has(loose)) == (True, False)
         assert (await collect(client)).deleted_blob_count == 1
@@ -131,7 +131,7 @@ class TestNeeds:
     async def test_a_build_keeps_its_bundle_until_a_version_names_it(
         self, client: Client, runner: DirectedRunner, home: Path
     ) -> None:
-        """What a build process does at its end, and the service then."""
+        """Does what a build process does at its end, and what the service does then."""
         digest = publish_sample(Layout(home / "store"))
         database = Database(f"sqlite:///{home}/store/kiln.db")
         keep = partial(leases.set_lease, holder=leases.BUILD_HOLDER, digest=digest, duration_s=leases.BUILD_DURATION_S)
@@ -145,7 +145,7 @@ class TestNeeds:
     async def test_a_dry_run_only_tells(self, client: Client, runner: DirectedRunner, home: Path) -> None:
         await publish(client, runner, "a")
         layout = Layout(home / "store")
-        layout.put_blob(b"of nobody")
+        layout.put_blob(b"of no one")
         told = await collect(client, dry_run=True)
         assert (told.deleted_bundle_count, told.deleted_blob_count, told.deleted_size_bytes) == (0, 1, 9)
         assert told.kept_blob_count == 7

@@ -34,7 +34,7 @@ def attach_graphs(store: Path, digest: str, code_digest: str = CODE) -> None:
 
 
 class GraphRunner(DirectedRunner):
-    """Attaches graphs without operations, when the test lets it."""
+    """Attaches graphs without operations when the test allows it."""
 
     may_trace = True
 

@@ -1,4 +1,4 @@
-"""Everything that clients could make too much of has a bound, and refusals that pass say when to try again."""
+"""Everything that clients can use up has a bound, and temporary refusals say when to try again."""
 
 import asyncio
 import json

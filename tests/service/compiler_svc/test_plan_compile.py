@@ -93,7 +93,7 @@ async def test_sizes_beyond_all_memory(client: Client) -> None:
     planned = await plan(client, config_json=config, target={"kind": "KIND_TRN1"})
     assert not planned.fits
     assert planned.ranks[0].kv_bytes == 2**63 - 1
-    # Each of the two is too large whatever the other is.
+    # Each of the two values is too large by itself.
     assert not planned.HasField("largest")
 
 
@@ -103,7 +103,7 @@ async def test_a_message_says_what_text_says(client: Client) -> None:
 
 
 class TestRefusals:
-    """Those of a compile; each is tested there, this is that they come here, too."""
+    """A plan has the errors of a compile. The compile's tests cover each; this one shows that plans have them, too."""
 
     @pytest.mark.parametrize(
         ("fields", "code", "reason", "violations"),

@@ -1,4 +1,4 @@
-"""What becomes of accepted compiles when the compiler stops and starts again."""
+"""Accepted compiles continue when the compiler stops and starts again."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -26,7 +26,7 @@ from tests.servers.running_compiler import (
     serve_compiler,
 )
 
-#: What sizes and lengths take.
+#: What sizes and lengths accept.
 LENGTH = "an integer from 1 to 2147483647 (NxD Inference API guide, General configuration)"
 
 

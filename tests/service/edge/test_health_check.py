@@ -36,7 +36,7 @@ async def test_a_server_is_healthy_until_it_drains() -> None:
     assert await check(address, "--service", SERVICE) == (0, "SERVING\n")
     server.set_serving(SERVICE, False)
     assert await check(address, "--service", SERVICE) == (1, "NOT_SERVING\n")
-    code, heard = await check(address, "--service", "kiln.Nobody")
+    code, heard = await check(address, "--service", "kiln.Unknown")
     assert (code, heard.split(":")[0]) == (1, "NOT_FOUND")
     await server.drain()
     code, heard = await check(address)

@@ -35,7 +35,7 @@ Build = Callable[..., EdgeServer]
 
 @pytest.fixture
 async def build() -> AsyncIterator[Build]:
-    """Makes servers that are ended with the test, however it ends."""
+    """Makes servers that end with the test, even if it fails."""
     servers: list[EdgeServer] = []
 
     def make(probe: Probe, config: EdgeConfig | None = None) -> EdgeServer:

@@ -51,7 +51,7 @@ async def prefill_both(group: RankGroup) -> None:
     ids=str,
 )
 def picking_ranks(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
-    """As `picking`, on one rank or several."""
+    """A toy bundle like `picking`, for one rank or several."""
     level, tp_degree = request.param
     return toy("tokens", level, tp_degree)
 

@@ -82,7 +82,7 @@ def forkserver_of(process: psutil.Process) -> psutil.Process:
 
 
 def descriptors(pid: int) -> dict[int, str]:
-    """What the descriptors of a process are; those that are gone before they are looked at are not there."""
+    """The targets of a process's open descriptors, without those that close meanwhile."""
     found = {}
     for path in Path(f"/proc/{pid}/fd").iterdir():
         try:

@@ -72,7 +72,7 @@ async def shared(eager: ToyBundle, forkservers: RankForkservers) -> AsyncIterato
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def group(shared: tuple[RankGroup, psutil.Process]) -> RankGroup:
-    """As if new."""
+    """The shared group, with a zeroed KV cache as if it were new."""
     await shared[0].zero_state(None)
     return shared[0]
 

@@ -92,7 +92,7 @@ def each_pair(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
 
 
 def with_rank(path: Path, rank: int, directory: Path) -> Path:
-    """The weights, of another rank by their own account."""
+    """Weights that name another rank than the one they are for."""
     wrong = load_file(path) | {"rank": torch.tensor([rank], dtype=torch.int32)}
     save_file(wrong, directory / "wrong.safetensors")
     return directory / "wrong.safetensors"

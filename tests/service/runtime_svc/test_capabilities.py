@@ -105,7 +105,7 @@ async def test_logits_of_every_token(served: Runtime) -> None:
     for token in tokens:
         assert list(token.logits) == [1.0 if one == token.id else -one / 2 for one in range(VOCAB_SIZE)]
     assert not any(token.logits for event in await without for token in event.delta.tokens)
-    assert [step.return_logits for step in served.ranks.steps].count(False) >= 2, "nobody asked in these steps"
+    assert [step.return_logits for step in served.ranks.steps].count(False) >= 2, "no request asked in these steps"
 
 
 def test_logits_that_exceed_a_message_are_not_served() -> None:

@@ -54,7 +54,7 @@ def occupy(directory: Path) -> None:
 
 
 async def collect(call: Any) -> list[Any]:
-    """Events of a call, however it ends."""
+    """Events of a call, even if it fails."""
     events: list[Any] = []
     with suppress(grpc.aio.AioRpcError):
         async for event in call:

@@ -71,7 +71,7 @@ async def test_restart_loads_each_once(tmp_path: Path, file: Path) -> None:
         for deployment_id in ("a", "mine"):
             deployment = await second.wait_for_state("READY", deployment_id)
             assert (deployment.roles[0].bundle_digest, deployment.threads_per_core) == (digest, 1)
-        assert (await second.get("c")).state == pb.Deployment.STATE_LOADING, "nobody knows its bundle yet"
+        assert (await second.get("c")).state == pb.Deployment.STATE_LOADING, "no bundle has its name yet"
         second.bundles.names["story"] = digest
         await second.wait_for_state("READY", "c")
         assert len(second.groups) == 3

@@ -51,7 +51,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def run(*command: str, **variables: str) -> None:
-    """Runs a command in the client's folder and shows what it printed where it failed."""
+    """Runs a command in the client's folder; shows what it printed if it fails."""
     result = subprocess.run(
         command,
         cwd=CLIENT,

@@ -182,7 +182,7 @@ class ImageBuilder:
         if not all(_OURS.match(script, place) for place in places):
             raise InstructionUnsupported(instruction)
         moved = _ABSOLUTE.sub(f"{stage.root}/", script)
-        # Where packages come from is the business of the environment, as it is in a real build.
+        # The environment says where packages come from, as in a real build.
         inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         python_folder = str(Path(sys._base_executable).parent)  # type: ignore[attr-defined]
         # Bytecode for thousands of modules takes half of the time, and would be used once ("0" means yes here).

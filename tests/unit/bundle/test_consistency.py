@@ -44,7 +44,7 @@ def drop_heads(manifest: Manifest) -> Manifest:
 
 
 def drop_weights(manifest: Manifest) -> Manifest:
-    """What `save_sharded_checkpoint: false` makes."""
+    """A bundle that `save_sharded_checkpoint: false` makes."""
     sets = tuple(
         replace(one, shards=tuple(replace(shard, blob=None, size_bytes=0) for shard in one.shards))
         for one in manifest.weight_sets

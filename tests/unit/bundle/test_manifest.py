@@ -38,7 +38,7 @@ def test_json_is_canonical_and_comes_back() -> None:
 
 
 def test_serving_facts_at_their_defaults_are_not_written() -> None:
-    """So that bundles of before the facts were there read, and keep their digests."""
+    """So bundles that were built before these facts existed can be read and keep their digests."""
     assert "serving" not in document()
     assert sample_manifest().serving == Serving()
     skipping = msgspec.structs.replace(sample_manifest(), serving=Serving(skip_warmup=True))

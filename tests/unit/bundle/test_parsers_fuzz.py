@@ -52,7 +52,7 @@ IMAGE = {
     "layers": LAYERS,
     "subject": {"mediaType": IMAGE_MANIFEST_TYPE, "digest": sha256_bytes(b"subject"), "size": 7},
 }
-#: In the layout, a link to what nobody may open.
+#: A link in the layout to a file that no reader may open.
 LINK = f"sha256:{'5' * 64}"
 INDEX = {
     "schemaVersion": 2,
@@ -82,7 +82,7 @@ def unsynced() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A layout that examples of a test overwrite in turn; beside it, what nobody may open."""
+    """A layout that examples of a test overwrite in turn; beside it is a file that no reader may open."""
     directory = tmp_path_factory.mktemp("fuzzed")
     (directory / "secret").write_text('{"imageLayoutVersion":"1.0.0"}')
     layout = Layout.create(directory / "layout")
@@ -93,7 +93,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
 
 
 def read_all(layout: Layout, digest: str) -> None:
-    """Opens, finds and lists, whatever comes of it; only files of the layout may be opened."""
+    """Opens, finds and lists, and ignores errors of bundles. Only files of the layout may be opened."""
     allowed = {layout.root, layout.root / "blobs" / "sha256"}
     with record_opened_files() as opened:
         with suppress(BundleError):

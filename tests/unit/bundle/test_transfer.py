@@ -186,7 +186,7 @@ def test_a_corrupt_referrer_is_named_and_nothing_becomes_visible(source: Layout,
 
 
 def test_a_collection_during_the_copy_takes_nothing_of_it(source: Layout, target: Layout) -> None:
-    publish_sample(target)  # of whose blobs most are needed
+    publish_sample(target)  # other bundles need most of its blobs
     digest = publish_sample(source, version="2")
 
     def collect(_done: int, _total: int) -> None:

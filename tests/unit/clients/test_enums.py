@@ -1,4 +1,4 @@
-"""Names of enum values."""
+"""The names of enum values are those of the protos, in lower case and without prefix."""
 
 import pytest
 from kiln.compiler.v1.compiler_pb2 import OptimizationLevel, Target

@@ -1,4 +1,4 @@
-"""protobuf to document."""
+"""The conversion of protobuf's messages to documents."""
 
 import math
 

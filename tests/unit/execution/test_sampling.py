@@ -19,7 +19,7 @@ def random_logits(rows: int, *, seed: int = 0, scale: float = 3.0) -> Tensor:
 
 
 def oracle(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
-    """Probabilities [N, V] that Hugging Face draws from."""
+    """Probabilities f32 [N, V] that Hugging Face draws from."""
     ids = torch.zeros(len(logits), 1, dtype=torch.long)
     scores = TemperatureLogitsWarper(temperature)(ids, logits)
     if top_k > 0:

@@ -79,7 +79,7 @@ def test_every_narrow_number_is_widened_and_rounded_as_torch_does(dtype: torch.d
 
 
 def test_max_ranks() -> None:
-    """Of a size that every rank adds up by itself, and of one that they share out."""
+    """Sums of a size that every rank adds up by itself, and of one that the ranks divide."""
     for count in (1, CHUNK_BYTES // 4):
         parts = make_parts(MAX_RANKS, torch.float32, count)
         expected = add_in_order(parts)
@@ -96,7 +96,7 @@ def test_more_ranks_are_refused() -> None:
 
 @pytest.mark.parametrize("tp_degree", [2, 4])
 def test_many_collectives_in_a_row_keep_apart(tp_degree: int) -> None:
-    """Of sizes that take one barrier and two, by turns."""
+    """Sums of sizes that take one barrier and two, by turns."""
 
     def run(communicator: SharedCommunicator, rank: int) -> Tensor:
         for number in range(300):

@@ -48,7 +48,10 @@ async def list_command(session: Session, *, name: str) -> None:
 @click.argument("ref")
 @remote_command
 async def show_command(session: Session, *, ref: str) -> None:
-    """Show one bundle: digests, aliases, blobs, the files that refer to it and, with --json, its manifest."""
+    """Show one bundle.
+
+    Shows its digests, aliases, blobs, referrers and, with --json, its manifest.
+    """
     async with session.bundles() as bundles:
         bundle = await bundles.get_bundle(ref)
     session.output.result(_bundle_record(bundle), bundle_view(bundle))
@@ -57,10 +60,13 @@ async def show_command(session: Session, *, ref: str) -> None:
 @bundles_group.command("read")
 @click.argument("ref")
 @click.argument("file")
-@click.option("--out", type=click.Path(dir_okay=False), help="Where to put it. Default: standard output.")
+@click.option("--out", type=click.Path(dir_okay=False), help="File to write. Default: standard output.")
 @remote_command
 async def read_command(session: Session, *, ref: str, file: str, out: str | None) -> None:
-    """Read one file of a bundle, or one that refers to it, by its title or its digest; `show` lists them."""
+    """Read one file of a bundle.
+
+    FILE is the title or the digest of a file in the bundle or of a referrer. `kiln bundles show` lists both.
+    """
     if out is None and session.output.as_json:
         raise click.UsageError("--json needs --out: a file is no JSON")
     async with session.bundles() as bundles:
@@ -86,7 +92,7 @@ async def read_command(session: Session, *, ref: str, file: str, out: str | None
 @click.option("--etag", help="Move the alias only if it still has this etag.")
 @remote_command
 async def alias_command(session: Session, *, ref: str, alias: str, etag: str | None) -> None:
-    """Point ALIAS at the version that REF names, creating or moving it."""
+    """Point ALIAS at the version that REF names. Creates the alias if it does not exist."""
     async with session.bundles() as bundles:
         moved = await bundles.set_alias(ref, alias, etag=etag)
     view = Text(f"{moved.name}@{moved.alias} → {moved.name}:v{moved.version}")
@@ -98,7 +104,10 @@ async def alias_command(session: Session, *, ref: str, alias: str, etag: str | N
 @click.option("--etag", help="Delete the alias only if it still has this etag.")
 @remote_command
 async def delete_command(session: Session, *, ref: str, etag: str | None) -> None:
-    """Delete a version (NAME:vN) with the blobs that no other needs, or an alias (NAME@ALIAS)."""
+    """Delete a version or an alias.
+
+    REF is NAME:vN or NAME@ALIAS. With a version, the compiler also deletes the blobs that no other version needs.
+    """
     name, is_alias, alias = ref.partition("@")
     if etag is not None and not is_alias:
         raise click.UsageError("--etag goes with an alias, NAME@ALIAS")
@@ -117,22 +126,32 @@ async def delete_command(session: Session, *, ref: str, etag: str | None) -> Non
 
 @bundles_group.command("lease")
 @click.argument("ref")
-@click.option("--holder", required=True, help="Who uses the bundle; a holder has one lease on a bundle.")
-@click.option("--duration", "duration_s", type=DURATION, help="How long, such as 90m or 7d. Default: 1d.")
+@click.option(
+    "--holder", required=True, help="Name of the user of the bundle. A holder has at most one lease on a bundle."
+)
+@click.option(
+    "--duration", "duration_s", type=DURATION, help="Time until the lease expires, such as 90m or 7d. Default: 1d."
+)
 @remote_command
 async def lease_command(session: Session, *, ref: str, holder: str, duration_s: float | None) -> None:
-    """Keep a bundle's blobs from being collected, or renew the holder's lease."""
+    """Lease a bundle, or renew the holder's lease.
+
+    The compiler collects no blobs of a leased bundle.
+    """
     async with session.bundles() as bundles:
         lease = await bundles.lease_bundle(ref, holder, duration_s=duration_s)
     session.output.result(record_from_message(lease), lease_text(lease))
 
 
 @bundles_group.command("release")
-@click.option("--holder", required=True, help="Whose lease to give back.")
-@click.option("--digest", default="", metavar="sha256:HEX", help="Bundle of the lease. Default: all of the holder's.")
+@click.option("--holder", required=True, help="Holder of the lease.")
+@click.option("--digest", default="", metavar="sha256:HEX", help="Bundle of the lease. Default: every bundle.")
 @remote_command
 async def release_command(session: Session, *, holder: str, digest: str) -> None:
-    """Give a lease back. One that has expired or never was is no error."""
+    """Release the leases of a holder.
+
+    The command also succeeds if a lease has expired or never existed.
+    """
     async with session.bundles() as bundles:
         count = await bundles.release_lease(holder, digest)
     session.output.result({"holder": holder, "released_count": count}, Text(f"released {count} leases of {holder}"))
@@ -142,23 +161,27 @@ async def release_command(session: Session, *, holder: str, digest: str) -> None
 @click.argument("digest", default="", metavar="[sha256:HEX]")
 @remote_command
 async def leases_command(session: Session, *, digest: str) -> None:
-    """List the leases on one bundle, or all."""
+    """List the leases on one bundle, or on all bundles."""
     async with session.bundles() as bundles:
         found = await bundles.list_leases(digest)
     session.output.result({"leases": [record_from_message(lease) for lease in found]}, leases_view(found))
 
 
 @bundles_group.command("gc")
-@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only show what the command would remove.")
 @click.option(
     "--max-cache-age",
     "max_cache_age_s",
     type=DURATION,
-    help="Forget executables of the cache, unused for longer, such as 30d, that no bundle needs. Default: keep them.",
+    help="Remove cached executables that no bundle needs and no build has used for this time, such as 30d. "
+    "Default: keep them.",
 )
 @remote_command
 async def gc_command(session: Session, *, dry_run: bool, max_cache_age_s: float | None) -> None:
-    """Remove what no version, lease, running build or executable cache entry in use needs."""
+    """Remove unneeded blobs.
+
+    The compiler keeps the blobs that versions, leases, running builds and the cache of executables need.
+    """
     async with session.bundles() as bundles:
         collected = await bundles.collect_garbage(dry_run=dry_run, max_cache_age_s=max_cache_age_s)
     record = {"dry_run": dry_run, **record_from_message(collected)}
@@ -168,17 +191,19 @@ async def gc_command(session: Session, *, dry_run: bool, max_cache_age_s: float 
 @bundles_group.command("import")
 @click.argument("layout")
 @click.option("--name", required=True, help="Bundle name of the new version.")
-@click.option("--source-ref", default="", help="Digest or tag of the bundle in LAYOUT. Default: the only one.")
-@click.option("--alias", default="", help="Alias that shall name the new version, set last.")
-@click.option("--alias-etag", help="Move the alias only if it still has this etag; empty if it must not exist.")
+@click.option("--source-ref", default="", help="Digest or tag of the bundle in LAYOUT. Default: the only bundle.")
+@click.option("--alias", default="", help="Alias to point at the new version, at the end of the import.")
+@click.option(
+    "--alias-etag", help="Move the alias only if it still has this etag; an empty etag means that it must not exist."
+)
 @remote_command
 async def import_command(
     session: Session, *, layout: str, name: str, source_ref: str, alias: str, alias_etag: str | None
 ) -> None:
-    """Copy a bundle from the OCI image layout LAYOUT, a directory on the compiler's host.
+    """Copy a bundle from an OCI image layout.
 
-    Only blobs that are missing are copied. Interrupting the command ends the import; the next one goes on with what was
-    copied.
+    LAYOUT is a directory on the compiler's host. The compiler copies only the blobs that it lacks. Interrupting the
+    command ends the import; the next import keeps what this one has copied.
     """
     if alias_etag is not None and not alias:
         raise click.UsageError("--alias-etag goes with --alias")

@@ -15,12 +15,13 @@ from kiln_client.cli.views import compile_view
 from kiln_client.compiler import compile_request
 
 _MODEL = click.option(
-    "--model", required=True, metavar="DIR", help="Hugging Face checkpoint, here or under a model root."
+    "--model",
+    required=True,
+    metavar="DIR",
+    help="Hugging Face checkpoint: a directory on this host or below a model root of the compiler.",
 )
 _NAME = click.option("--name", required=True, help="Name of the bundle.")
-_SKIP_CACHE_LOOKUP = click.option(
-    "--skip-cache-lookup", is_flag=True, help="Build even where the cache has the result."
-)
+_SKIP_CACHE_LOOKUP = click.option("--skip-cache-lookup", is_flag=True, help="Build even if the cache has the result.")
 
 
 @click.command("compile")
@@ -28,13 +29,13 @@ _SKIP_CACHE_LOOKUP = click.option(
 @_MODEL
 @_NAME
 @click.option(
-    "-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="0 needs no C++ toolchain. Default: 1."
+    "-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="Level 0 needs no C++ toolchain. Default: 1."
 )
 @click.option("--target", type=enum_choice(Target.Kind), help="Hardware to compile for. Default: cpu.")
 @click.option("--isa", help="CPU instruction set: x86-64-v3 (default), x86-64-v4 or native.")
 @_SKIP_CACHE_LOOKUP
 @click.option("--salt", help="Text that enters every cache key.")
-@click.option("--debug", is_flag=True, help="Keep the graphs, with their source lines, beside the bundle.")
+@click.option("--debug", is_flag=True, help="Keep every graph, with its source lines, beside the bundle.")
 @OVERRIDE
 @remote_command
 async def compile_command(
@@ -49,13 +50,14 @@ async def compile_command(
 ) -> None:
     """Compile a checkpoint into a bundle.
 
-    CONFIG is a YAML or JSON file, `-` for standard input, with NxD Inference's names:
+    CONFIG is a YAML or JSON file, or `-` for standard input. It uses NxD Inference's names:
 
         neuron_config: {seq_len: 256, batch_size: 2}
 
-    NxD Inference's own neuron_config.json is such a file. --override replaces values of it, by path, in order.
+    NxD Inference's own neuron_config.json is such a file. --override replaces a value in it, by path; several
+    apply in order.
 
-    With --debug, `kiln bundles read NAME graphs.jsonl.gz` gives the graphs.
+    After a compile with --debug, `kiln bundles read NAME graphs.jsonl.gz` reads the graphs.
 
     A restart of the compiler interrupts neither the compile nor the command. Interrupting the command cancels the
     compile.
@@ -83,10 +85,10 @@ async def compile_command(
 async def shard_weights_command(
     session: Session, *, executables_ref: str, model: str, name: str, skip_cache_lookup: bool
 ) -> None:
-    """Write a checkpoint's weights for the executables of the bundle REF.
+    """Write a checkpoint's weights as a bundle.
 
-    The checkpoint is another one of the same model, such as a fine-tune. The result is a bundle with weights only, for
-    `kiln load-weights`. Interrupting the command cancels it.
+    The weights fit the executables of the bundle REF: the checkpoint is another one of the same model, such as a
+    fine-tune. The result has weights only, for `kiln load-weights`. Interrupting the command cancels the operation.
     """
     started = _Started(session)
     with ProgressView(session.output) as progress:

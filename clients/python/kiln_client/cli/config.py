@@ -22,7 +22,7 @@ _TITLE = "neuron_config.json"
 
 @click.group("config")
 def config_group() -> None:
-    """Show and export the configurations that bundles were compiled with.
+    """Show and export the configurations of bundles.
 
     A REF is NAME (its newest version), NAME:vN, NAME@ALIAS or sha256:HEX.
     """
@@ -32,7 +32,7 @@ def config_group() -> None:
 @click.argument("ref")
 @remote_command
 async def show_command(session: Session, *, ref: str) -> None:
-    """Show the configuration of a bundle, every default filled in, as YAML."""
+    """Show a bundle's configuration as YAML, with every default filled in."""
     async with session.bundles() as bundles:
         bundle = await bundles.get_bundle(ref)
     config = json.loads(bundle.manifest_json)["config"]
@@ -42,12 +42,18 @@ async def show_command(session: Session, *, ref: str) -> None:
 
 @config_group.command("export")
 @click.argument("ref")
-@click.option("-o", "--output", "path", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write. Default: standard output.",
+)
 @remote_command
 async def export_command(session: Session, *, ref: str, path: Path | None) -> None:
-    """Write the configuration of a bundle as NxD Inference's neuron_config.json, to standard output or a file.
+    """Write a bundle's configuration as NxD Inference's neuron_config.json.
 
-    What is written is a CONFIG of `kiln compile`, too.
+    `kiln compile` accepts this file as its CONFIG, too.
     """
     async with session.bundles() as bundles:
         bundle = await bundles.get_bundle(ref)

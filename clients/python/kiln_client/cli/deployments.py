@@ -20,10 +20,14 @@ _IN_FLIGHT = enum_choice(runtime_pb2.InFlightPolicy)
 @click.command("load")
 @click.argument("ref")
 @click.option("--deployment", "deployment_id", required=True, metavar="ID", help="Id of the new deployment.")
-@click.option("--cores", type=IntegerList(), help="Cores to use. Default: the server chooses.")
-@click.option("--threads-per-core", type=INT32, help="Threads that each rank computes with. Default: the server's.")
+@click.option("--cores", type=IntegerList(), help="Cores to use. Default: the runtime chooses.")
 @click.option(
-    "--follow-alias", is_flag=True, help="Load the weights that REF, a NAME@ALIAS, names whenever the alias moves."
+    "--threads-per-core", type=INT32, help="Threads that each rank computes with. Default: the runtime's own."
+)
+@click.option(
+    "--follow-alias",
+    is_flag=True,
+    help="Follow the alias of REF, NAME@ALIAS: whenever it moves, the runtime loads the weights that it names.",
 )
 @remote_command
 async def load_command(
@@ -35,10 +39,10 @@ async def load_command(
     threads_per_core: int | None,
     follow_alias: bool,
 ) -> None:
-    """Load a bundle and wait until it serves, or until it awaits its weights where the bundle has none.
+    """Load a bundle and wait until it serves.
 
-    REF is NAME, NAME:vN, NAME@ALIAS or sha256:HEX. Loading goes on when the command is interrupted;
-    `kiln status` shows it.
+    REF is NAME, NAME:vN, NAME@ALIAS or sha256:HEX. If the bundle has no weights, the command waits until the deployment
+    awaits them. If the command is interrupted, the runtime continues to load; `kiln status` shows the deployment.
     """
     with ProgressView(session.output) as progress:
         async with session.runtime() as runtime:
@@ -56,7 +60,7 @@ async def load_command(
 
 @click.command("unload")
 @click.argument("deployment_id", metavar="ID")
-@click.option("--in-flight", type=_IN_FLIGHT, help="What happens to running requests. Default: abort.")
+@click.option("--in-flight", type=_IN_FLIGHT, help="What the runtime does about running requests. Default: abort.")
 @remote_command
 async def unload_command(session: Session, *, deployment_id: str, in_flight: InFlight | None) -> None:
     """End a deployment and free its cores."""
@@ -90,8 +94,12 @@ async def status_command(session: Session, *, deployment_id: str | None) -> None
 @click.argument("deployment_id", metavar="ID")
 @click.argument("ref")
 @click.option("--role", type=enum_choice(runtime_pb2.Role), help="Role whose weights change. Default: target.")
-@click.option("--in-flight", type=_IN_FLIGHT, help="What happens to running requests. Default: wait.")
-@click.option("--kv", type=enum_choice(runtime_pb2.KvPolicy), help="What happens to the KV cache. Default: invalidate.")
+@click.option("--in-flight", type=_IN_FLIGHT, help="What the runtime does about running requests. Default: wait.")
+@click.option(
+    "--kv",
+    type=enum_choice(runtime_pb2.KvPolicy),
+    help="What the runtime does with the KV cache. Default: invalidate.",
+)
 @remote_command
 async def load_weights_command(
     session: Session,
@@ -104,7 +112,8 @@ async def load_weights_command(
 ) -> None:
     """Replace a running deployment's weights.
 
-    The bundle REF must be of the same graph ABI and tokenizer. A failure leaves the old weights serving.
+    The bundle REF must have the deployment's graph ABI and tokenizer. If the command fails, the deployment keeps
+    the old weights.
     """
     with ProgressView(session.output) as progress:
         async with session.runtime() as runtime:
@@ -117,10 +126,13 @@ async def load_weights_command(
 
 @click.command("reset-kv")
 @click.argument("deployment_id", metavar="ID")
-@click.option("--in-flight", type=_IN_FLIGHT, help="What happens to running requests. Default: wait.")
+@click.option("--in-flight", type=_IN_FLIGHT, help="What the runtime does about running requests. Default: wait.")
 @remote_command
 async def reset_kv_command(session: Session, *, deployment_id: str, in_flight: InFlight | None) -> None:
-    """Forget a deployment's KV cache, with a receipt."""
+    """Make a deployment forget its KV cache.
+
+    Shows how many sequences ended, and how much of the cache was freed and zeroed.
+    """
     async with session.runtime() as runtime:
         receipt = await runtime.reset_kv_cache(deployment_id, in_flight=in_flight)
     record = {"deployment_id": deployment_id, **record_from_message(receipt)}

@@ -29,22 +29,28 @@ _CHAT = click.option(
 @_PROMPT
 @click.option("--token-ids", type=IntegerList(), help="Prompt as token ids.")
 @_CHAT
-@click.option("--max-new-tokens", type=INT32, help="Most tokens to generate. Default: what the sequence length leaves.")
-@click.option("--temperature", type=float, help="Divides the logits; 0 is greedy.")
+@click.option(
+    "--max-new-tokens", type=INT32, help="Tokens to generate at most. Default: all that the sequence length allows."
+)
+@click.option("--temperature", type=float, help="Divide the logits by this number; 0 is greedy.")
 @click.option("--top-k", type=INT32, help="Keep the K most likely tokens; 0 keeps all that the bundle considers.")
 @click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P.")
-@click.option("--seed", type=UINT64, help="Reproduce the same tokens. Default: random.")
-@click.option("--stop", "stop_strings", multiple=True, metavar="TEXT", help="Text that ends generation; repeatable.")
-@click.option("--stop-token-id", "stop_token_ids", type=INT32, multiple=True, help="Token that ends it; repeatable.")
-@click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end-of-sequence tokens.")
-@click.option("--logprobs", type=INT32, help="Report log probabilities, and of this many alternatives.")
-@click.option("--logits", is_flag=True, default=None, help="Report all logits of each token, with --json.")
+@click.option("--seed", type=UINT64, help="Equal seeds give equal tokens. Default: random.")
+@click.option(
+    "--stop", "stop_strings", multiple=True, metavar="TEXT", help="Text that ends generation; may be repeated."
+)
+@click.option(
+    "--stop-token-id", "stop_token_ids", type=INT32, multiple=True, help="Token that ends generation; may be repeated."
+)
+@click.option("--ignore-eos", is_flag=True, default=None, help="Continue after end-of-sequence tokens.")
+@click.option("--logprobs", type=INT32, help="Report log probabilities of each token and of this many alternatives.")
+@click.option("--logits", is_flag=True, default=None, help="Report all logits of each token; only --json prints them.")
 @click.option(
     "--capture-inputs",
     type=StepRange(),
-    help="Have the runtime write the inputs of COUNT steps, from the request's step FIRST on, to a file on its host.",
+    help="Make the runtime write the inputs of COUNT steps, from the request's step FIRST on, to a file on its host.",
 )
-@click.option("--request-id", help="Id for logs and aborts. Default: chosen by the server.")
+@click.option("--request-id", help="Id for logs and aborts. Default: the runtime chooses.")
 @click.option("--timeout", "timeout_s", type=SECONDS, help="Deadline, in seconds.")
 @remote_command
 async def generate_command(
@@ -56,9 +62,9 @@ async def generate_command(
     chat: BinaryIO | None,
     **options: Any,
 ) -> None:
-    """Generate text as a stream.
+    """Generate text and print it as it arrives.
 
-    Exactly one of --prompt, --token-ids and --chat is the prompt. Interrupting the command ends the request.
+    Give the prompt as exactly one of --prompt, --token-ids and --chat. Interrupting the command ends the request.
     """
     given_prompt = _read_prompt(prompt, chat, token_ids)
     given = {name: value for name, value in options.items() if value is not None}
@@ -89,7 +95,10 @@ async def generate_command(
 @_CHAT
 @remote_command
 async def tokenize_command(session: Session, *, deployment_id: str, prompt: str | None, chat: BinaryIO | None) -> None:
-    """Show the token ids of a prompt, as `kiln generate` would use them."""
+    """Show the token ids of a prompt.
+
+    `kiln generate` would use the same ids.
+    """
     given_prompt = _read_prompt(prompt, chat)
     async with session.runtime() as runtime:
         token_ids = await runtime.tokenize(deployment_id, given_prompt)

@@ -18,7 +18,7 @@ from kiln_client.enums import enum_name
 
 @click.group("operations")
 def operations_group() -> None:
-    """List compiles, wait for them, cancel them."""
+    """List compiles, wait for them and cancel them."""
 
 
 @operations_group.command("list")
@@ -36,7 +36,10 @@ async def list_command(session: Session) -> None:
 @click.argument("name")
 @remote_command
 async def wait_command(session: Session, *, name: str) -> None:
-    """Wait for the end of the operation NAME (operations/…), which goes on when the command is interrupted."""
+    """Wait until an operation ends.
+
+    NAME is operations/…. If the command is interrupted, the operation continues.
+    """
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
             response = await compiler.wait_compile(name, on_progress=progress.compiled, on_lost=progress.lost)
@@ -47,7 +50,10 @@ async def wait_command(session: Session, *, name: str) -> None:
 @click.argument("name")
 @remote_command
 async def cancel_command(session: Session, *, name: str) -> None:
-    """Ask the operation NAME (operations/…) to end; `kiln operations list` tells when it has."""
+    """Ask an operation to end.
+
+    NAME is operations/…. `kiln operations list` shows when it has ended.
+    """
     async with session.compiler() as compiler:
         await compiler.cancel_operation(name)
     session.output.result({"operation": name, "cancel_requested": True}, Text(f"asked {name} to end"))

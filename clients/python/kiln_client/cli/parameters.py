@@ -21,7 +21,7 @@ OVERRIDE = click.option(
     "overrides",
     multiple=True,
     metavar="PATH=VALUE",
-    help="Value of the configuration to replace, such as neuron_config.seq_len=256. May be given several times.",
+    help="Replace a value of the configuration, such as neuron_config.seq_len=256; may be repeated.",
 )
 _MAX_DURATION_DIGITS = 6  # a protobuf duration holds ten thousand years, which a million days are not
 

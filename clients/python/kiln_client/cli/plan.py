@@ -20,12 +20,19 @@ DOES_NOT_FIT: Final = 3
 
 @click.command("plan")
 @click.argument("config", type=DOCUMENT)
-@click.option("--model", required=True, metavar="DIR", help="Hugging Face checkpoint, here or under a model root.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="DIR",
+    help="Hugging Face checkpoint: a directory on this host or below a model root of the compiler.",
+)
 @click.option("--target", type=enum_choice(Target.Kind), help="Hardware to plan for. Default: cpu.")
 @click.option("--core-memory", type=BYTE_SIZE, help="Memory of one core, such as 16GiB. Default: the target's.")
-@click.option("-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="As of compile. Default: 1.")
-@click.option("--isa", help="CPU instruction set, as of compile.")
-@click.option("--salt", help="Text that enters every cache key, as of compile.")
+@click.option(
+    "-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="As for `kiln compile`. Default: 1."
+)
+@click.option("--isa", help="CPU instruction set, as for `kiln compile`.")
+@click.option("--salt", help="Text that enters every cache key, as for `kiln compile`.")
 @OVERRIDE
 @remote_command
 async def plan_command(
@@ -39,10 +46,10 @@ async def plan_command(
     overrides: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Tell what a compile would make, and whether it fits.
+    """Show what a compile would make, and whether it fits.
 
-    CONFIG is a YAML or JSON file as of `kiln compile`. Nothing is compiled, and only the headers
-    of weights are read. The exit code is 3 where the plan does not fit.
+    CONFIG is a YAML or JSON file, as for `kiln compile`. The compiler compiles nothing and reads only the headers of
+    weights. If the plan does not fit, the exit code is 3.
     """
     document = read_configuration(config, overrides)
     given = {option: value for option, value in options.items() if value is not None}

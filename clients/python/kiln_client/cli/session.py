@@ -61,7 +61,7 @@ def _shared_option(*names: str, **attributes: Any) -> Decorator:
     return click.option(*names, expose_value=False, callback=_remember, default=None, **attributes)
 
 
-_JSON = _shared_option("--json", is_flag=True, help="Print JSON, one object per line, the result last.")
+_JSON = _shared_option("--json", is_flag=True, help="Print JSON: one object per line, the result last.")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _CONNECTION = (
     _shared_option(
@@ -74,8 +74,8 @@ _CONNECTION = (
         metavar="HOST:PORT",
         help=f"Runtime service. Default: KILN_RUNTIME, then {DEFAULT_ADDRESSES['KILN_RUNTIME']}.",
     ),
-    _shared_option("--tls", is_flag=True, help="Talk TLS, trusting the usual authorities."),
-    _shared_option("--tls-ca", type=_FILE, help="Talk TLS, trusting the authorities of this PEM file."),
+    _shared_option("--tls", is_flag=True, help="Use TLS and trust the authorities that gRPC ships."),
+    _shared_option("--tls-ca", type=_FILE, help="Use TLS and trust the authorities in this PEM file."),
     _shared_option("--tls-cert", type=_FILE, help="PEM certificate chain of this client, for mutual TLS."),
     _shared_option("--tls-key", type=_FILE, help="PEM private key of this client, for mutual TLS."),
     _JSON,

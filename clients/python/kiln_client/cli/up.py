@@ -19,36 +19,43 @@ _ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Pa
 
 
 @click.command("up")
-@click.option("--home", type=_HOME, default=".kiln", show_default=True, help="Directory of all state.")
+@click.option("--home", type=_HOME, default=".kiln", show_default=True, help="Directory for all state.")
 @click.option(
     "--compiler-address",
     default=DEFAULT_ADDRESSES["KILN_COMPILER"],
     show_default=True,
     metavar="HOST:PORT",
-    help="Where the compiler listens; port 0 takes a free one.",
+    help="Address at which the compiler listens; port 0 takes a free port.",
 )
 @click.option(
     "--runtime-address",
     default=DEFAULT_ADDRESSES["KILN_RUNTIME"],
     show_default=True,
     metavar="HOST:PORT",
-    help="Where the runtime listens; port 0 takes a free one.",
+    help="Address at which the runtime listens; port 0 takes a free port.",
 )
-@click.option("--cores", type=click.IntRange(min=1), help="Logical cores of the runtime. Default: those of this host.")
 @click.option(
-    "--threads-per-core", type=click.IntRange(min=1), help="Threads that a rank computes with. Default: the runtime's."
+    "--cores", type=click.IntRange(min=1), help="Logical cores of the runtime. Default: all cores of this host."
 )
-@click.option("--memory", metavar="SIZE", help="Memory for deployments, such as 6GiB. Default: the runtime's.")
-@click.option("--deployments", "deployments_path", type=_FILE, help="File of the deployments that there shall be.")
 @click.option(
-    "--capture-directory", "capture_path", type=_HOME, help="Where requests may have the inputs of their steps written."
+    "--threads-per-core",
+    type=click.IntRange(min=1),
+    help="Threads that each rank computes with. Default: the runtime chooses.",
+)
+@click.option("--memory", metavar="SIZE", help="Memory for deployments, such as 6GiB. Default: the runtime chooses.")
+@click.option("--deployments", "deployments_path", type=_FILE, help="File that declares the runtime's deployments.")
+@click.option(
+    "--capture-directory",
+    "capture_path",
+    type=_HOME,
+    help="Directory for captures of requests' inputs. Without it, the runtime refuses to capture.",
 )
 @click.option(
     "--model-root",
     "model_roots",
     type=_ROOT,
     multiple=True,
-    help="Directory of checkpoints, besides HOME/models; may be repeated.",
+    help="Directory of checkpoints, beside HOME/models; may be repeated.",
 )
 @click.option(
     "--import-root",
@@ -59,10 +66,24 @@ _ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Pa
 )
 @click.option("--tls-cert", type=_FILE, help="Serve TLS with this PEM certificate chain.")
 @click.option("--tls-key", type=_FILE, help="PEM private key of --tls-cert.")
-@click.option("--tls-ca", type=_FILE, help="PEM file of the authorities that --tls-cert leads to.")
-@click.option("--tls-client-ca", type=_FILE, help="Ask clients for a certificate that leads to this PEM file.")
-@click.option("--ready-timeout", type=SECONDS, default=120, show_default=True, help="Seconds to become healthy.")
-@click.option("--stop-timeout", type=SECONDS, default=45, show_default=True, help="Seconds to end before being killed.")
+@click.option("--tls-ca", type=_FILE, help="PEM file of the authorities that issued --tls-cert.")
+@click.option(
+    "--tls-client-ca", type=_FILE, help="Require a certificate of clients, issued by an authority in this PEM file."
+)
+@click.option(
+    "--ready-timeout",
+    type=SECONDS,
+    default=120,
+    show_default=True,
+    help="Seconds that the services have to become healthy.",
+)
+@click.option(
+    "--stop-timeout",
+    type=SECONDS,
+    default=45,
+    show_default=True,
+    help="Seconds that a service has to end before the command kills it.",
+)
 @local_command
 async def up_command(
     session: Session,
@@ -86,8 +107,8 @@ async def up_command(
 ) -> None:
     """Start both services on this host.
 
-    Prints `ready compiler=HOST:PORT runtime=HOST:PORT` when both are healthy, stays until SIGTERM or Ctrl-C. Logs are
-    in HOME/logs. When one service dies, the other is stopped and the command fails.
+    When both are healthy, the command prints `ready compiler=HOST:PORT runtime=HOST:PORT`. It runs until SIGTERM or
+    Ctrl-C. The services write their logs to HOME/logs. If one service ends, the command stops the other and fails.
     """
     config = StackConfig(
         home=home,

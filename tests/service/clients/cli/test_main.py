@@ -197,7 +197,7 @@ def test_address_that_is_none(kiln: Kiln) -> None:
 
 
 def test_tls_options_turn_tls_on(kiln: Kiln) -> None:
-    """The scripted server talks plaintext, so a handshake fails where a plaintext call would have been answered."""
+    """The scripted server talks plaintext, so a handshake fails, although a plaintext call would be answered."""
     assert kiln("status", "--json").error["reason"] == "NOT_SCRIPTED"
     assert kiln("status", "--tls", "--json").error["reason"] == "CONNECTION_FAILED"
 

@@ -13,7 +13,7 @@ from bundle.manifest import parse_manifest
 from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, response_of
 
-# Without weights, and so without a golden check: what takes time and tells nothing here.
+# Without weights there is no golden check, which would take time and show nothing about graphs.
 CONFIG = {
     "neuron_config": {
         "seq_len": 16,
@@ -34,7 +34,7 @@ async def test_debug_keeps_every_graph_and_changes_no_byte_of_the_bundle(home: P
     async with run_compiler(home) as compiler:
         client = compiler.client
         debug = await compile_tiny(client, name="debug", debug=True)
-        # Built anew, from nothing that the other has left but what the store holds.
+        # Built anew: of the first build, only the store is left.
         plain = await compile_tiny(client, name="plain", skip_cache_lookup=True, salt="another cache")
         assert (plain.digest, plain.cache, debug.cache) == (debug.digest, pb.CACHE_RESULT_MISS, pb.CACHE_RESULT_MISS)
 

@@ -27,7 +27,7 @@ async def begin_compile(compiler: CompilerProcess) -> operations_pb2.Operation:
 
 async def wait_for(compiler: CompilerProcess, name: str) -> psutil.Process:
     async with asyncio.timeout(120):
-        while not (found := compiler.find(name)):  # noqa: ASYNC110 - processes tell nobody
+        while not (found := compiler.find(name)):  # noqa: ASYNC110 - processes announce no start
             await asyncio.sleep(0.02)
     return found[0]
 

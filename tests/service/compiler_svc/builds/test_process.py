@@ -193,7 +193,7 @@ async def reach_trace(compiler: CompilerProcess, operation: str) -> list[psutil.
     """Waits until a build exports graphs; returns its processes, the leader first."""
     async for event in compiler.client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation)):
         if event.progress.stage == pb.COMPILE_STAGE_TRACE:
-            while not (builds := compiler.builds()):  # noqa: ASYNC110 - processes tell nobody
+            while not (builds := compiler.builds()):  # noqa: ASYNC110 - processes announce no start
                 await asyncio.sleep(0.01)
             return [*builds, *living_descendants(builds[0].pid)]
     raise AssertionError("the build ended early")

@@ -1,4 +1,4 @@
-"""Builds that come to nothing: before their forkserver has loaded, when it dies, when a build cannot even begin."""
+"""Builds that fail early: before their forkserver has loaded, when it dies, when a build cannot begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled library is made of, and what it leaves out. How it runs is the executor suite's."""
+"""What a compiled library is made of, and what it leaves out. The executor suite tests how it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that libraries share. What they do is the libraries' tests'."""
+"""Objects that libraries share. The tests of libraries show what the objects do."""
 
 from __future__ import annotations
 

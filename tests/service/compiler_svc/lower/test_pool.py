@@ -89,9 +89,9 @@ async def test_cancelling_ends_the_compiler_too_and_leaves_no_half_of_a_header(
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=120)
     job = stage_toy("cancelled", 1)
     task = asyncio.create_task(pool.lower([job]))
-    # A precompiled header, which later jobs take to be whole where they find it.
+    # A precompiled header. Later jobs that find it take it to be whole.
     async with asyncio.timeout(120):
-        while not list((job.cache_dir / "headers").glob("*.gch.new.*")):  # noqa: ASYNC110 - files tell nobody
+        while not list((job.cache_dir / "headers").glob("*.gch.new.*")):  # noqa: ASYNC110 - files announce no change
             await asyncio.sleep(0.02)
     processes = await wait_for("cc1plus")
     task.cancel()
@@ -118,7 +118,7 @@ async def test_a_child_that_loses_its_parent_takes_the_compiler_along(
 
 @pytest.mark.parametrize("limit_bytes", [20_000_000, 400_000_000])
 async def test_memory_limit(stage_toy: StageToy, lowerings: ForkserverClient, limit_bytes: int) -> None:
-    """The lower one is less than a process begins with; at the other, torch and the C++ compiler end in many ways."""
+    """A process needs more than the lower limit to start. At the other, torch and the C++ compiler end in many ways."""
     pool = LoweringPool(lowerings, num_processes=1, timeout_s=120, memory_limit_bytes=limit_bytes)
     with pytest.raises(LoweringMemoryExceeded, match=rf"lowering of hungry needs more memory than the {limit_bytes} "):
         await pool.lower([stage_toy("hungry", 1)])
@@ -131,7 +131,7 @@ async def test_a_failure_far_from_the_limit(stage_toy: StageToy, lowerings: Fork
 
 
 async def test_errors_with_a_name_keep_it(stage_toy: StageToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A forkserver's environment is its parent's: a backend that refuses, put in its way.
+    # A forkserver inherits its parent's environment, which leads it to a backend that refuses.
     (tmp_path / "sitecustomize.py").write_text(
         "import compiler_svc.lower.aoti as aoti\n"
         "from compiler_svc.lower.errors import ProgramUnsupported\n"

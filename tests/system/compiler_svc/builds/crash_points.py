@@ -18,7 +18,7 @@ _POLL_INTERVAL_S = 0.001
 
 @dataclass(frozen=True)
 class Message:
-    """The operation says something, or `delay_s` after that."""
+    """The moment at which the operation reports a message, or `delay_s` after it."""
 
     text: str
     delay_s: float = 0.0
@@ -36,7 +36,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Found:
-    """Files of the store are there."""
+    """The moment at which the store has certain files."""
 
     what: str
     count: Callable[[Path], int]
@@ -45,7 +45,7 @@ class Found:
     async def wait(self, compiler: CompilerProcess, home: Path, operation: str) -> None:
         least = self.count(home) + self.more
         waiting = asyncio.create_task(compiler.client.watch(operation))
-        while not (self.count(home) >= least or waiting.done()):  # noqa: ASYNC110 - files tell nobody
+        while not (self.count(home) >= least or waiting.done()):  # noqa: ASYNC110 - files announce no change
             await asyncio.sleep(_POLL_INTERVAL_S)
         waiting.cancel()
         await asyncio.wait([waiting])

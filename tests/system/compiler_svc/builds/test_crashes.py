@@ -1,4 +1,4 @@
-"""SIGKILL of the compiler at every stage of compile and publish: the store holds whole bundles, operations go on."""
+"""SIGKILL of the compiler at every stage of compile and publish: the store holds whole bundles, operations continue."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def name_deaths(deaths: Sequence[Point]) -> str:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the bundle that nobody interrupts."""
+    """Digest of a bundle whose compile is not interrupted."""
     home = tmp_path_factory.mktemp("undisturbed")
     write_checkpoint(home / "models" / "tiny")
 
@@ -155,7 +155,7 @@ async def digest_of(compiler: CompilerProcess, ref: str) -> str:
 
 
 async def reach_lowerings(compiler: CompilerProcess) -> list[psutil.Process]:
-    while not (processes := compiler.lowerings()):  # noqa: ASYNC110 - processes tell nobody
+    while not (processes := compiler.lowerings()):  # noqa: ASYNC110 - processes announce no start
         await asyncio.sleep(0.05)
     return processes
 

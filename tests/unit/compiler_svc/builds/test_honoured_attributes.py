@@ -34,7 +34,7 @@ def plan(checkpoint: Checkpoint, **neuron_config: Any) -> BuildPlan:
 
 
 def describe(planned: BuildPlan) -> dict[str, Any]:
-    """What a plan says that executables or the runtime depend on."""
+    """The part of a plan that executables or the runtime depend on."""
     model, limits = planned.model, planned.limits
     tensors = planned.weights.describe_shard(0, None, 0).tensors
     return {

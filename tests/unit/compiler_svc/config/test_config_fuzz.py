@@ -1,4 +1,4 @@
-"""Whatever a configuration says, it resolves or is refused by name."""
+"""Every configuration resolves or is refused with a named error."""
 
 import json
 from typing import Any, Final
@@ -124,12 +124,12 @@ def assert_validated(document: dict[str, Any], checkpoint_dtype: str | None, tar
     try:
         resolution = resolve_config(document, checkpoint_dtype=checkpoint_dtype, target=target)
     except (ConfigInvalid, FeatureNotServed) as error:
-        # Whatever came in, the answer is one that protobuf can carry.
+        # protobuf can carry the answer to any document.
         violations = error.violations
     else:
         assert isinstance(resolution.config, InferenceConfig)
         canonical_json(resolution.config.to_json())
-        # What was resolved says everything, and resolves to itself.
+        # A resolved configuration states every value, and resolves to itself.
         again = resolve_config(resolution.config.to_json(), checkpoint_dtype=checkpoint_dtype, target=target)
         assert again.config == resolution.config
         return

@@ -1,4 +1,4 @@
-"""Text to documents."""
+"""Reading text as documents."""
 
 import pytest
 

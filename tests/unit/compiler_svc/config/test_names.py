@@ -91,7 +91,7 @@ class TestSpellings:
         config = resolve(target="trn2", disable_normalize_top_k_affinities=disable).config
         assert isinstance(config.neuron_config, MoENeuronConfig)
         assert config.neuron_config.normalize_top_k_affinities == (not disable)
-        # What NxD Inference's own files lose.
+        # NxD Inference's own files lose these values.
         assert resolve_config(config.to_json(), checkpoint_dtype=None, target="trn2").config == config
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Warnings: what is in order, and may not do what its author expects."""
+"""Warnings: values that are valid but may not do what their author expects."""
 
 from typing import Any
 

@@ -31,7 +31,7 @@ def test_a_token_that_is_none() -> None:
 
 
 def test_the_token_must_follow_from_the_executables_own_logits() -> None:
-    """Where the reference's would let it pass."""
+    """Even if it would follow from the reference's logits."""
     with pytest.raises(GoldenMismatch, match="token 2 in place of 1"):
         compare(2, REFERENCE + 0.01, tolerance=0.1)
     assert compare(2, torch.tensor([1.0, 3.9, 4.0, -2.0]), tolerance=0.1).num_ties == 1

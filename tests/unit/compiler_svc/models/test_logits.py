@@ -1,4 +1,4 @@
-"""Tokens picked by several ranks are those that one rank picks of equal logits, whatever the vocabulary's division."""
+"""Several ranks pick the tokens that one rank picks of equal logits, however they divide the vocabulary."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_probabilities_are_of_the_whole_vocabulary() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-6, 1.0, 1e30])
 def test_padding_is_never_picked(temperature: float) -> None:
-    """Not even where temperature makes all tokens equal, or where a rank has nothing else."""
+    """Not even if the temperature makes all tokens equal, or if a rank has only padding."""
     logits = torch.full((1, 9), -3e38)
     params, rand = torch.tensor([[0.0, 1.0, temperature]]), torch.tensor([[1 - 2**-24]])
     parts = divide(logits, 8)

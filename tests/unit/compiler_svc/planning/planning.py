@@ -25,7 +25,7 @@ def open_planner(directory: Path, models: Path) -> Iterator[Planner]:
 
 
 def request(model: str, target: str = "trn1", **options: Any) -> PlanRequest:
-    """A request; what is no field of it is an attribute of `neuron_config`."""
+    """A request. Options that are no fields of it are attributes of `neuron_config`."""
     fields = {"isa": "", "optimization_level": 0, "salt": "", "core_memory_bytes": None}
     document = options.pop("document", None)
     fields |= {name: options.pop(name) for name in list(options) if name in fields}

@@ -192,7 +192,7 @@ class TestExecutables:
 
 
 class TestCache:
-    """What the cache says of a plan; that builds record what plans look up is tested end to end."""
+    """What the cache says of a plan. An end-to-end test shows that builds record what plans look up."""
 
     @pytest.fixture
     def database(self, tmp_path: Path) -> Iterator[Database]:

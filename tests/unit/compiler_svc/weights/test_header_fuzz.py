@@ -1,4 +1,4 @@
-"""Whatever bytes a weight file holds, opening it succeeds or says CheckpointInvalid."""
+"""Opening a weight file with any bytes succeeds or raises CheckpointInvalid."""
 
 import json
 import struct

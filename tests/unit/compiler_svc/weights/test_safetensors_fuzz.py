@@ -1,4 +1,4 @@
-"""Whatever the head of a safetensors file says, its tensors are listed or the file is refused by name."""
+"""With any header, the tensors of a safetensors file are listed or the file is refused with a named error."""
 
 import json
 import os

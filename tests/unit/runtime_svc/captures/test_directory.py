@@ -1,4 +1,4 @@
-"""Names, whole files, and what may not go wrong."""
+"""The directory of captures: names, whole files, and failures that it survives."""
 
 from __future__ import annotations
 

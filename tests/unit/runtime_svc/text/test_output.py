@@ -16,7 +16,7 @@ STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """Where the text ends, and by which stop, when it is read character by character."""
+    """Reads the text character by character; returns its end, and the stop string that ended it."""
     for end in range(len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:

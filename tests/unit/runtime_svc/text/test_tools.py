@@ -1,4 +1,4 @@
-"""Tools of a chat, and what they may not be."""
+"""Tools of a chat, and values that are refused as tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds on text at work."""
+"""Bounds on text that waits for workers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from compiler_svc.config.domains import (
 from compiler_svc.config.tables import INFERENCE_CONFIG, TABLES
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,7}", fullmatch=True)
-#: A few, of every type.
+#: A few values of every type.
 MODEL_ATTRIBUTES = st.fixed_dictionaries(
     {},
     optional={

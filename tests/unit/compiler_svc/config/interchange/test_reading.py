@@ -1,4 +1,4 @@
-"""NxD Inference's files, and what they have that documents have not."""
+"""NxD Inference's files, and the values in them that documents do not have."""
 
 from __future__ import annotations
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from compiler_svc.config import InferenceConfig, parse_document, resolve_config
-from compiler_svc.config.assembly import assemble_inference_config
 from compiler_svc.config.attribute import ConfigTable
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.interchange import adapt_document, to_neuron_config_json
+from compiler_svc.config.resolve import assemble_inference_config
 from compiler_svc.config.tables import INFERENCE_CONFIG, NEURON_CONFIG, TABLES
 from compiler_svc.config.validator import Validator
 from tests.unit.compiler_svc.config.interchange.documents import draw_document
 
 
 def read(document: dict[str, Any]) -> InferenceConfig:
-    """Reads a document whatever rules it breaks; its names and values have to be in order."""
+    """Reads a document even if it breaks rules between attributes. Its names and values must be valid."""
     findings = Findings()
     validator = Validator("trn2", {"target": "trn2", "checkpoint_dtype": None}, findings)
     return assemble_inference_config(
@@ -100,7 +100,7 @@ def test_normalized_affinities_survive_upstream_too(normalizes: bool) -> None:
     # This is the one that NxD Inference reads.
     assert written["disable_normalize_top_k_affinities"] is not normalizes
     assert read({"neuron_config": written}).neuron_config == config.neuron_config
-    # And this is all that its own files have.
+    # NxD Inference's own files have only this.
     del written["disable_normalize_top_k_affinities"]
     assert read({"neuron_config": written}).neuron_config == config.neuron_config
 

@@ -13,7 +13,7 @@ from compiler_svc.config import resolve_config
 from compiler_svc.config.rules import RULES, Rule
 from compiler_svc.errors import ConfigInvalid
 
-#: Where the tables stand in a document.
+#: Path of each table in a document.
 PLACES = {
     "InferenceConfig": "",
     "NeuronConfig": "neuron_config",

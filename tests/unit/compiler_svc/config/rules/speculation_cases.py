@@ -14,7 +14,7 @@ MEDUSA: dict[str, Any] = {
 
 
 def fuse(draft: dict[str, Any] | None = None, /, **target: Any) -> dict[str, Any]:
-    """A document of fused speculation, in order unless the given values are not."""
+    """A document of fused speculation, valid unless the given values are invalid."""
     fused_spec_config = {"draft_model_path": "draft", "draft_config": {"neuron_config": draft or {}}}
     return {"neuron_config": FUSED | target, "fused_spec_config": fused_spec_config}
 

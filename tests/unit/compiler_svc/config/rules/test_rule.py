@@ -91,7 +91,7 @@ def test_everything_broken_is_told_at_once() -> None:
 
 
 def test_a_large_tree_is_validated_at_once() -> None:
-    """A second at most, where comparing each path with all others would take minutes."""
+    """Takes a second at most. Comparing each path with all others would take minutes."""
     paths = [[one, two, three, four] for one, two, three, four in itertools.product(range(10), repeat=4)]
     medusa = {"is_medusa": True, "num_medusa_heads": 4, "medusa_speculation_length": 2**20, "medusa_tree": paths}
     started = time.monotonic()
