@@ -74,9 +74,9 @@ def _find_flags(spec: GraphSpec) -> set[str]:
 
 
 def _keep_own(flags: set[str], submodel: SubmodelName, tensors: Iterable[AbiTensor]) -> set[str]:
-    """Keeps the flags that affect a submodel: the flags of its tensors, and of its padding side if it pads rows."""
+    """Keeps the flags that affect a submodel: the flags of its tensors, and of its padding side if it pads prompts."""
     own = {tensor.flag for tensor in tensors}
-    if SUBMODELS[submodel].bucket == "tokens":
+    if SUBMODELS[submodel].computes_prompts:
         own.add(LEFT_PADDED)
     return {flag for flag in flags if flag in own}
 
