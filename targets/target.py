@@ -45,6 +45,7 @@ class Lowering:
         format: Format of the executables.
         backend: `module:function` that makes them; see `compiler_svc.lower.job.LoweringBackend`. None if no backend
             exists yet, so that compiles can only be planned.
+        preloaded: Modules that the backend imports only when it needs them, for a process that imports them in advance.
         in_process: Whether the build process calls the backend itself, which it may if the backend neither compiles nor
             runs a graph.
         toolchain: The distributions and programs on which the executables' bytes depend.
@@ -52,6 +53,7 @@ class Lowering:
 
     format: ExecutableFormat
     backend: str | None = None
+    preloaded: tuple[str, ...] = ()
     in_process: bool = False
     toolchain: Toolchain = field(default_factory=Toolchain)
 
