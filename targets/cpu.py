@@ -79,6 +79,14 @@ TORCH: Final = Toolchain(distributions=("torch",))
 _COMPILED: Final = Lowering(
     format=AOTI,
     backend="compiler_svc.lower.aoti:lower_program",
+    preloaded=(
+        "setuptools",
+        "torch._inductor.codegen.cpp",
+        "torch._inductor.codegen.cpp_wrapper_cpu",
+        "torch._inductor.compile_fx",
+        "torch._inductor.fx_passes.joint_graph",
+        "torch._inductor.fx_passes.post_grad",
+    ),
     toolchain=Toolchain(distributions=TORCH.distributions, programs=(GXX,)),
 )
 

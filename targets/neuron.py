@@ -32,7 +32,7 @@ TRN2: Final = Target(
     kind="trn2",
     tp_degrees=(1, 2, 4, 8, 16, 32, 64),
     core_bytes=12 * _GIB,
-    logical_core_size=2,
+    logical_core_sizes=(2, 1),
     lowerings=_PLANNED,
 )
 
@@ -41,7 +41,7 @@ TRN3: Final = Target(
     tp_degrees=TRN2.tp_degrees,
     tp_degrees_note="those of trn2 because no document lists them",
     core_bytes=18 * _GIB,
-    logical_core_size=2,
+    logical_core_sizes=(2, 1),
     lowerings=_PLANNED,
     note="target.kind: trn3's 36 GiB of a core with LNC 2 and its tp degrees are unverified",
 )

@@ -45,6 +45,7 @@ class Lowering:
         format: Format of the executables.
         backend: `module:function` that makes them; see `compiler_svc.lower.job.LoweringBackend`. None if no backend
             exists yet, so that compiles can only be planned.
+        preloaded: Modules that the backend imports only when it needs them, for a process that imports them in advance.
         in_process: Whether the build process calls the backend itself, which it may if the backend neither compiles nor
             runs a graph.
         toolchain: The distributions and programs on which the executables' bytes depend.
@@ -52,6 +53,7 @@ class Lowering:
 
     format: ExecutableFormat
     backend: str | None = None
+    preloaded: tuple[str, ...] = ()
     in_process: bool = False
     toolchain: Toolchain = field(default_factory=Toolchain)
 
@@ -66,7 +68,8 @@ class Target:
         tp_degrees_note: A remark on the degrees if they do not come from the documents.
         takes_other_degrees: Whether degrees between those listed work too. Plans try only those listed.
         core_bytes: Memory of one physical core; None if all ranks share the host's memory.
-        logical_core_size: Physical cores of one logical core, unless a configuration says otherwise.
+        logical_core_sizes: Physical cores that one logical core can have. The first number holds unless a configuration
+            says otherwise.
         isas: Instruction sets for which executables can be made.
         lowerings: How executables are made at optimization levels 0, 1 and 2.
         note: A warning that plans for the target show.
@@ -77,10 +80,15 @@ class Target:
     tp_degrees_note: str = ""
     takes_other_degrees: bool = False
     core_bytes: int | None
-    logical_core_size: int = 1
+    logical_core_sizes: tuple[int, ...] = (1,)
     isas: IsaLevels = field(default_factory=IsaLevels)
     lowerings: tuple[Lowering, Lowering, Lowering]
     note: str = ""
+
+    @property
+    def logical_core_size(self) -> int:
+        """Physical cores of one logical core, unless a configuration says otherwise."""
+        return self.logical_core_sizes[0]
 
     @property
     def is_served(self) -> bool:

@@ -28,6 +28,11 @@ class Submodel:
     is_served: bool = False
 
     @property
+    def computes_prompts(self) -> bool:
+        """Whether its rows are prompts, each padded to the tokens of the bucket."""
+        return self.tokens == "bucket"
+
+    @property
     def reads_cache(self) -> bool:
         """Whether its rows continue sequences in the KV cache. Rows of other submodels begin a sequence."""
         return self.bucket == "positions"

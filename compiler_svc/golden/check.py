@@ -71,7 +71,7 @@ def check_golden(
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
         check = _Check(manifest, steps, checkpoint)
-        for context in manifest.executables_of("context_encoding"):
+        for context in check.contexts:
             check.run_sequence(context)
     return GoldenResult(
         REFERENCE_NAME, check.dtype, check.tolerance, tuple(check.comparisons.values()), tuple(check.sequences)
@@ -85,6 +85,8 @@ class _Check:
         self.dtype = manifest.state.tensors[0].dtype
         self.tolerance = TOLERANCES[self.dtype]
         self.comparisons = {executable.tag: GoldenComparison(executable.tag) for executable in manifest.executables}
+        self.contexts = manifest.executables_of("context_encoding")
+        self._generators = manifest.executables_of("token_generation")
         self._manifest = manifest
         self._steps = steps
         self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype])
@@ -94,7 +96,7 @@ class _Check:
 
     def run_sequence(self, context: Executable) -> None:
         """Encodes a prompt and feeds a few tokens."""
-        generators = self._manifest.executables_of("token_generation")
+        generators = self._generators
         num_prompt_tokens = self._choose_prompt_length(context)
         longest = min(generators[-1].bucket[0], self._manifest.limits.max_length) if generators else 0
         num_tokens = max(num_prompt_tokens, min(num_prompt_tokens + NUM_STEPS, longest))
@@ -113,11 +115,7 @@ class _Check:
         self.sequences.append(GoldenSequence(num_prompt_tokens, tuple(tokens)))
 
     def _choose_prompt_length(self, context: Executable) -> int:
-        smaller = [
-            other.bucket[0]
-            for other in self._manifest.executables_of("context_encoding")
-            if other.bucket[0] < context.bucket[0]
-        ]
+        smaller = [other.bucket[0] for other in self.contexts if other.bucket[0] < context.bucket[0]]
         if smaller:
             wanted = max(smaller) + 1
         else:

@@ -11,7 +11,10 @@ import re
 import resource
 import signal
 import tempfile
+from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FrameType
@@ -21,28 +24,30 @@ from bundle.errors import KilnError
 from compiler_svc.lower.job import LoweringBackend, LoweringJob, read_job, write_outcome
 from execution.failure import Failure
 from execution.forkserver.parent_death import die_with_parent
+from targets.registry import TARGETS
 
-#: Modules that every lowering imports, besides its own code; Inductor imports most of them only when it needs them.
-_LOADED: Final = (
-    "compiler_svc.lower.aoti",
-    "setuptools",
-    "torch._inductor.codegen.cpp",
-    "torch._inductor.codegen.cpp_wrapper_cpu",
-    "torch._inductor.compile_fx",
-    "torch._inductor.fx_passes.joint_graph",
-    "torch._inductor.fx_passes.post_grad",
-)
 _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def preload() -> None:
-    """Imports the modules that lowerings need."""
+    """Imports the modules that lowerings need, besides those of this module."""
     with tempfile.TemporaryDirectory() as directory:
         # Inductor makes its cache directory when it is imported; each lowering has a cache directory of its own.
         os.environ[_CACHE_VARIABLE] = directory
-        for module in _LOADED:
+        for module in _list_needed():
             import_module(module)
     del os.environ[_CACHE_VARIABLE]
+
+
+def _list_needed() -> Iterator[str]:
+    """Lists the modules of the lowering backends, and those that backends import only when they need them."""
+    for lowering in chain.from_iterable(target.lowerings for target in TARGETS.values()):
+        if lowering.backend is None or lowering.in_process:
+            continue
+        module = lowering.backend.partition(":")[0]
+        # A host may lack the distribution of a backend. Then it compiles nothing for the backend's target.
+        if find_spec(module.partition(".")[0]) is not None:
+            yield from (module, *lowering.preloaded)
 
 
 def run_job(path: str, memory_limit_bytes: int | None) -> None:

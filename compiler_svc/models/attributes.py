@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from bundle.errors import FieldViolation
 from compiler_svc.models.errors import NOTHING, ModelConfigInvalid, ModelNotServed
@@ -15,7 +15,7 @@ from compiler_svc.models.errors import NOTHING, ModelConfigInvalid, ModelNotServ
 class AttributeReader:
     """Reads attributes of one JSON object. A mistake is noted and the fallback returned; `finish` raises.
 
-    JSON null counts as absent.
+    JSON null counts as absent. In a `with` statement, the end of the body finishes.
 
     Attributes:
         family: Models that the object describes, for the error.
@@ -26,6 +26,13 @@ class AttributeReader:
     family: str = ""
     invalid: list[FieldViolation] = field(default_factory=list)
     not_served: list[FieldViolation] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.finish()
 
     def nested(self, name: str, values: Mapping[str, Any]) -> AttributeReader:
         """A reader of an object inside, noting into the same lists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -19,6 +20,16 @@ from compiler_svc.models.rope_config import (
 HIDDEN_ACTS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+
+#: What each layer attends to: every position up to its own (None), or so many of the latest.
+Windows = tuple[int | None, ...]
+
+#: The attributes of a `config.json` behind fields of a record that are not attributes themselves.
+_READ_FOR: Final[Mapping[str, tuple[str, ...]]] = {
+    "architecture": ("architectures",),
+    "rope": ROPE_ATTRIBUTES,
+    "windows": ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +56,37 @@ class DecoderConfig:
         return attributes | {"rope": rope_to_json(self.rope)}
 
 
-def list_config_attributes(config: type[DecoderConfig], *more: str) -> frozenset[str]:
-    """Names of the attributes of a `config.json` that count for a family.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingConfig(DecoderConfig):
+    """The record of families all of whose layers have one window.
 
-    Args:
-        more: Names that the family reads beside the fields of its record.
+    Attributes:
+        sliding_window: How many positions up to its own a token attends to; None: all.
     """
-    own = {one.name for one in fields(config)} - {"architecture", "rope", "windows"}
-    return frozenset({"architectures", "quantization_config", *own, *ROPE_ATTRIBUTES, *more})
+
+    sliding_window: int | None
+
+    @property
+    def windows(self) -> Windows:
+        """The window of each layer."""
+        return (self.sliding_window,) * self.num_hidden_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWindowConfig(DecoderConfig):
+    """The record of families some of whose layers have a window.
+
+    Attributes:
+        windows: The window of each layer.
+    """
+
+    windows: Windows
+
+
+def list_config_attributes(config: type[DecoderConfig]) -> frozenset[str]:
+    """Names of the attributes of a `config.json` that count for a family with this record."""
+    names = {name for one in fields(config) for name in _READ_FOR.get(one.name, (one.name,))}
+    return frozenset({"quantization_config", *names})
 
 
 def read_decoder(
@@ -120,19 +154,12 @@ def _check_dimensions(
         model.note_invalid("head_dim", head_dim, "an even number: dimensions are rotated in pairs")
 
 
-#: What each layer attends to: every position up to its own (None), or so many of the latest.
-Windows = tuple[int | None, ...]
-
-
-#: Attributes that `read_layer_windows` reads.
-LAYER_WINDOW_ATTRIBUTES: Final = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
-
-
-def read_layer_windows(model: AttributeReader, num_layers: int) -> Windows:
+def read_layer_windows(model: AttributeReader) -> Windows:
     """Reads the window of each layer of families whose layers slide in part.
 
     `layer_types` names the kind of each layer. Without it the layers from `max_window_layers` on slide.
     """
+    num_layers = model.integer("num_hidden_layers")
     if not model.boolean("use_sliding_window", False):
         return (None,) * num_layers
     window = model.integer("sliding_window", 4096)

@@ -16,8 +16,9 @@ class Family:
     Attributes:
         architectures: Hugging Face's names, as `config.json` has them under `architectures`.
         attributes: Names of the attributes of `config.json` that count; others are ignored.
-        parse_config: Reads a `config.json` that names the given architecture. Raises ModelConfigInvalid and
-            ModelNotServed.
+        parse_config: Reads a `config.json`, with a configuration's model attributes in it, that names the given
+            architecture. Raises ModelConfigInvalid, which names every attribute that is missing or impossible, and
+            ModelNotServed for what the family does not build, such as a kind of rope.
         describe: Describes the model of a parsed configuration.
         model: `module:function` that builds the module of one rank, called as
             `build(description, dtype=torch.dtype, ranks=Ranks)`.

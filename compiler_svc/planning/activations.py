@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from bundle.abi.submodels import SUBMODELS
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import SubmodelShape
 from compiler_svc.models.description import LayerSpec, ModelDescription
@@ -35,24 +36,21 @@ _MIB: Final = 1 << 20
 
 def measure_activations(model: ModelDescription, config: NeuronConfig, submodels: Sequence[SubmodelShape]) -> int:
     """Measures the largest step of all executables, in bytes, without a second cache."""
-    # Buckets with two lengths contain every pair, so the last bucket has the largest value of both.
-    largest = max(_measure_step(model, config, submodel, max(submodel.buckets)) for submodel in submodels)
+    largest = max(_measure_step(model, config, submodel) for submodel in submodels)
     if config.scratchpad_page_size:
         page_bytes = config.scratchpad_page_size * _MIB
         return -(-largest // page_bytes) * page_bytes
     return largest
 
 
-def _measure_step(
-    model: ModelDescription, config: NeuronConfig, submodel: SubmodelShape, bucket: tuple[int, ...]
-) -> int:
-    rows, tokens, positions = _step_shape(config, submodel, bucket)
-    is_prompt = submodel.name == "context_encoding"
+def _measure_step(model: ModelDescription, config: NeuronConfig, submodel: SubmodelShape) -> int:
+    row = SUBMODELS[submodel.name]
+    rows, tokens, positions = _find_largest_step(config, submodel)
     item = item_bytes_of(config.torch_dtype)
     hidden = rows * tokens * model.hidden_size * item
 
     stream = 2 * hidden
-    if is_prompt and config.sequence_parallel_enabled:
+    if row.computes_prompts and config.sequence_parallel_enabled:
         stream = share_of(stream, config.tp_degree)
 
     def measure_attention(layer: LayerSpec) -> int:
@@ -69,21 +67,19 @@ def _measure_step(
     # A model has few kinds of layers, however many layers it has.
     attention = max(map(measure_attention, model.layers))
     mlp = max(map(measure_mlp, model.layers))
-    asked = rows if is_prompt else rows * tokens
+    asked = rows * tokens if row.outputs == "all" else rows
     vocab_share = share_of(model.vocab_size, config.tp_degree)
     logits = asked * ((model.hidden_size + vocab_share) * item + 2 * _LOGIT_BYTES * model.vocab_size)
     return stream + max(attention, mlp, logits)
 
 
-def _step_shape(config: NeuronConfig, submodel: SubmodelShape, bucket: tuple[int, ...]) -> tuple[int, int, int]:
+def _find_largest_step(config: NeuronConfig, submodel: SubmodelShape) -> tuple[int, int, int]:
     """Number of rows, active tokens of each row, and positions that each token attends to."""
-    if submodel.name == "context_encoding":
+    row = SUBMODELS[submodel.name]
+    # Buckets with two numbers contain every pair, so the last bucket has the largest value of both.
+    bucket = max(submodel.buckets)
+    if row.computes_prompts:
         # With prefix caching a bucket is (prompt tokens, prefix tokens).
         return submodel.batch_size, bucket[0], sum(bucket)
-    rows = bucket[0] if config.token_generation_batches else submodel.batch_size
-    tokens = {
-        "speculation": config.speculation_length,
-        "fused_speculation": config.speculation_length,
-        "medusa_speculation": config.medusa_speculation_length,
-    }.get(submodel.name, 1)
-    return rows, tokens, bucket[-1]
+    tokens = row.tokens if isinstance(row.tokens, int) else getattr(config, row.tokens)
+    return submodel.batch_size, tokens, bucket[-1]

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bundle.abi.inputs import LEFT_PADDED
+from bundle.abi.outputs import list_flags
 from bundle.manifest import DType, Sampling
 from compiler_svc.models.description import ModelDescription
 
@@ -26,6 +28,7 @@ class GraphSpec:
         sampling: Parameters for picking tokens. Temperature 0 or top_k 1 without `dynamic` is greedy.
         output_logits: Return logits beside sampled tokens. Graphs without on-device sampling always return logits.
         padding_side: Side on which prompts shorter than their bucket are padded.
+        optional_inputs: Flags of inputs that the graphs take besides those that the other options imply.
     """
 
     description: ModelDescription
@@ -40,6 +43,10 @@ class GraphSpec:
     output_logits: bool
     reduce_dtype: DType | None = None
     padding_side: Literal["right", "left"] = "right"
+    optional_inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert list_flags().issuperset(self.optional_inputs), self.optional_inputs
 
     def to_json(self) -> dict[str, Any]:
         """Encodes the spec as JSON: the model by its numeric configuration and a rank's tensor names and shapes."""
@@ -62,16 +69,19 @@ class GraphSpec:
         return not self.sampling.dynamic and (self.sampling.temperature == 0 or self.sampling.top_k == 1)
 
     @property
-    def takes_sampling_params(self) -> bool:
-        """Whether requests choose top_k, top_p and temperature inside the executable."""
-        return self.samples_on_device and self.sampling.dynamic
-
-    @property
-    def takes_rand(self) -> bool:
-        """Whether executables take random numbers from the caller."""
-        return self.samples_on_device and not self.is_greedy and not self.sampling.deterministic
-
-    @property
     def returns_logits(self) -> bool:
         """Whether executables return logits."""
         return self.output_logits or not self.samples_on_device
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """The flags of the ABI that the options set for at least one submodel."""
+        implied = {
+            LEFT_PADDED: self.padding_side == "left",
+            # Requests choose top_k, top_p and temperature inside the executable.
+            "sampling_params": self.samples_on_device and self.sampling.dynamic,
+            "rand": self.samples_on_device and not self.is_greedy and not self.sampling.deterministic,
+            "tokens": self.samples_on_device,
+            "logits": self.returns_logits,
+        }
+        return frozenset({*self.optional_inputs, *(flag for flag, is_set in implied.items() if is_set)})

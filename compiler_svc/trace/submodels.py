@@ -28,27 +28,23 @@ class ExecutableSpec:
     flags: tuple[str, ...]
 
 
-def describe_submodel(
-    spec: GraphSpec, submodel: SubmodelName, bucket: int, *, flags: Iterable[str] = ()
-) -> ExecutableSpec:
+def describe_submodel(spec: GraphSpec, submodel: SubmodelName, bucket: int) -> ExecutableSpec:
     """Describes one executable.
 
     Args:
         submodel: A submodel that this version serves.
         bucket: Tokens of a row, or positions that are read, depending on the submodel. At most `spec.max_length`.
-        flags: Flags in addition to those that `spec` implies.
     """
     assert 0 < bucket <= spec.max_length, f"bucket {bucket} of {spec.max_length} positions"
     row = SUBMODELS[submodel]
     assert row.is_served, submodel
-    set_flags = {*_find_flags(spec), *flags}
     symbols: Symbols = {
         "R": getattr(spec, row.rows),
         "T": row.tokens if isinstance(row.tokens, int) else bucket,
         "K": 1,
         "V": spec.description.vocab_size,
     }
-    inputs, outputs = inputs_of(submodel, set_flags), outputs_of(submodel, set_flags)
+    inputs, outputs = inputs_of(submodel, spec.flags), outputs_of(submodel, spec.flags)
     return ExecutableSpec(
         tag=f"{submodel}_{bucket}",
         submodel=submodel,
@@ -57,26 +53,14 @@ def describe_submodel(
         inputs=_specify(inputs, symbols),
         outputs=_specify(outputs, symbols),
         state=state_names(len(spec.description.layers)),
-        flags=tuple(sorted(_keep_own(set_flags, submodel, (*inputs, *outputs)))),
+        flags=tuple(sorted(_keep_own(spec.flags, submodel, (*inputs, *outputs)))),
     )
 
 
-def _find_flags(spec: GraphSpec) -> set[str]:
-    """The flags that a graph spec implies for at least one submodel."""
-    implied = {
-        LEFT_PADDED: spec.padding_side == "left",
-        "sampling_params": spec.takes_sampling_params,
-        "rand": spec.takes_rand,
-        "tokens": spec.samples_on_device,
-        "logits": spec.returns_logits,
-    }
-    return {flag for flag, is_set in implied.items() if is_set}
-
-
-def _keep_own(flags: set[str], submodel: SubmodelName, tensors: Iterable[AbiTensor]) -> set[str]:
-    """Keeps the flags that affect a submodel: the flags of its tensors, and of its padding side if it pads rows."""
+def _keep_own(flags: Iterable[str], submodel: SubmodelName, tensors: Iterable[AbiTensor]) -> set[str]:
+    """Keeps the flags that affect a submodel: the flags of its tensors, and of its padding side if it pads prompts."""
     own = {tensor.flag for tensor in tensors}
-    if SUBMODELS[submodel].bucket == "tokens":
+    if SUBMODELS[submodel].computes_prompts:
         own.add(LEFT_PADDED)
     return {flag for flag in flags if flag in own}
 

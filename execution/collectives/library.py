@@ -28,7 +28,7 @@ class NativeCommunicator(ctypes.Structure):
 
 _COMMUNICATOR: Final = POINTER(NativeCommunicator)
 _SIGNATURES: Final = {
-    "kiln_most_ranks": (c_int32, ()),
+    "kiln_max_ranks": (c_int32, ()),
     "kiln_memory_size": (c_size_t, (c_int32,)),
     "kiln_abort": (None, (c_void_p,)),
     "kiln_is_aborted": (c_int32, (c_void_p,)),

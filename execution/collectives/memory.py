@@ -23,7 +23,7 @@ class CollectiveMemory:
         library = load_collective_library()
         if library is None:
             raise CollectivesMissing(tp_degree)
-        if tp_degree > (max_ranks := library.kiln_most_ranks()):
+        if tp_degree > (max_ranks := library.kiln_max_ranks()):
             raise TooManyRanks(tp_degree, max_ranks)
         self._library = library
         self.fd = os.memfd_create("kiln-collectives")

@@ -277,7 +277,7 @@ Outcome reduce_chunk(const Communicator& communicator, DType dtype, const char* 
 
 extern "C" {
 
-int32_t kiln_most_ranks() { return kMaxRanks; }
+int32_t kiln_max_ranks() { return kMaxRanks; }
 
 size_t kiln_memory_size(int32_t tp_degree) { return sizeof(Shared) + 2 * (tp_degree + 1) * kChunkBytes; }
 

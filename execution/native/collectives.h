@@ -26,7 +26,7 @@ inline size_t item_size(int32_t dtype) { return dtype == kBFloat16 || dtype == k
 extern "C" {
 
 // The largest number of ranks that can share memory.
-int32_t kiln_most_ranks();
+int32_t kiln_max_ranks();
 
 // Bytes of the memory that the ranks share. The caller zeroes it.
 size_t kiln_memory_size(int32_t tp_degree);

@@ -96,8 +96,8 @@ class Core(nn.Module):
 
 
 def test_tracing_hands_it_to_the_model() -> None:
-    spec = make_spec()
-    submodel = describe_submodel(spec, "token_generation", 64, flags=["adapter_ids"])
+    spec = make_spec(optional_inputs=("adapter_ids",))
+    submodel = describe_submodel(spec, "token_generation", 64)
     assert submodel.flags == ("adapter_ids", "logits")
     assert submodel.inputs[-1] == TensorSpec(name="adapter_ids", dtype="int32", shape=(5,))
     program = SubmodelProgram(spec, submodel, Core())  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from compiler_svc.config.tables.documents import (
     GENERAL,
     UNDOCUMENTED,
 )
+from targets.cpu import CPU
 from targets.registry import TARGETS
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -27,6 +28,8 @@ _ALWAYS_ASYNCHRONOUS: Final = hint(
     acts_as=True,
 )
 _ONE_CORE: Final = refused("a logical core is one physical core there")
+_NEURON_TARGETS: Final = tuple(target for target in TARGETS.values() if target is not CPU)
+_PAIRED: Final = " and ".join(target.kind for target in _NEURON_TARGETS if target.logical_core_size == 2)
 
 
 def _new_tokens_left(values: Values) -> int | None:
@@ -72,11 +75,9 @@ class GeneralAttributes:
     logical_nc_config: int = attribute(
         GENERAL,
         Integer(1, 2),
-        default=Derivation(
-            lambda values: TARGETS[values["target"]].logical_core_size, "2 on trn2 and trn3, otherwise 1"
-        ),
+        default=Derivation(lambda values: TARGETS[values["target"]].logical_core_size, f"2 on {_PAIRED}, otherwise 1"),
         cpu=NEURON_ONLY,
-        exceptions={"inf2": _ONE_CORE, "trn1": _ONE_CORE},
+        exceptions={target.kind: _ONE_CORE for target in _NEURON_TARGETS if target.logical_core_sizes == (1,)},
         aliases=(Alias("logical_neuron_cores", note="deprecated, the former name of logical_nc_config"),),
     )
     skip_warmup: bool = attribute(GENERAL, default=False)

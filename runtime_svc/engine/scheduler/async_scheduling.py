@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bundle.abi.submodels import SUBMODELS
 from execution.step import StepResult
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
@@ -67,11 +68,12 @@ class AsyncScheduling:
         owner of its place in the KV cache runs after that.
 
         Returns:
-            None if a request waits to start, if a running one is paused or not in the step, if a row comes to its
-            limit, grows out of its bucket or finds no room: the next step is another one then.
+            None if a request waits to start, if a running one is paused or not in the step, if rows have more than one
+            token, if a row comes to its limit, grows out of its bucket or finds no room: the next step is another one
+            then.
         """
         rows, scheduler = running.rows, self._scheduler
-        if scheduler.waiting or running.executable.submodel != "token_generation":
+        if scheduler.waiting or SUBMODELS[running.executable.submodel].tokens != 1:
             return None
         if len(rows) != sum([not request.is_paused for request in scheduler.running]):
             return None

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
+from bundle.abi.submodels import SUBMODELS
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
@@ -96,13 +97,14 @@ class Scheduler:
         """
         executable, outputs = plan.executable, []
         key = BucketKey(executable.submodel, executable.bucket)
+        pads_rows = SUBMODELS[executable.submodel].tokens == "bucket"
         for row in plan.rows:
             request = row.request
             if request.finish is not None:
                 continue
             assert row.start == request.num_computed_tokens, f"{request.request_id} was computed out of order"
             request.bucket_steps[key] += 1
-            if executable.submodel == "context_encoding":
+            if pads_rows:
                 request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
             new_tokens = self._take_tokens(request, tokens[row.row], now_s) if row.samples else []
             # However many tokens came out: the newest one has not been an input yet.

@@ -22,20 +22,13 @@ class LlamaConfig(DecoderConfig):
 
 
 def parse_config(config: Mapping[str, Any], architecture: str) -> LlamaConfig:
-    """Reads a `config.json`, with a configuration's model attributes in it.
-
-    Raises:
-        ModelConfigInvalid: Attributes are missing or impossible; all of them are named.
-        ModelNotServed: An activation, rope kind, quantization or partial rotation that is not served.
-    """
-    model = AttributeReader(config, family="Llama")
-    parsed = LlamaConfig(
-        **read_decoder(model, architecture),
-        attention_bias=model.boolean("attention_bias", False),
-        mlp_bias=model.boolean("mlp_bias", False),
-    )
-    model.finish()
-    return parsed
+    """See `Family.parse_config`."""
+    with AttributeReader(config, family="Llama") as model:
+        return LlamaConfig(
+            **read_decoder(model, architecture),
+            attention_bias=model.boolean("attention_bias", False),
+            mlp_bias=model.boolean("mlp_bias", False),
+        )
 
 
 def describe(config: LlamaConfig) -> ModelDescription:

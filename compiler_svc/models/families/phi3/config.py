@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from compiler_svc.models.attributes import AttributeReader
-from compiler_svc.models.decoder_config import DecoderConfig, list_config_attributes, read_decoder, read_window
+from compiler_svc.models.decoder_config import SlidingConfig, list_config_attributes, read_decoder, read_window
 from compiler_svc.models.decoder_description import DecoderTraits, describe_decoder
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family
@@ -22,39 +22,30 @@ _ROPE: Final = RopeOptions(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phi3Config(DecoderConfig):
+class Phi3Config(SlidingConfig):
     """Attributes of a Phi-3 model.
 
     Attributes:
         partial_rotary_factor: Share of each head's dimensions that is rotated.
-        sliding_window: How many positions up to its own a token attends to; None: all.
     """
 
     partial_rotary_factor: float
-    sliding_window: int | None
 
 
 def parse_config(config: Mapping[str, Any], architecture: str) -> Phi3Config:
-    """Reads a `config.json`, with a configuration's model attributes in it.
-
-    Raises:
-        ModelConfigInvalid: Attributes are missing or impossible; all of them are named.
-        ModelNotServed: An activation, rope kind or quantization that is not served.
-    """
-    model = AttributeReader(config, family="Phi-3")
-    parsed = Phi3Config(
-        **read_decoder(model, architecture, max_position_embeddings=4096, rms_norm_eps=1e-5, rope=_ROPE),
-        partial_rotary_factor=read_partial_rotary_factor(model),
-        sliding_window=read_window(model, None),
-    )
-    model.finish()
-    return parsed
+    """See `Family.parse_config`."""
+    with AttributeReader(config, family="Phi-3") as model:
+        return Phi3Config(
+            **read_decoder(model, architecture, max_position_embeddings=4096, rms_norm_eps=1e-5, rope=_ROPE),
+            partial_rotary_factor=read_partial_rotary_factor(model),
+            sliding_window=read_window(model, None),
+        )
 
 
 def describe(config: Phi3Config) -> ModelDescription:
     """Describes a Phi-3 model, whose checkpoint stores two fused matrices in each layer."""
     traits = DecoderTraits(
-        windows=(config.sliding_window,) * config.num_hidden_layers,
+        windows=config.windows,
         rotary_dim=count_rotated(config.head_dim, config.partial_rotary_factor),
         stored_qkv="qkv_proj",
         stored_gate_up="gate_up_proj",

@@ -8,9 +8,7 @@ from typing import Any, Final
 
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.decoder_config import (
-    LAYER_WINDOW_ATTRIBUTES,
-    DecoderConfig,
-    Windows,
+    LayerWindowConfig,
     list_config_attributes,
     read_decoder,
     read_layer_windows,
@@ -21,33 +19,20 @@ from compiler_svc.models.family import Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Config(DecoderConfig):
-    """Attributes of a Qwen3 model.
-
-    Attributes:
-        windows: How many positions up to its own a token of each layer attends to; None: all.
-    """
+class Qwen3Config(LayerWindowConfig):
+    """Attributes of a Qwen3 model."""
 
     attention_bias: bool
-    windows: Windows
 
 
 def parse_config(config: Mapping[str, Any], architecture: str) -> Qwen3Config:
-    """Reads a `config.json`, with a configuration's model attributes in it.
-
-    Raises:
-        ModelConfigInvalid: Attributes are missing or impossible; all of them are named.
-        ModelNotServed: An activation, rope kind, quantization or partial rotation that is not served.
-    """
-    model = AttributeReader(config, family="Qwen3")
-    common = read_decoder(model, architecture, num_key_value_heads=32, head_dim=128, max_position_embeddings=32_768)
-    parsed = Qwen3Config(
-        **common,
-        attention_bias=model.boolean("attention_bias", False),
-        windows=read_layer_windows(model, common["num_hidden_layers"]),
-    )
-    model.finish()
-    return parsed
+    """See `Family.parse_config`."""
+    with AttributeReader(config, family="Qwen3") as model:
+        return Qwen3Config(
+            **read_decoder(model, architecture, num_key_value_heads=32, head_dim=128, max_position_embeddings=32_768),
+            attention_bias=model.boolean("attention_bias", False),
+            windows=read_layer_windows(model),
+        )
 
 
 def describe(config: Qwen3Config) -> ModelDescription:
@@ -59,7 +44,7 @@ def describe(config: Qwen3Config) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Qwen3ForCausalLM",),
-    attributes=list_config_attributes(Qwen3Config, *LAYER_WINDOW_ATTRIBUTES),
+    attributes=list_config_attributes(Qwen3Config),
     parse_config=parse_config,
     describe=describe,
     model="compiler_svc.models.families.qwen3.model:build",
