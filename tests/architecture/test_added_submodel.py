@@ -21,7 +21,7 @@ from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
-from tests.manifests import make_executable
+from tests.bundles.manifests import make_executable
 
 ROWS = {
     #: Prompts behind a prefix that the KV cache holds.
