@@ -288,3 +288,16 @@ async def test_rank_that_dies_under_two_steps(start_engine: StartEngine) -> None
     assert tokens_of(await collect(harness.submit([6], max_new_tokens=5))) == expected_tokens([6], 5)
     assert harness.ranks is not first
     assert first.num_under_way == 0
+
+
+async def test_a_client_that_is_gone_costs_the_steps_in_flight_and_no_more(start_engine: StartEngine) -> None:
+    harness = await start_engine(step_s=0.005)
+    harness.submit([5], request_id="gone", max_new_tokens=40)
+    await hold_two_steps(harness)
+    num_ended = len(harness.ranks.steps) - 1
+    assert harness.engine.requests.abort("gone", "its client vanished")
+    assert not harness.engine.scheduler.running, "its slot is free at once"
+    harness.ranks.gate.set()
+    await wait_until(lambda: not harness.ranks.is_running)
+    await asyncio.sleep(4 * harness.ranks.step_s)
+    assert len(harness.ranks.steps) == num_ended + 2, "the one that ran and the one called behind it"
