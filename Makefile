@@ -2,7 +2,10 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-DISTRIBUTIONS := protos bundle targets edge execution compiler_svc runtime_svc clients/python
+# What users import is installed as folders on the search path, which type checkers follow, too; the rest by an import hook,
+# because each of those folders is a package itself.
+IMPORTED := protos clients/python
+DISTRIBUTIONS := $(IMPORTED) bundle targets edge execution compiler_svc runtime_svc
 PACKAGES := bundle targets edge execution compiler_svc runtime_svc kiln_client
 SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python tests examples bench
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
@@ -15,12 +18,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*)
+$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*) deploy/install-torch
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile torch==2.13.0
+	deploy/install-torch $(BIN)/python --quiet --no-compile
+	$(BIN)/python -m pip install --quiet --no-compile --config-settings editable_mode=compat \
+	  $(foreach d,$(IMPORTED),--editable $(d))
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile \
-	  $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
+	  $(foreach d,$(filter-out $(IMPORTED),$(DISTRIBUTIONS)),--editable $(d)) --group dev
 	$(BIN)/python -m compileall -qq -j 0 $(CURDIR)/$(VENV)/lib || true
 	touch $@
 
@@ -68,7 +73,7 @@ protos: setup
 protos-check: setup
 	rm -rf build/protos && mkdir -p build/protos
 	$(call generate,build/protos)
-	diff -r --exclude='*.proto' --exclude=__pycache__ build/protos/kiln protos/kiln
+	diff -r --exclude='*.proto' --exclude=__pycache__ --exclude=__init__.py --exclude=py.typed build/protos/kiln protos/kiln
 
 define generate
 	$(BIN)/python -m grpc_tools.protoc -Iprotos \
