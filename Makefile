@@ -2,10 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# What users import is installed as folders on the search path, which type checkers follow, too; the rest by an import hook,
-# because each of those folders is a package itself.
-IMPORTED := protos clients/python
-DISTRIBUTIONS := $(IMPORTED) bundle targets edge execution compiler_svc runtime_svc
+DISTRIBUTIONS := protos bundle targets edge execution compiler_svc runtime_svc clients/python
 PACKAGES := bundle targets edge execution compiler_svc runtime_svc kiln_client
 SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python tests examples bench
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
@@ -22,10 +19,8 @@ $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard 
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	deploy/install-torch $(BIN)/python --quiet --no-compile
-	$(BIN)/python -m pip install --quiet --no-compile --config-settings editable_mode=compat \
-	  $(foreach d,$(IMPORTED),--editable $(d))
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile \
-	  $(foreach d,$(filter-out $(IMPORTED),$(DISTRIBUTIONS)),--editable $(d)) --group dev
+	  $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
 	$(BIN)/python -m compileall -qq -j 0 $(CURDIR)/$(VENV)/lib || true
 	touch $@
 
