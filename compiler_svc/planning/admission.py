@@ -186,7 +186,11 @@ def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
 
 def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """Lists the warnings about a valid compile."""
-    return (*warn_of_untrained_positions(checkpoint, config), *warn_of_unchecked_executables(config))
+    return (
+        *warn_of_untrained_positions(checkpoint, config),
+        *warn_of_unchecked_executables(config),
+        *warn_of_unread_tokenizer(checkpoint),
+    )
 
 
 def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
@@ -202,6 +206,18 @@ def warn_of_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
     if not config.skip_sharding:
         return ()
     return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)
+
+
+def warn_of_unread_tokenizer(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Warns if the only tokenizer is one that bundles do not take."""
+    names = {path.name for path in checkpoint.tokenizer_files}
+    if "tokenizer.json" in names or "tokenizer.model" not in names:
+        return ()
+    warning = (
+        "model: it has tokenizer.model and no tokenizer.json, so the bundle takes token ids only, no text; "
+        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes one"
+    )
+    return (warning,)
 
 
 def check_num_executables(config: NeuronConfig) -> None:

@@ -329,6 +329,19 @@ def test_a_reader_that_goes_ends_the_request_quietly(server: ScriptedServer) -> 
         assert process.stderr.read() == ""
 
 
+def test_a_full_disk_is_named(server: ScriptedServer) -> None:
+    server.script("Generate", [samples.accepted(), samples.delta(1, "Once", 11), samples.finished(2)])
+    environment = python_environment(KILN_RUNTIME=server.address)
+    words = [*KILN, "generate", "--deployment", "demo", "--prompt", "x"]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "error: FAILED_PRECONDITION/FILE_UNUSABLE",
+        "  standard output: No space left on device",
+    ]
+
+
 def run_on_terminal(server: ScriptedServer, *words: str, **variables: str) -> str:
     """Runs a command with a pseudo-terminal as its standard output and error; gives what it showed."""
     main, terminal = pty.openpty()
