@@ -15,10 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*)
+$(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard execution/native/*) deploy/install-torch
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile torch==2.13.0
+	deploy/install-torch $(BIN)/python --quiet --no-compile
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile \
 	  $(foreach d,$(DISTRIBUTIONS),--editable $(d)) --group dev
 	$(BIN)/python -m compileall -qq -j 0 $(CURDIR)/$(VENV)/lib || true
@@ -68,7 +68,7 @@ protos: setup
 protos-check: setup
 	rm -rf build/protos && mkdir -p build/protos
 	$(call generate,build/protos)
-	diff -r --exclude='*.proto' --exclude=__pycache__ build/protos/kiln protos/kiln
+	diff -r --exclude='*.proto' --exclude=__pycache__ --exclude=__init__.py --exclude=py.typed build/protos/kiln protos/kiln
 
 define generate
 	$(BIN)/python -m grpc_tools.protoc -Iprotos \

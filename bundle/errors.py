@@ -103,7 +103,8 @@ class BundleNotFound(BundleError):
     reason = "BUNDLE_NOT_FOUND"
 
     def __init__(self, ref: str, detail: str = "") -> None:
-        super().__init__(f"no bundle {ref!r}" + (f": {detail}" if detail else ""), ref=ref)
+        subject = f"no bundle {ref!r}" if ref else "no bundle"
+        super().__init__(f"{subject}: {detail}" if detail else subject, ref=ref)
 
 
 class ManifestInvalid(BundleError):

@@ -30,7 +30,8 @@ CompilerError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from bundle.errors import FieldViolation, KilnError
@@ -83,8 +84,14 @@ class PathOutsideModelRoots(CompilerError):
 
     reason = "PATH_OUTSIDE_MODEL_ROOTS"
 
-    def __init__(self, path: str) -> None:
-        violation = FieldViolation("model", repr(path), "a path that stays under a model root, symbolic links resolved")
+    def __init__(self, path: str, model_roots: Sequence[Path], *, is_link: bool) -> None:
+        detail = " (a link that leads outside of the model roots)" if is_link else ""
+        roots = " or ".join(map(str, model_roots))
+        accepted = (
+            f"a directory below {roots} on the compiler's host, links followed; "
+            "--model-root DIR of `kiln up`, or of the compiler, adds a root"
+        )
+        violation = FieldViolation("model", f"{path!r}{detail}", accepted)
         super().__init__(str(violation), violations=(violation,), path=path)
 
 

@@ -2,20 +2,19 @@
 #
 #     docker build --file deploy/runtime.Dockerfile --tag kiln-runtime .
 #
-# Torch has to be its CPU build, and where pip finds that is yours to say: PIP_EXTRA_ARGS takes options of
-# `pip install`, such as `--extra-index-url URL` with the index of torch's CPU wheels, and TORCH a requirement, such as
-# `torch==2.13.0+cpu`. A CUDA build fails the build of the image.
+# deploy/install-torch says where torch's CPU build comes from. PIP_EXTRA_ARGS takes options of `pip install`, such as
+# `--index-url URL` with an index of your own, and TORCH_INDEX the URL of a mirror of PyTorch's index of CPU builds.
 #
 # The first steps are those of deploy/compiler.Dockerfile, so that one cached layer holds torch for both.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-ARG TORCH=torch==2.13.0
 ARG PIP_EXTRA_ARGS=
+ARG TORCH_INDEX=
 RUN python -m venv /opt/kiln
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} "${TORCH}"
-RUN /opt/kiln/bin/python -c 'import torch; assert torch.version.cuda is None, "a CUDA build: see PIP_EXTRA_ARGS"'
+COPY deploy/install-torch /src/install-torch
+RUN --mount=type=cache,target=/root/.cache/pip sh /src/install-torch /opt/kiln/bin/python ${PIP_EXTRA_ARGS}
 # The collective operators are a native library.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY protos /src/protos

@@ -37,7 +37,7 @@ class CaptureCall:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
-    """A Generate call as the client sent it; None means unset."""
+    """A Generate call as the client sent it; None means unset, and a `top_k` of 0 or -1 sets no limit."""
 
     request_id: str
     prompt: Prompt | None
@@ -167,7 +167,7 @@ def prompt_field(prompt: Prompt | None) -> str:
 def _resolve_sampling(call: GenerationCall, default: DefaultSampling) -> DefaultSampling:
     return DefaultSampling(
         temperature=default.temperature if call.temperature is None else call.temperature,
-        top_k=default.top_k if call.top_k is None else call.top_k,
+        top_k=default.top_k if call.top_k is None else max(call.top_k, 0),
         top_p=default.top_p if call.top_p is None else call.top_p,
     )
 
@@ -231,8 +231,9 @@ def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> It
     if call.temperature is not None and not (call.temperature >= 0 and math.isfinite(call.temperature)):
         yield FieldViolation("sampling.temperature", _number(call.temperature), "a number of at least 0")
     max_top_k = capabilities.max_top_k or capabilities.vocab_size
-    if call.top_k is not None and not 0 <= call.top_k <= max_top_k:
-        yield FieldViolation("sampling.top_k", str(call.top_k), f"0 to {max_top_k}")
+    if call.top_k is not None and not -1 <= call.top_k <= max_top_k:
+        accepted = f"1 to {max_top_k}; 0 or -1 for no limit"
+        yield FieldViolation("sampling.top_k", str(call.top_k), accepted)
     if call.top_p is not None and not 0 < call.top_p <= 1:
         yield FieldViolation("sampling.top_p", _number(call.top_p), "a number above 0, at most 1")
 
@@ -266,10 +267,11 @@ def _output_violations(call: GenerationCall, capabilities: Capabilities) -> Iter
 
 
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    no_logits = "the bundle outputs no logits; compile it with neuron_config.output_logits: true"
     if call.logprobs is not None and not capabilities.logprobs:
-        yield FieldViolation("output.logprobs", str(call.logprobs), "unset: the bundle outputs no logits")
+        yield FieldViolation("output.logprobs", str(call.logprobs), f"unset: {no_logits}")
     if call.logits and not capabilities.logits:
-        cause = "the logits of a token exceed a message" if capabilities.logprobs else "the bundle outputs no logits"
+        cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")
     if call.capture is not None and not capabilities.input_capture:
         accepted = "unset: this runtime has no --capture-directory"
@@ -277,12 +279,13 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
     if call.stop_strings and not capabilities.text:
         yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
     default = capabilities.default_sampling
-    if capabilities.dynamic_sampling or _resolve_sampling(call, default).is_close(default):
+    resolved = _resolve_sampling(call, default)
+    if capabilities.dynamic_sampling or resolved.is_close(default):
         return
     values = {"temperature": default.temperature, "top_k": default.top_k, "top_p": default.top_p}
     for name, baked in values.items():
-        asked = getattr(call, name)
-        if asked is not None and not math.isclose(asked, baked, rel_tol=1e-6):
+        asked = getattr(resolved, name)
+        if not math.isclose(asked, baked, rel_tol=1e-6):
             accepted = f"unset or {_number(baked)}: sampling is compiled into the bundle"
             yield FieldViolation(f"sampling.{name}", _number(asked), accepted)
 

@@ -114,7 +114,7 @@ class Capabilities:
             logits=has_logits and vocab_size * DTYPE_SIZES_BYTES["float32"] <= MAX_LOGITS_BYTES,
             text=tokenizer is not None,
             chat=tokenizer is not None and tokenizer.chat_template is not None,
-            default_sampling=DefaultSampling(sampling.temperature, sampling.top_k, sampling.top_p),
+            default_sampling=DefaultSampling(sampling.temperature, max(sampling.top_k, 0), sampling.top_p),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,
             input_truncation=manifest.serving.input_truncation,

@@ -36,7 +36,7 @@ KilnError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bundle.errors import FieldViolation, KilnError
 
@@ -113,7 +113,10 @@ class DeploymentExists(RuntimeServiceError):
 
     def __init__(self, deployment_id: str, bundle_digest: str, detail: str = "") -> None:
         super().__init__(
-            f"deployment {deployment_id!r} exists already with bundle {bundle_digest}" + (detail and f" and {detail}"),
+            f"deployment {deployment_id!r} exists already with bundle {bundle_digest}"
+            + (detail and f" and {detail}")
+            + f"; LoadWeights (`kiln load-weights {deployment_id} REF`) replaces its weights, UnloadBundle "
+            f"(`kiln unload {deployment_id}`) ends it",
             deployment_id=deployment_id,
             bundle_digest=bundle_digest,
         )
@@ -178,9 +181,19 @@ class CoresUnavailable(RuntimeServiceError):
 
     reason = "CORES_UNAVAILABLE"
 
-    def __init__(self, wanted: str, free: Sequence[int]) -> None:
-        available = ", ".join(map(str, free)) or "none"
-        super().__init__(f"{wanted}; free cores: {available}", wanted=wanted, free_cores=available)
+    def __init__(self, wanted: str, free: Sequence[int], holders: Mapping[str, Sequence[int]]) -> None:
+        available = _join(free) or "none"
+        held = "; ".join(f"{holder} holds {_join(cores)}" for holder, cores in holders.items()) or "none is held"
+        super().__init__(
+            f"{wanted}; free cores: {available}; {held}. Unload a deployment, or start the runtime with more --cores",
+            wanted=wanted,
+            free_cores=available,
+            held=held,
+        )
+
+
+def _join(cores: Sequence[int]) -> str:
+    return ", ".join(map(str, cores))
 
 
 class MemoryUnavailable(RuntimeServiceError):

@@ -6,7 +6,8 @@ import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from difflib import get_close_matches
+from typing import Final, Literal, cast
 
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
@@ -16,6 +17,8 @@ from bundle.reference import Reference
 from compiler_svc.database.tables import AliasRow, NameRow, VersionRow
 from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
 
+#: How many versions and aliases an error lists.
+MAX_LISTED: Final = 8
 #: The parts that a bundle has.
 Contents = Literal["full", "executables", "weights"]
 
@@ -91,8 +94,22 @@ def find_version(session: Session, reference: Reference) -> Version:
     """
     row = _find_row(session, reference)
     if row is None:
-        raise BundleNotFound(str(reference))
+        raise BundleNotFound(str(reference), _describe_versions(session, reference.name) if reference.name else "")
     return _read(session, row)
+
+
+def _describe_versions(session: Session, name: str) -> str:
+    """Says which versions and aliases a name has, or, if it has none, which names are like it."""
+    numbers = session.scalars(
+        select(VersionRow.version).where(VersionRow.name == name).order_by(VersionRow.version.desc())
+    ).all()
+    if not numbers:
+        similar = " or ".join(get_close_matches(name, session.scalars(select(NameRow.name))))
+        return "no bundle has that name" + (f"; did you mean {similar}?" if similar else "")
+    aliases = session.scalars(select(AliasRow.alias).where(AliasRow.name == name).order_by(AliasRow.alias)).all()
+    listed = [*(f"v{number}" for number in numbers), *(f"@{alias}" for alias in aliases)]
+    more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
+    return f"{name} has {', '.join(listed[:MAX_LISTED])}{more}"
 
 
 def list_versions(session: Session, *, name: str, page_size: int, after: tuple[str, int] | None) -> PageOfVersions:

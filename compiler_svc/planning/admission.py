@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -146,21 +149,33 @@ def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:
         CheckpointNotFound: No such directory exists.
         PathOutsideModelRoots: The path leaves the model roots.
     """
-    accepted = f"a directory below {' or '.join(map(str, model_roots))}"
+    accepted = f"a directory below {' or '.join(map(str, model_roots))} on the compiler's host"
     if not model or "\0" in model:
         raise CheckpointNotFound(Path(model.replace("\0", "")), "no path", accepted)
     try:
         roots = [root.resolve() for root in model_roots]
-        candidates = [(root / model).resolve() for root in roots]
-        inside = [path for path in candidates if any(path.is_relative_to(root) for root in roots)]
+        inside = [path for root in roots if _is_below(path := (root / model).resolve(), roots)]
         existing = next((path for path in inside if path.is_dir()), None)
+        named = [path for root in roots if _is_below(path := Path(os.path.normpath(root / model)), roots)]
+        leads_outside = any(not _is_below(path.resolve(), roots) for path in named)
     except (OSError, RuntimeError) as error:  # a name too long; a link that leads to itself
         raise CheckpointNotFound(Path(model), str(error), accepted) from error
-    if not inside:
-        raise PathOutsideModelRoots(model)
-    if existing is None:
-        raise CheckpointNotFound(Path(model), "no such directory", accepted)
-    return existing
+    if existing is not None:
+        return existing
+    if leads_outside or not inside:
+        raise PathOutsideModelRoots(model, model_roots, is_link=leads_outside)
+    raise CheckpointNotFound(Path(model), "no such directory", f"{accepted}; {_advise_download(model, model_roots[0])}")
+
+
+def _is_below(path: Path, roots: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)
+
+
+def _advise_download(model: str, root: Path) -> str:
+    """Says how to get a checkpoint that does not exist, which may be named as on the Hub: `owner/name`."""
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model) is not None
+    identity, folder = (model, model.rpartition("/")[2]) if is_hub_id else ("OWNER/NAME", "NAME")
+    return f"`hf download {identity} --local-dir {root / folder}` gets one from the Hugging Face Hub"
 
 
 def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
@@ -171,7 +186,11 @@ def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
 
 def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """Lists the warnings about a valid compile."""
-    return (*warn_of_untrained_positions(checkpoint, config), *warn_of_unchecked_executables(config))
+    return (
+        *warn_of_untrained_positions(checkpoint, config),
+        *warn_of_unchecked_executables(config),
+        *warn_of_unread_tokenizer(checkpoint),
+    )
 
 
 def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
@@ -187,6 +206,18 @@ def warn_of_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
     if not config.skip_sharding:
         return ()
     return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)
+
+
+def warn_of_unread_tokenizer(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Warns if the only tokenizer is one that bundles do not take."""
+    names = {path.name for path in checkpoint.tokenizer_files}
+    if "tokenizer.json" in names or "tokenizer.model" not in names:
+        return ()
+    warning = (
+        "model: it has tokenizer.model and no tokenizer.json, so the bundle takes token ids only, no text; "
+        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes one"
+    )
+    return (warning,)
 
 
 def check_num_executables(config: NeuronConfig) -> None:

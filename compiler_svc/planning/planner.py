@@ -16,6 +16,7 @@ from compiler_svc.config import InferenceConfig, NeuronConfig, Resolution, resol
 from compiler_svc.config.submodels import SubmodelShape, describe_submodels
 from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
+from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
@@ -117,7 +118,9 @@ class Planner:
             submodels=describe_submodels(config.neuron_config),
             memory=memory,
             limit_bytes=limit.measure(config.neuron_config),
-            largest=variations.find_largest(config.neuron_config),
+            largest=variations.find_largest(
+                config.neuron_config, trained_positions=describe_model(checkpoint.config).max_position_embeddings
+            ),
             cores_needed=variations.count_cores(planned_target),
             executables=executables,
             hints=resolution.hints,

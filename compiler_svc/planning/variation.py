@@ -37,20 +37,23 @@ class Variations:
         self._resolve = resolve
         self._fits = fits
 
-    def find_largest(self, config: NeuronConfig) -> LargestSizes:
+    def find_largest(self, config: NeuronConfig, *, trained_positions: int) -> LargestSizes:
         """Finds the largest sizes that fit.
 
         Attributes that give the rows of the cache change together; so do attributes that give its positions.
 
         Args:
             config: The configuration before any change.
+            trained_positions: Longest sequence that the model was trained for, in tokens. No longer one is looked for,
+                unless the configuration has it.
         """
         rows = self._given_of("max_batch_size", "tkg_batch_size") or ["batch_size"]
-        lengths = ["seq_len", *self._given_of("max_length", "n_positions")]
+        lengths = self._make_check("seq_len", *self._given_of("max_length", "n_positions"))
+        max_length = max(trained_positions, config.seq_len)
         return LargestSizes(
             batch_size=find_largest(self._make_check(*rows), config.max_batch_size),
             seq_len=find_largest(
-                self._make_check(*lengths),
+                lambda length: lengths(length) if length <= max_length else Verdict.EXCEEDS,
                 config.seq_len,
                 # Sequence parallelism divides prompts evenly among ranks.
                 step=config.tp_degree if config.sequence_parallel_enabled else 1,

@@ -36,7 +36,9 @@ class GrpcBundleSource:
         try:
             response = await self._stub.GetBundle(bundle_pb2.GetBundleRequest(ref=ref), timeout=LOOKUP_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error, BundleNotFound(ref)) from error
+            # The compiler says which versions there are.
+            detail = (error.details() or "").partition(f"no bundle {ref!r}: ")[2]
+            raise self._translate(error, BundleNotFound(ref, detail)) from error
         pb = response.bundle
         return ResolvedBundle(
             ref=ref,

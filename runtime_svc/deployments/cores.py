@@ -13,21 +13,30 @@ from runtime_svc.errors import CoresUnavailable, RequestInvalid
 
 
 class CorePool:
-    """Cores 0 to `num_cores - 1`, each held by one deployment at most."""
+    """Cores 0 to `num_cores - 1`, each held by one holder, a deployment, at most."""
 
     def __init__(self, num_cores: int) -> None:
         self.num_cores = num_cores
-        self._held: set[int] = set()
+        self._holders: dict[int, str] = {}
 
     @property
     def free(self) -> tuple[int, ...]:
         """The cores that no deployment holds, ascending."""
-        return tuple(core for core in range(self.num_cores) if core not in self._held)
+        return tuple(core for core in range(self.num_cores) if core not in self._holders)
 
-    def reserve(self, num_ranks: int, wanted: Sequence[int], preferred: Sequence[int] = ()) -> tuple[int, ...]:
+    @property
+    def held(self) -> dict[str, tuple[int, ...]]:
+        """The cores of each holder, both ascending."""
+        names = sorted(set(self._holders.values()))
+        return {name: tuple(sorted(core for core, one in self._holders.items() if one == name)) for name in names}
+
+    def reserve(
+        self, holder: str, num_ranks: int, wanted: Sequence[int], preferred: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """Takes one core for each rank.
 
         Args:
+            holder: Id of the deployment that takes them.
             num_ranks: Ranks of the bundle.
             wanted: The cores to take; empty takes the lowest free range, or the lowest free cores if no range is long
                 enough.
@@ -42,18 +51,19 @@ class CorePool:
             raise RequestInvalid([FieldViolation("cores", ", ".join(map(str, wanted)), accepted)])
         free = self.free
         if not set(wanted) <= set(free):
-            raise CoresUnavailable(f"cores {', '.join(map(str, wanted))} are wanted", free)
+            raise CoresUnavailable(f"cores {', '.join(map(str, wanted))} are wanted", free, self.held)
         if num_ranks > len(free):
-            raise CoresUnavailable(f"the bundle needs {num_ranks} cores", free)
+            raise CoresUnavailable(f"the bundle needs {num_ranks} cores", free, self.held)
         is_preferred = len(preferred) == num_ranks and set(preferred) <= set(free)
         cores = tuple(wanted) or (tuple(preferred) if is_preferred else _lowest(free, num_ranks))
-        self._held.update(cores)
+        self._holders.update(dict.fromkeys(cores, holder))
         return cores
 
     def release(self, cores: Sequence[int]) -> None:
         """Gives back cores that a deployment holds."""
-        assert set(cores) <= self._held, f"{cores} are not all held"
-        self._held.difference_update(cores)
+        assert set(cores) <= set(self._holders), f"{cores} are not all held"
+        for core in cores:
+            del self._holders[core]
 
 
 def _lowest(free: tuple[int, ...], count: int) -> tuple[int, ...]:

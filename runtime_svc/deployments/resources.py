@@ -35,7 +35,7 @@ class Resources:
             CoresUnavailable: Too few cores are free.
         """
         preferred = deployment.preferred_cores
-        deployment.cores = self.cores.reserve(len(preferred), (), preferred)
+        deployment.cores = self.cores.reserve(deployment.deployment_id, len(preferred), (), preferred)
 
     def reserve(self, deployment: Deployment, weights: Manifest) -> None:
         """Reserves the cores and memory of a deployment, whose bundle is resolved.
@@ -55,9 +55,9 @@ class Resources:
         needs = (state_need(manifest), weights_need(weights))
         had_cores = bool(deployment.cores)
         if not had_cores:
-            deployment.cores = self.cores.reserve(manifest.tp_degree, deployment.spec.cores)
+            deployment.cores = self.cores.reserve(deployment.deployment_id, manifest.tp_degree, deployment.spec.cores)
         elif len(deployment.cores) != manifest.tp_degree:
-            raise CoresUnavailable(f"the bundle needs {manifest.tp_degree} cores", deployment.cores)
+            raise CoresUnavailable(f"the bundle needs {manifest.tp_degree} cores", deployment.cores, self.cores.held)
         try:
             self.memory.reserve(*needs)
         except BaseException:

@@ -104,7 +104,7 @@ class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):
         await self._require_presence(context)
         digest = self.names.get(request.ref, request.ref)
         if not digest.startswith("sha256:") or not self.layout.has(digest):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no bundle {request.ref}")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no bundle {request.ref!r}: nothing has v1")
         bundle = open_bundle(self.layout, digest)
         blobs = [
             bundle_pb2.Blob(

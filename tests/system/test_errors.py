@@ -108,6 +108,8 @@ def test_model_outside_the_roots(stack: Stack, tmp_path: Path) -> None:
     config.write_text(json.dumps(CONFIG))
     error = failure(stack, "compile", config, "--model", tmp_path / "elsewhere", "--name", "outside")
     assert (error["code"], error["reason"]) == ("PERMISSION_DENIED", "PATH_OUTSIDE_MODEL_ROOTS")
+    assert str(stack.home / "models") in error["message"]
+    assert "kiln up" in error["message"]
 
 
 def test_served_later_is_refused_by_name(stack: Stack, tmp_path: Path) -> None:

@@ -69,6 +69,21 @@ def test_references(database: Database) -> None:
         assert caught.value.metadata == {"ref": missing}
 
 
+def test_an_unknown_version_is_told_with_those_that_exist(database: Database) -> None:
+    for letter in "12":
+        add(database, "story", letter)
+    set_alias(database, "story:v1", "prod")
+    for missing in ("story:v9", "story@nope"):
+        with pytest.raises(BundleNotFound, match=f"no bundle '{missing}': story has v2, v1, @prod$"):
+            find(database, missing)
+    with pytest.raises(BundleNotFound, match=r"no bundle 'stry': no bundle has that name; did you mean story\?$"):
+        find(database, "stry")
+    for letter in "3456789":
+        add(database, "story", letter)
+    with pytest.raises(BundleNotFound, match=r"story has v9, v8, v7, v6, v5, v4, v3, v2 and 2 more$"):
+        find(database, "story:v10")
+
+
 def test_pages(database: Database) -> None:
     for name, letter in ("a1", "a2", "a3", "b1", "b2"):
         add(database, name, letter)

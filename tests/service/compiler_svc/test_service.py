@@ -130,6 +130,19 @@ class TestRefusals:
         (home / "models" / "link").symlink_to(home / "elsewhere")
         refused = await refusal(client.compile(model=model))
         assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED, "PATH_OUTSIDE_MODEL_ROOTS")
+        assert f"a directory below {home / 'models'}" in refused.message
+        assert "--model-root DIR" in refused.message
+        assert ("a link that leads outside" in refused.message) == (model == "link")
+
+    @pytest.mark.parametrize(
+        ("model", "advice"),
+        [("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B --local-dir {}/Llama-3.2-1B"), ("missing", "OWNER/NAME")],
+    )
+    async def test_a_missing_checkpoint_says_how_to_get_one(
+        self, client: Client, home: Path, model: str, advice: str
+    ) -> None:
+        refused = await refusal(client.compile(model=model))
+        assert f"`hf download {advice.format(home / 'models')}" in refused.message
 
     async def test_a_link_to_itself(self, client: Client, home: Path) -> None:
         (home / "models" / "loop").symlink_to(home / "models" / "loop")

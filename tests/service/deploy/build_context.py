@@ -28,10 +28,10 @@ class BuildContext:
             raise ValueError(f".dockerignore: {patterns}; accepted: *, !NAME, **/GLOB")
 
     def copy(self, source: str, destination: Path) -> None:
-        """Does what `COPY source destination` does for a directory: copies what is in it.
+        """Does what `COPY source destination` does: copies a file, or what is in a directory.
 
         Raises:
-            FileNotFoundError: The directory is not part of the context, or empty.
+            FileNotFoundError: The source is not part of the context, or an empty directory.
         """
         copied = 0
         for path in self._files(source):
@@ -40,7 +40,7 @@ class BuildContext:
             shutil.copy2(path, target)
             copied += 1
         if not copied:
-            raise FileNotFoundError(f"COPY {source}: no such directory in the build context")
+            raise FileNotFoundError(f"COPY {source}: no such file or directory in the build context")
 
     def digest(self, source: str) -> str:
         """Gives a digest of everything that `copy` would copy."""
@@ -53,6 +53,8 @@ class BuildContext:
     def _files(self, source: str) -> Iterator[Path]:
         if PurePosixPath(source).parts[0] not in self._kept:
             return
+        if (self._root / source).is_file():
+            yield self._root / source
         for directory, names, files in os.walk(self._root / source):
             names[:] = [name for name in names if not self._is_dropped(name)]
             yield from (Path(directory, name) for name in files if not self._is_dropped(name))

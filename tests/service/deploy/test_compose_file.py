@@ -107,15 +107,15 @@ def test_what_may_be_set(tmp_path: Path) -> None:
         KILN_MODELS=str(tmp_path),
         KILN_RUNTIME_MEMORY="2g",
         KILN_COMPILER_MEMORY="1g",
-        KILN_TORCH="torch==2.13.0+cpu",
         KILN_PIP_EXTRA_ARGS="--pre",
+        KILN_TORCH_INDEX="https://mirror.invalid/cpu",
     )
     compiler, runtime = (model["services"][name] for name in SERVICES)
     assert [service["ports"][0]["published"] for service in (compiler, runtime)] == ["7001", "7002"]
     assert [service["mem_limit"] for service in (compiler, runtime)] == [str(1 << 30), str(2 << 30)]
     settings = parse_runtime(runtime["command"])
     assert (settings.num_cores, settings.threads_per_core) == (8, 3)
-    assert compiler["build"]["args"] == {"TORCH": "torch==2.13.0+cpu", "PIP_EXTRA_ARGS": "--pre"}
+    assert compiler["build"]["args"] == {"PIP_EXTRA_ARGS": "--pre", "TORCH_INDEX": "https://mirror.invalid/cpu"}
     assert str(tmp_path) in [mount["source"] for mount in compiler["volumes"]]
 
 

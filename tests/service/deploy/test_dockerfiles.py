@@ -34,13 +34,13 @@ def test_both_begin_alike_so_that_torch_is_installed_once() -> None:
     shared = [left for left, right in zip(compiler, runtime, strict=False) if left == right]
     assert any("execution" in value for _, _, value in shared)
     copied = [value[0] for command, flags, value in shared if command == "COPY" and not flags]
-    assert copied == ["protos", "bundle", "targets", "edge", "execution"]
+    assert copied == ["deploy/install-torch", "protos", "bundle", "targets", "edge", "execution"]
 
 
 def test_the_runtime_is_given_neither_compiler() -> None:
     described = instructions("runtime")
     copied = [value[0] for command, flags, value in described if command == "COPY" and not flags]
-    assert copied == ["protos", "bundle", "targets", "edge", "execution", "runtime_svc"]
+    assert copied == ["deploy/install-torch", "protos", "bundle", "targets", "edge", "execution", "runtime_svc"]
     last_stage = max(index for index, (command, _, _) in enumerate(described) if command == "FROM")
     assert not [value for command, _, value in described[last_stage:] if command == "RUN" and "g++" in value[0]]
     assert [value for command, _, value in instructions("compiler")[last_stage:] if "g++" in value[0]]
@@ -67,5 +67,5 @@ def test_the_context_holds_sources_only(tmp_path: Path) -> None:
     ]
     assert (tmp_path / "runtime_svc/pyproject.toml").exists()
     for left_out in ("tests", ".venv", ".git", "examples"):
-        with pytest.raises(FileNotFoundError, match="no such directory in the build context"):
+        with pytest.raises(FileNotFoundError, match="no such file or directory in the build context"):
             context.copy(left_out, tmp_path / "more")

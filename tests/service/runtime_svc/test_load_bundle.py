@@ -71,8 +71,9 @@ async def test_equal_load_answers_at_once_and_joins_one_under_way(served: Runtim
     assert (await served.load("story"))[-1].deployment.state == pb.Deployment.STATE_READY
     assert len(served.groups) == 1
     served.publish("other", bias=7)
-    async with raises("ALREADY_EXISTS", "DEPLOYMENT_EXISTS"):
+    async with raises("ALREADY_EXISTS", "DEPLOYMENT_EXISTS") as caught:
         await served.load("other")
+    assert "`kiln load-weights d REF`" in str(caught[0].details())
 
 
 async def test_load_outlives_its_client(served: Runtime) -> None:
@@ -104,6 +105,7 @@ async def test_unknown_bundle(served: Runtime) -> None:
     async with raises("NOT_FOUND", "BUNDLE_NOT_FOUND") as caught:
         await served.load("nothing:v3")
     assert details_of(caught[0])[0].metadata["ref"] == "nothing:v3"
+    assert caught[0].details() == "no bundle 'nothing:v3': nothing has v1"
     assert list((await served.control.ListDeployments(pb.ListDeploymentsRequest())).deployments) == []
 
 
@@ -117,6 +119,7 @@ async def test_cores_are_placed_held_and_given_back(served: Runtime) -> None:
     async with raises("RESOURCE_EXHAUSTED", "CORES_UNAVAILABLE") as caught:
         await served.load("pair", "c")
     assert details_of(caught[0])[0].metadata["free_cores"] == "none"
+    assert "a holds 0, 1; b holds 2, 3. Unload a deployment" in str(caught[0].details())
     await served.control.UnloadBundle(pb.UnloadBundleRequest(deployment_id="a"))
     assert list((await served.load("pair", "c"))[-1].deployment.cores) == [0, 1]
     async with raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):

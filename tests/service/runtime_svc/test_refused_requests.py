@@ -58,7 +58,7 @@ async def test_every_mistake_is_named_at_once(served: Runtime) -> None:
         ({"text": "x", "sampling": pb.SamplingParams(temperature=float("inf"))}, "sampling.temperature"),
         ({"text": "x", "sampling": pb.SamplingParams(top_p=float("nan"))}, "sampling.top_p"),
         ({"text": "x", "sampling": pb.SamplingParams(top_p=1.5)}, "sampling.top_p"),
-        ({"text": "x", "sampling": pb.SamplingParams(top_k=-1)}, "sampling.top_k"),
+        ({"text": "x", "sampling": pb.SamplingParams(top_k=-2)}, "sampling.top_k"),
         ({"text": "x", "stop": pb.StopConditions(stop_strings=["y"] * 17)}, "stop.stop_strings"),
         ({"text": "x", "output": pb.OutputOptions(logprobs=-1)}, "output.logprobs"),
     ],
@@ -68,6 +68,15 @@ async def test_single_mistakes(served: Runtime, options: dict[str, Any], field: 
     async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
         await anext(aiter(served.generation.Generate(pb.GenerateRequest(deployment_id="d", **options))))
     assert fields_of(caught[0]) == [field]
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+async def test_no_limit_of_candidates(served: Runtime, top_k: int) -> None:
+    """As configurations take it, and clients of other servers send it."""
+    await served.deploy()
+    events = await served.generate([5, 6], 3, temperature=0.0, top_k=top_k)
+    assert events[0].accepted.sampling.top_k == 0
+    assert tokens_of(events) == expected_tokens([5, 6], 3)
 
 
 async def test_template_that_refuses_says_why(served: Runtime) -> None:
@@ -105,6 +114,7 @@ async def test_baked_sampling_refuses_other_values_by_name(served: Runtime) -> N
         request.output.logprobs = 0
         await anext(aiter(served.generation.Generate(request)))
     assert fields_of(caught[0]) == ["output.logprobs", "sampling.temperature", "sampling.top_k"]
+    assert "output_logits: true" in details_of(caught[0])[1].field_violations[0].description
     for same in ({}, {"top_k": 1}, {"temperature": 0.0}, {"temperature": 1.0, "top_p": 1.0}):
         assert tokens_of(await served.generate([5], **same)) == expected_tokens([5], 5)
 

@@ -171,7 +171,7 @@ class ImageBuilder:
                 stage.recorded.append(script)
                 for directory in directories:
                     stage.path(directory).mkdir(parents=True, exist_ok=True)
-            case [("python" | "/opt/kiln/bin/python" | "ls"), *_]:
+            case [("python" | "/opt/kiln/bin/python" | "ls" | "sh"), *_]:
                 if not is_cached:
                     self._execute(stage, instruction, script)
             case _:

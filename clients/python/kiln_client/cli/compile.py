@@ -7,26 +7,21 @@ from typing import Any, BinaryIO
 import click
 from kiln.compiler.v1.compiler_pb2 import CompileResponse, Target
 
-from kiln_client.cli.parameters import DOCUMENT, OVERRIDE, enum_choice, read_configuration, server_path
+from kiln_client.cli.checkpoint import MODEL, call_with_checkpoint
+from kiln_client.cli.parameters import DOCUMENT, OVERRIDE, enum_choice, read_configuration
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.cli.views import compile_view
 from kiln_client.compiler import compile_request
 
-_MODEL = click.option(
-    "--model",
-    required=True,
-    metavar="DIR",
-    help="Hugging Face checkpoint: a directory on this host or below a model root of the compiler.",
-)
 _NAME = click.option("--name", required=True, help="Name of the bundle.")
 _SKIP_CACHE_LOOKUP = click.option("--skip-cache-lookup", is_flag=True, help="Build even if the cache has the result.")
 
 
 @click.command("compile")
 @click.argument("config", type=DOCUMENT)
-@_MODEL
+@MODEL
 @_NAME
 @click.option(
     "-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="Level 0 needs no C++ toolchain. Default: 1."
@@ -66,19 +61,24 @@ async def compile_command(
     given = {option: value for option, value in options.items() if value is not None}
     if optimization_level is not None:
         given["optimization_level"] = int(optimization_level)
-    request = compile_request(name, server_path(model), document, **given)
     started = _Started(session)
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
-            response = await compiler.compile(
-                request, on_start=started, on_progress=progress.compiled, on_lost=progress.lost
+            response = await call_with_checkpoint(
+                model,
+                lambda path: compiler.compile(
+                    compile_request(name, path, document, **given),
+                    on_start=started,
+                    on_progress=progress.compiled,
+                    on_lost=progress.lost,
+                ),
             )
     show_result(session, response, started.operation)
 
 
 @click.command("shard-weights")
 @click.argument("executables_ref", metavar="REF")
-@_MODEL
+@MODEL
 @_NAME
 @_SKIP_CACHE_LOOKUP
 @remote_command
@@ -93,14 +93,17 @@ async def shard_weights_command(
     started = _Started(session)
     with ProgressView(session.output) as progress:
         async with session.compiler() as compiler:
-            response = await compiler.shard_weights(
-                name,
-                server_path(model),
-                executables_ref,
-                skip_cache_lookup=skip_cache_lookup,
-                on_start=started,
-                on_progress=progress.compiled,
-                on_lost=progress.lost,
+            response = await call_with_checkpoint(
+                model,
+                lambda path: compiler.shard_weights(
+                    name,
+                    path,
+                    executables_ref,
+                    skip_cache_lookup=skip_cache_lookup,
+                    on_start=started,
+                    on_progress=progress.compiled,
+                    on_lost=progress.lost,
+                ),
             )
     show_result(session, response, started.operation)
 

@@ -33,7 +33,7 @@ _CHAT = click.option(
     "--max-new-tokens", type=INT32, help="Tokens to generate at most. Default: all that the sequence length allows."
 )
 @click.option("--temperature", type=float, help="Divide the logits by this number; 0 is greedy.")
-@click.option("--top-k", type=INT32, help="Keep the K most likely tokens; 0 keeps all that the bundle considers.")
+@click.option("--top-k", type=INT32, help="Keep the K most likely tokens; 0 or -1 keeps all that the bundle considers.")
 @click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P.")
 @click.option("--seed", type=UINT64, help="Equal seeds give equal tokens. Default: random.")
 @click.option(

@@ -80,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.error(error)
         return FAILED
     except OSError as error:
-        output.error(FailedPrecondition(f"{error.filename}: {error.strerror}", reason="FILE_UNUSABLE"))
+        # Without a name, it is one of the standard streams.
+        subject = error.filename or "standard output"
+        output.error(FailedPrecondition(f"{subject}: {error.strerror or error}", reason="FILE_UNUSABLE"))
         return FAILED
     except Exception as error:
         if output.as_json:

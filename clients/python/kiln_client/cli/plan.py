@@ -8,7 +8,8 @@ from typing import Any, BinaryIO, Final
 import click
 from kiln.compiler.v1.compiler_pb2 import PlanCompileResponse, Target
 
-from kiln_client.cli.parameters import BYTE_SIZE, DOCUMENT, OVERRIDE, enum_choice, read_configuration, server_path
+from kiln_client.cli.checkpoint import MODEL, call_with_checkpoint
+from kiln_client.cli.parameters import BYTE_SIZE, DOCUMENT, OVERRIDE, enum_choice, read_configuration
 from kiln_client.cli.plan_view import plan_view
 from kiln_client.cli.records import Record, record_from_message
 from kiln_client.cli.session import Session, remote_command
@@ -20,12 +21,7 @@ DOES_NOT_FIT: Final = 3
 
 @click.command("plan")
 @click.argument("config", type=DOCUMENT)
-@click.option(
-    "--model",
-    required=True,
-    metavar="DIR",
-    help="Hugging Face checkpoint: a directory on this host or below a model root of the compiler.",
-)
+@MODEL
 @click.option("--target", type=enum_choice(Target.Kind), help="Hardware to plan for. Default: cpu.")
 @click.option("--core-memory", type=BYTE_SIZE, help="Memory of one core, such as 16GiB. Default: the target's.")
 @click.option(
@@ -60,7 +56,9 @@ async def plan_command(
     if target is not None:
         given["target"] = target
     async with session.compiler() as compiler:
-        plan = await compiler.plan_compile(plan_request(server_path(model), document, **given))
+        plan = await call_with_checkpoint(
+            model, lambda path: compiler.plan_compile(plan_request(path, document, **given))
+        )
     session.output.result(plan_record(plan), plan_view(plan, target or "cpu"))
     if not plan.fits:
         raise click.exceptions.Exit(DOES_NOT_FIT)

@@ -57,27 +57,44 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
         context.meta[f"{_META}{parameter.name}"] = value
 
 
+class _ConnectionOption(click.Option):
+    """An option of every command that talks to a service.
+
+    `kiln --help` describes these options. The help of a command points there, in place of the first of them.
+    """
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Returns the option's names and help."""
+        if ctx.parent is None:
+            return super().get_help_record(ctx)
+        return ("--compiler, --runtime, --tls…", "Connection: see `kiln --help`.") if self.name == "compiler" else None
+
+
 def _shared_option(*names: str, **attributes: Any) -> Decorator:
     return click.option(*names, expose_value=False, callback=_remember, default=None, **attributes)
+
+
+def _connection_option(*names: str, **attributes: Any) -> Decorator:
+    return _shared_option(*names, cls=_ConnectionOption, **attributes)
 
 
 _JSON = _shared_option("--json", is_flag=True, help="Print JSON: one object per line, the result last.")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _CONNECTION = (
-    _shared_option(
+    _connection_option(
         "--compiler",
         metavar="HOST:PORT",
         help=f"Compiler service. Default: KILN_COMPILER, then {DEFAULT_ADDRESSES['KILN_COMPILER']}.",
     ),
-    _shared_option(
+    _connection_option(
         "--runtime",
         metavar="HOST:PORT",
         help=f"Runtime service. Default: KILN_RUNTIME, then {DEFAULT_ADDRESSES['KILN_RUNTIME']}.",
     ),
-    _shared_option("--tls", is_flag=True, help="Use TLS and trust the authorities that gRPC ships."),
-    _shared_option("--tls-ca", type=_FILE, help="Use TLS and trust the authorities in this PEM file."),
-    _shared_option("--tls-cert", type=_FILE, help="PEM certificate chain of this client, for mutual TLS."),
-    _shared_option("--tls-key", type=_FILE, help="PEM private key of this client, for mutual TLS."),
+    _connection_option("--tls", is_flag=True, help="Use TLS and trust the authorities that gRPC ships."),
+    _connection_option("--tls-ca", type=_FILE, help="Use TLS and trust the authorities in this PEM file."),
+    _connection_option("--tls-cert", type=_FILE, help="PEM certificate chain of this client, for mutual TLS."),
+    _connection_option("--tls-key", type=_FILE, help="PEM private key of this client, for mutual TLS."),
     _JSON,
 )
 

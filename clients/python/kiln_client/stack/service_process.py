@@ -81,7 +81,8 @@ class ServiceProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=log,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                # A directory of the caller's, such as one named `edge`, must not pass for a package of the service.
+                env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
                 start_new_session=True,
             )
         return cls(service, process, stdout, log_path)

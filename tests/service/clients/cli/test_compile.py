@@ -130,17 +130,6 @@ def test_optimization_levels(compiling: ScriptedServer, kiln: Kiln, config: Path
     assert name == f"OPTIMIZATION_LEVEL_O{level}"
 
 
-def test_model_that_is_here_is_sent_as_an_absolute_path(
-    compiling: ScriptedServer, kiln: Kiln, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
-    for model in ("models/tiny", tmp_path / "models" / "tiny", "kiln-tiny"):
-        kiln("compile", config, "--model", model, "--name", "tiny")
-    here = str(tmp_path / "models" / "tiny")
-    assert [request.model for request in compiling.requests["Compile"]] == [here, here, "kiln-tiny"]
-
-
 def test_configuration_from_standard_input(
     compiling: ScriptedServer, kiln: Kiln, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,35 @@ def commands(group: click.Group = kiln_command, *names: str) -> Iterator[tuple[s
 
 COMMANDS = list(commands())
 
+# Arguments that make a command call its service.
+CALLS = {
+    ("compile",): ("-", "--model", "m", "--name", "n"),
+    ("plan",): ("-", "--model", "m"),
+    ("shard-weights",): ("tiny", "--model", "m", "--name", "n"),
+    ("bundles", "list"): (),
+    ("bundles", "show"): ("tiny",),
+    ("bundles", "read"): ("tiny", "graphs.jsonl.gz", "--out", "graphs.jsonl.gz"),
+    ("bundles", "alias"): ("tiny", "prod"),
+    ("bundles", "delete"): ("tiny:v1",),
+    ("bundles", "lease"): ("tiny", "--holder", "h"),
+    ("bundles", "release"): ("--holder", "h"),
+    ("bundles", "leases"): (),
+    ("bundles", "gc"): (),
+    ("bundles", "import"): ("/import/store", "--name", "n"),
+    ("config", "show"): ("tiny",),
+    ("config", "export"): ("tiny",),
+    ("load",): ("tiny", "--deployment", "d"),
+    ("unload",): ("d",),
+    ("status",): (),
+    ("generate",): ("--deployment", "d", "--prompt", "x"),
+    ("load-weights",): ("d", "tiny"),
+    ("reset-kv",): ("d",),
+    ("tokenize",): ("--deployment", "d", "--prompt", "x"),
+    ("operations", "list"): (),
+    ("operations", "cancel"): ("operations/1",),
+    ("operations", "wait"): ("operations/1",),
+}
+
 
 def test_the_commands_of_the_contract_are_there() -> None:
     assert {" ".join(words) for words in COMMANDS} == {
@@ -84,6 +113,32 @@ def test_every_command_has_help_and_json(kiln: Kiln, words: tuple[str, ...]) -> 
     assert outcome.err == ""
 
 
+CONNECTION_OPTIONS = ["--compiler", "--runtime", "--tls", "--tls-ca", "--tls-cert", "--tls-key"]
+
+
+def test_help_describes_connection_options_once(kiln: Kiln) -> None:
+    described = [line.split()[0] for line in kiln("--help").out.splitlines() if line.startswith("  --")]
+    assert described == [*CONNECTION_OPTIONS, "--json"]
+
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_help_of_a_command_points_to_the_connection_options(kiln: Kiln, words: tuple[str, ...]) -> None:
+    lines = [line.split() for line in kiln(*words, "--help").out.splitlines() if line.startswith("  -")]
+    assert [words[0] for words in lines if words[0].rstrip(",") in CONNECTION_OPTIONS] == ["--compiler,"]
+    assert any(words[-3:] == ["see", "`kiln", "--help`."] for words in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"), [(("lod",), "'load'"), (("bundles", "shw"), "'show'"), (("load", "--core"), "'--cores'")]
+)
+def test_an_unknown_name_is_told_with_the_nearest(kiln: Kiln, words: tuple[str, ...], suggestion: str) -> None:
+    outcome = kiln(*words)
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    assert "Did you mean" in outcome.err
+    assert suggestion in outcome.err
+    assert suggestion in kiln(*words, "--json").error["message"]
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_reports_usage_errors_as_json(kiln: Kiln, words: tuple[str, ...]) -> None:
     outcome = kiln(*words, "--json", "--nonsense")
@@ -92,36 +147,6 @@ def test_every_command_reports_usage_errors_as_json(kiln: Kiln, words: tuple[str
     assert (outcome.error["code"], outcome.error["reason"]) == ("INVALID_ARGUMENT", "USAGE_INVALID")
     assert "--nonsense" in outcome.error["message"]
     assert outcome.err == ""
-
-
-# Arguments that make a command call its service.
-CALLS = {
-    ("compile",): ("-", "--model", "m", "--name", "n"),
-    ("plan",): ("-", "--model", "m"),
-    ("shard-weights",): ("tiny", "--model", "m", "--name", "n"),
-    ("bundles", "list"): (),
-    ("bundles", "show"): ("tiny",),
-    ("bundles", "read"): ("tiny", "graphs.jsonl.gz", "--out", "graphs.jsonl.gz"),
-    ("bundles", "alias"): ("tiny", "prod"),
-    ("bundles", "delete"): ("tiny:v1",),
-    ("bundles", "lease"): ("tiny", "--holder", "h"),
-    ("bundles", "release"): ("--holder", "h"),
-    ("bundles", "leases"): (),
-    ("bundles", "gc"): (),
-    ("bundles", "import"): ("/import/store", "--name", "n"),
-    ("config", "show"): ("tiny",),
-    ("config", "export"): ("tiny",),
-    ("load",): ("tiny", "--deployment", "d"),
-    ("unload",): ("d",),
-    ("status",): (),
-    ("generate",): ("--deployment", "d", "--prompt", "x"),
-    ("load-weights",): ("d", "tiny"),
-    ("reset-kv",): ("d",),
-    ("tokenize",): ("--deployment", "d", "--prompt", "x"),
-    ("operations", "list"): (),
-    ("operations", "cancel"): ("operations/1",),
-    ("operations", "wait"): ("operations/1",),
-}
 
 
 def test_every_remote_command_is_called_below() -> None:
@@ -302,6 +327,19 @@ def test_a_reader_that_goes_ends_the_request_quietly(server: ScriptedServer) -> 
         assert process.wait(_TIMEOUT_S) == 1
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+def test_a_full_disk_is_named(server: ScriptedServer) -> None:
+    server.script("Generate", [samples.accepted(), samples.delta(1, "Once", 11), samples.finished(2)])
+    environment = python_environment(KILN_RUNTIME=server.address)
+    words = [*KILN, "generate", "--deployment", "demo", "--prompt", "x"]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "error: FAILED_PRECONDITION/FILE_UNUSABLE",
+        "  standard output: No space left on device",
+    ]
 
 
 def run_on_terminal(server: ScriptedServer, *words: str, **variables: str) -> str:

@@ -51,6 +51,13 @@ def test_ready_means_healthy_at_the_bound_addresses(up: Start, tmp_path: Path) -
     assert {str(path.relative_to(home)) for path in home.rglob("*") if path.is_dir()} == folders
 
 
+def test_directories_where_it_is_started_hide_no_module(up: Start, tmp_path: Path) -> None:
+    """`python -m` would look there first."""
+    (tmp_path / "runtime_svc").mkdir()
+    (tmp_path / "runtime_svc/__init__.py").write_text("raise SystemExit('not the service')")
+    assert up().read()["event"] == "ready"
+
+
 def test_options_of_the_services_are_handed_on(up: Start, tmp_path: Path) -> None:
     (tmp_path / "layouts").mkdir()
     (tmp_path / "deployments.yaml").touch()

@@ -21,7 +21,8 @@ from compiler_svc.planning.planner import Planner
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
 from targets.registry import TARGETS
-from tests.unit.compiler_svc.planning.planning import GIB, plan, request
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.unit.compiler_svc.planning.planning import GIB, open_planner, plan, request
 
 
 class TestLimits:
@@ -100,6 +101,13 @@ class TestLargest:
         largest = plan(planner, "8b", tp_degree=8, seq_len=2048, sequence_parallel_enabled=True).largest
         assert largest.seq_len % 8 == 0
         assert largest.seq_len > 2048
+
+    @pytest.mark.parametrize(("seq_len", "largest"), [(64, 128), (128, 128), (200, 200)])
+    def test_lengths_stay_within_what_the_model_was_trained_for(
+        self, planner: Planner, seq_len: int, largest: int
+    ) -> None:
+        """Unless the configuration goes beyond it: the model has 128 positions."""
+        assert plan(planner, "tiny", "cpu", seq_len=seq_len).largest.seq_len == largest
 
     def test_options_of_transformers_neuronx(self, planner: Planner) -> None:
         section = {"transformers_neuronx": {"batch_size": 2, "tp_degree": 2, "n_positions": 2048, "amp": "bf16"}}
@@ -291,6 +299,16 @@ class TestRefusals:
         assert self.refuse(planner, optimization_level=1).reason == "TOOLCHAIN_MISSING"
         assert plan(planner, "tiny", "cpu", optimization_level=0).fits
         assert plan(planner, "tiny", "trn1", optimization_level=1).fits, "no C++ compiler is needed for it"
+
+    def test_a_tokenizer_that_bundles_do_not_take(self, tmp_path: Path) -> None:
+        write_checkpoint(tmp_path / "models/original")
+        (tmp_path / "models/original/tokenizer.json").unlink(missing_ok=True)
+        (tmp_path / "models/original/tokenizer.model").write_bytes(b"sentencepiece")
+        with open_planner(tmp_path, tmp_path / "models") as planner:
+            (warning,) = plan(planner, "original", "cpu", seq_len=64).warnings
+            assert "tokenizer.model and no tokenizer.json, so the bundle takes token ids only" in warning
+            (tmp_path / "models/original/tokenizer.json").write_text("{}")
+            assert plan(planner, "original", "cpu", seq_len=64).warnings == ()
 
     def test_hints_and_warnings(self, planner: Planner) -> None:
         planned = plan(planner, "tiny", "cpu", seq_len=256, scratchpad_page_size=32)
