@@ -21,7 +21,7 @@ Made from the code by `make docs`; a test compares the two.
 
 A configuration is JSON or YAML, or the message `kiln.config.v1.InferenceConfig`; names are those of NxD Inference. It
 is validated as a whole: one error lists every mistake with field, value, what would be accepted and the document that
-says so. Unknown names are mistakes; null is unset.
+says so. Unknown names are mistakes, and warnings in a file that NxD Inference saved; null is unset.
 
 What a target makes of an attribute:
 

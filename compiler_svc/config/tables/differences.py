@@ -77,7 +77,10 @@ DIFFERENCES: Final = (
     ),
     Difference(
         "weights_to_skip_layout_optimization",
-        ((API_GUIDE, "a list of names"), (NXDI_CODE, "ignores what it is given")),
+        (
+            (API_GUIDE, "a list of names"),
+            (NXDI_CODE, "ignores what it is given up to SDK 2.27, and reads it from 2.28 on"),
+        ),
         "Kept for Neuron targets; a hint on cpu.",
     ),
     Difference(
@@ -142,7 +145,7 @@ DIFFERENCES: Final = (
     Difference(
         "attn_block_cte_nki_kernel_enabled",
         ((NXDI_CODE, "true alone always fails, because it needs flags that are false by default"),),
-        "No document names it: accepted at false only.",
+        "No document names it: a hint, true or false.",
     ),
     Difference(
         "activation_quantization_type",
@@ -234,12 +237,19 @@ DIFFERENCES: Final = (
     ),
     Difference(
         "BlockwiseMatmulConfig",
-        ((API_GUIDE, "most defaults are not stated"), (NXDI_CODE, "blocks of 512 tokens, flags off")),
+        (
+            (API_GUIDE, "most defaults are not stated"),
+            (
+                NXDI_CODE,
+                "blocks of 512 tokens; flags off, except the two of `block_to_token_mapping`",
+            ),
+        ),
         "The code's defaults.",
     ),
     Difference(
         "unknown names",
         ((NXDI_CODE, "a warning in a log"),),
-        "A mistake, with a suggestion. Names of the code that no document has are accepted at their defaults.",
+        "A mistake, with a suggestion; a note in a file that NxD Inference saved. Names that only its code of SDK 2.23 "
+        "to 2.29 has are accepted at their defaults, and as hints if they choose kernels, layouts or flags.",
     ),
 )

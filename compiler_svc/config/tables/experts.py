@@ -88,7 +88,7 @@ class BlockwiseMatmulConfig:
     blockwise_nki_autograd_cls: str | None = _blockwise()
     use_torch_block_wise: bool = _blockwise(default=False)
     parallelize_token_to_block_mapping: bool = _blockwise(default=True)
-    optimized_block_to_token_mapping: bool = _blockwise(default=False)
+    optimized_block_to_token_mapping: bool = _blockwise(default=True)
     always_augment_inputs_for_blockwise_matmul: bool = _blockwise(default=False)
     use_shard_on_intermediate_dynamic_while: bool = _blockwise(default=False)
     use_shard_on_block_dynamic_while: bool = _blockwise(default=False)

@@ -1408,7 +1408,7 @@ class BlockwiseMatmulConfig(_message.Message):
     parallelize_token_to_block_mapping: _builtins.bool
     """Map block positions to tokens in parallel. Default true."""
     optimized_block_to_token_mapping: _builtins.bool
-    """Only the chosen experts in the map from blocks to tokens. Default false."""
+    """Only the chosen experts in the map from blocks to tokens. Default true."""
     always_augment_inputs_for_blockwise_matmul: _builtins.bool
     """Pad inputs whatever is skipped. Default false."""
     use_shard_on_intermediate_dynamic_while: _builtins.bool

@@ -1200,7 +1200,7 @@ export type BlockwiseMatmulConfig = Message<"kiln.config.v1.BlockwiseMatmulConfi
   parallelizeTokenToBlockMapping?: boolean;
 
   /**
-   * Only the chosen experts in the map from blocks to tokens. Default false.
+   * Only the chosen experts in the map from blocks to tokens. Default true.
    *
    * @generated from field: optional bool optimized_block_to_token_mapping = 10;
    */
