@@ -16,6 +16,7 @@ from compiler_svc.config import InferenceConfig, NeuronConfig, Resolution, resol
 from compiler_svc.config.submodels import SubmodelShape, describe_submodels
 from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
+from compiler_svc.planning.adapters import read_adapters
 from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
@@ -99,10 +100,12 @@ class Planner:
         checkpoint, resolution = resolve_request(request, self._model_roots)
         model, config = read_model(checkpoint), resolution.config
         planned_target = TARGETS[request.target_kind]
+        adapters = read_adapters(config.neuron_config.lora_config, self._model_roots)
         memory_model = MemoryModel(
             model,
             self._open_draft(config),
             planned_target.lowerings[request.optimization_level].format,
+            adapters,
         )
         limit = RankLimit(request.core_memory_bytes, planned_target.core_bytes, host_bytes=measure_memory())
         memory = memory_model.measure(config)
@@ -121,7 +124,7 @@ class Planner:
             cores_needed=variations.count_cores(planned_target),
             executables=executables,
             hints=resolution.hints,
-            warnings=(*_without_hints(resolution), *_find_warnings(request, checkpoint, config)),
+            warnings=(*_without_hints(resolution), *_find_warnings(request, checkpoint, config), *adapters.notes),
             cost=self._estimate_cost(
                 request,
                 Work(

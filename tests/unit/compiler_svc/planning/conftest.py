@@ -5,15 +5,25 @@ import pytest
 
 from compiler_svc.database.engine import Database
 from compiler_svc.planning.planner import Planner
-from tests.checkpoints.headers import LLAMA_8B, LLAMA_70B, LLAMA_70B_SHARDS, write_headers
+from tests.checkpoints.headers import (
+    EAGLE_70B,
+    EAGLE_70B_SHAPES,
+    LLAMA_1B,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_70B_SHARDS,
+    write_headers,
+)
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.unit.compiler_svc.planning.planning import open_planner
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Headers of Llama 3.1, `8b` and `70b`, and `tiny`, which has weights."""
+    """Headers of Llama 3, `1b`, `8b` and `70b`, of an `eagle` draft of the last, and `tiny`, which has weights."""
     root = tmp_path_factory.mktemp("models")
+    write_headers(root / "1b", LLAMA_1B)
+    write_headers(root / "eagle", EAGLE_70B, shapes=EAGLE_70B_SHAPES)
     write_headers(root / "8b", LLAMA_8B)
     write_headers(root / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
     write_checkpoint(root / "tiny")
