@@ -31,6 +31,7 @@ from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import PlannedExecutable, PlanReport
+from compiler_svc.planning.unmatched import find_unmatched
 from compiler_svc.planning.variation import Variations
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
@@ -101,9 +102,10 @@ class Planner:
         model, config = read_model(checkpoint), resolution.config
         planned_target = TARGETS[request.target_kind]
         adapters = read_adapters(config.neuron_config.lora_config, self._model_roots)
+        draft = self._open_draft(config)
         memory_model = MemoryModel(
             model,
-            self._open_draft(config),
+            draft,
             planned_target.lowerings[request.optimization_level].format,
             adapters,
         )
@@ -124,7 +126,12 @@ class Planner:
             cores_needed=variations.count_cores(planned_target),
             executables=executables,
             hints=resolution.hints,
-            warnings=(*_without_hints(resolution), *_find_warnings(request, checkpoint, config), *adapters.notes),
+            warnings=(
+                *_without_hints(resolution),
+                *_find_warnings(request, checkpoint, config),
+                *find_unmatched(config, model.description, None if draft is None else draft.description),
+                *adapters.notes,
+            ),
             cost=self._estimate_cost(
                 request,
                 Work(

@@ -28,7 +28,8 @@ What a target makes of an attribute:
 - **honoured**: the value counts.
 - **hint**: the value is ignored, and the result of the compile says so.
 - **later**: accepted at its default; other values are refused with reason FEATURE_NOT_SERVED until later work.
-- **planned**: PlanCompile uses the value; nothing is compiled for Neuron targets yet.
+- **planned**: a plan depends on the value, or on what is inside if it is an object; nothing is compiled for Neuron
+  targets yet.
 - **refused**: other values than the default are mistakes there.
 
 What no document says of trn3 is taken from trn2 and unverified: logical cores of two, the tensor-parallel degrees.

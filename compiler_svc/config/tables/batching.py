@@ -8,6 +8,7 @@ from typing import Final
 from compiler_svc.config.attribute import LATER, Derivation, attribute, hint, same_as
 from compiler_svc.config.domains import AscendingLengths, Integer
 from compiler_svc.config.tables.documents import BUCKETING, CONTINUOUS_BATCHING, PREFIX_CACHING, UNDOCUMENTED
+from compiler_svc.config.tables.general import NO_SIZE
 
 _ALWAYS_CONTINUOUS: Final = hint("requests join and leave the running batch in any case", acts_as=True)
 
@@ -43,7 +44,15 @@ class BatchingAttributes:
     token_generation_batches: tuple[int, ...] = attribute(
         UNDOCUMENTED, AscendingLengths(), default=_generated("tkg_batch_size alone"), cpu=LATER
     )
-    is_continuous_batching: bool = attribute(CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS)
-    max_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
+    is_continuous_batching: bool = attribute(CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS, neuron=NO_SIZE)
     ctx_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
     tkg_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
+    # The documents set tkg_batch_size alone to the largest batch.
+    max_batch_size: int = attribute(
+        CONTINUOUS_BATCHING,
+        Integer(1),
+        default=Derivation(
+            lambda values: max(values["batch_size"], values["tkg_batch_size"]),
+            "the larger one of batch_size and tkg_batch_size",
+        ),
+    )

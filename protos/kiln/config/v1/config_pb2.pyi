@@ -270,7 +270,7 @@ class NeuronConfig(_message.Message):
     Let requests join and leave the running batch. Default false.
     """
     max_batch_size: _builtins.int
-    """Rows of the KV cache that requests can hold. Default `batch_size`."""
+    """Rows of the KV cache that requests can hold. Default `batch_size`, or `tkg_batch_size` if that is larger."""
     ctx_batch_size: _builtins.int
     """Rows of one context_encoding step. Default `batch_size`."""
     tkg_batch_size: _builtins.int

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +43,20 @@ def database(tmp_path: Path) -> Iterator[Database]:
     database = Database(f"sqlite:///{tmp_path / 'kiln.db'}")
     yield database
     database.close()
+
+
+@pytest.fixture
+def adapters(models: Path) -> Path:
+    """Adapters of LoRA below the model root, of which only the configurations exist."""
+    directory = models / "adapters"
+    for name, config in {
+        "r8": {"r": 8},
+        "r64": {"r": 64},
+        "by_module": {"r": 8, "rank_pattern": {"q_proj": 32}},
+        "broken": {"r": "many"},
+    }.items():
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / name / "adapter_config.json").write_text(json.dumps(config))
+    listing = {"lora-ckpt-dir": "adapters", "lora-ckpt-paths": {"a": "r8"}, "lora-ckpt-paths-cpu": {"b": "r64"}}
+    (directory / "listing.json").write_text(json.dumps(listing))
+    return directory

@@ -6,7 +6,6 @@ Llama 3.3 70B has the shapes of 3.1: 80 layers, hidden 8192, intermediate 28672,
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,21 +133,6 @@ def test_the_head_of_a_tied_draft_counts_if_ranks_divide_it() -> None:
 
 class TestAdapters:
     """A and B of an adapter of rank 1 on q_proj of 8B, on 32 ranks: 4096 / 32 inputs and 128 outputs a layer."""
-
-    @pytest.fixture
-    def adapters(self, models: Path) -> Path:
-        directory = models / "adapters"
-        for name, config in {
-            "r8": {"r": 8},
-            "r64": {"r": 64},
-            "by_module": {"r": 8, "rank_pattern": {"q_proj": 32}},
-            "broken": {"r": "many"},
-        }.items():
-            (directory / name).mkdir(parents=True, exist_ok=True)
-            (directory / name / "adapter_config.json").write_text(json.dumps(config))
-        listing = {"lora-ckpt-dir": "adapters", "lora-ckpt-paths": {"a": "r8"}, "lora-ckpt-paths-cpu": {"b": "r64"}}
-        (directory / "listing.json").write_text(json.dumps(listing))
-        return directory
 
     def plan(self, planner: Planner, **lora: Any) -> tuple[int, list[str]]:
         lora |= {"target_modules": ["q_proj"]}

@@ -45,7 +45,9 @@ def test_a_saved_file_reads_and_every_name_is_known(path: Path, target: str) -> 
 @pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
 def test_what_a_release_has_at_its_default_is_no_hint(path: Path) -> None:
     fields = {hint.field.rpartition(".")[2] for hint in resolve(read(path)).hints}
-    assert fields <= {"top_k_kernel_enabled"}, "which SDK 2.29 turns on by itself"
+    chosen = {"fused_qkv"} | ({"rpl_reduce_dtype", "skip_warmup"} if "2.23" in path.stem else set())
+    # The documents' default of the first is another one; SDK 2.29 turns the second on by itself.
+    assert fields - {"save_sharded_checkpoint", "top_k_kernel_enabled"} == chosen
 
 
 def test_experts_of_a_saved_file() -> None:

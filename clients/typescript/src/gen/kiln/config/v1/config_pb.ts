@@ -317,7 +317,7 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
   isContinuousBatching?: boolean;
 
   /**
-   * Rows of the KV cache that requests can hold. Default `batch_size`.
+   * Rows of the KV cache that requests can hold. Default `batch_size`, or `tkg_batch_size` if that is larger.
    *
    * @generated from field: optional int32 max_batch_size = 71;
    */
