@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from compiler_svc.config import MoENeuronConfig, NeuronConfig
 from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support, read_attributes
+from compiler_svc.config.interchange.saved_form import FLAT_NAMES
 from compiler_svc.config.rules import RULES, Rule
 from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES
 from compiler_svc.config.tables.differences import DIFFERENCES
@@ -116,6 +118,12 @@ def _render_aliases() -> str:
         for attribute in table.attributes
         for alias in attribute.aliases
     )
+    keywords = (
+        [f"`{name}`", f"`MoENeuronConfig.{table}.{inside}`", "a spelling"]
+        for table, names in FLAT_NAMES.items()
+        for name, inside in names.items()
+    )
+    rows = chain(rows, keywords)
     return f"## Other names\n\n{_table(('name', 'attribute', 'accepted'), rows)}"
 
 

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from compiler_svc.config.attribute import ConfigTable
+from compiler_svc.config.attribute import ConfigTable, is_same
 from compiler_svc.config.domains import Table, TextMap, show
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.interchange.saved_form import (
     DERIVED,
     DERIVED_OUTSIDE,
-    FUSED_TKG,
-    FUSED_TKG_NAMES,
+    FLAT_NAMES,
     is_saved,
     read_plain,
 )
@@ -119,9 +118,10 @@ def _adapt_neuron_config(
         adapted["lora_config"] = {
             name: _read_adapters(value) if name in _LORA_PATHS else value for name, value in lora.items()
         }
+    for table, names in FLAT_NAMES.items():
+        _join_flat_names(adapted, table, names, path, findings)
     if saved:
         adapted = _drop_unknown_names(adapted, NEURON_CONFIG, path.removesuffix("."), findings)
-    _join_fused_tkg(adapted, path, findings)
     return adapted
 
 
@@ -135,18 +135,19 @@ def _read_adapters(value: Any) -> Any:
     return adapters if len(adapters) == len(value) else value
 
 
-def _join_fused_tkg(adapted: dict[str, Any], path: str, findings: Findings) -> None:
-    """Moves what NeuronConfig says of fused token generation into the configuration that documents have for it."""
-    given = {name: adapted.pop(name) for name in FUSED_TKG_NAMES if adapted.get(name) is not None}
+def _join_flat_names(
+    adapted: dict[str, Any], table: str, names: Mapping[str, str], path: str, findings: Findings
+) -> None:
+    """Moves what NeuronConfig says under keywords of its own into the configuration that documents have for it."""
+    given = {name: value for name in names if (value := adapted.pop(name, None)) is not None}
     if not given:
         return
-    nested = adapted.get(FUSED_TKG)
+    nested = adapted.get(table)
     joined = dict(nested) if isinstance(nested, Mapping) else {}
     for name, value in given.items():
-        inside = joined.get(FUSED_TKG_NAMES[name])
-        if inside is not None and inside is not value:
-            accepted = f"{show(inside)}, which {FUSED_TKG}.{FUSED_TKG_NAMES[name]} says"
-            findings.add_mistake(f"{path}{name}", value, accepted)
-        joined[FUSED_TKG_NAMES[name]] = value
+        inside = joined.get(names[name])
+        if inside is not None and not is_same(inside, value):
+            findings.add_mistake(f"{path}{name}", value, f"{show(inside)}, which {table}.{names[name]} says")
+        joined[names[name]] = value
     if nested is None or isinstance(nested, Mapping):
-        adapted[FUSED_TKG] = joined
+        adapted[table] = joined

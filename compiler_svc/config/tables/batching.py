@@ -27,18 +27,22 @@ class BatchingAttributes:
         BUCKETING,
         AscendingLengths(),
         default=_generated(
-            "powers of two from 128 to max_context_length; without enable_bucketing max_context_length alone"
+            "powers of two from 128 to the least of max_context_length, n_active_tokens and n_positions; without "
+            "enable_bucketing that alone"
         ),
     )
     token_generation_buckets: tuple[int, ...] = attribute(
         BUCKETING,
         AscendingLengths(),
-        default=_generated("powers of two from 128 to max_length; without enable_bucketing max_length alone"),
+        default=_generated(
+            "powers of two from 128 to max_length, or n_positions if that is less than seq_len; without "
+            "enable_bucketing that alone"
+        ),
     )
     prefix_buckets: tuple[int, ...] = attribute(
         PREFIX_CACHING,
         AscendingLengths(),
-        default=_generated("with is_prefix_caching, powers of two from 512 to max_context_length"),
+        default=_generated("with is_prefix_caching, powers of two from 512 to the longest prompt"),
         cpu=LATER,
     )
     token_generation_batches: tuple[int, ...] = attribute(

@@ -103,6 +103,8 @@ class TestHints:
             ("scratchpad_page_size", 1024),
             ("weights_to_skip_layout_optimization", ["lm_head.weight"]),
             ("is_continuous_batching", False),
+            ("pa_num_blocks", 1024),
+            ("pa_block_size", 32),
             ("use_index_calc_kernel", True),
             ("overrides_torch_dtype", True),
         ],
