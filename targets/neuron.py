@@ -17,6 +17,8 @@ NEFF: Final = ExecutableFormat(
     is_native=True,
     fixed_code_bytes=8 << 20,
     layer_code_bytes=1 << 20,
+    # NxD Inference's cache has `kv_cache_batch_size` rows: what an idle row writes, the next prefill overwrites.
+    scratch_rows=0,
 )
 _PLANNED: Final = (Lowering(format=NEFF),) * 3
 

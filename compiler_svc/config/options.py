@@ -44,6 +44,9 @@ def _expand(path: str, document: Mapping[str, Any], findings: Findings, places: 
         findings.unserved += [_below(path, violation) for violation in translation.unserved]
         given = expanded.get(_NEURON_CONFIG)
         if given is None or isinstance(given, Mapping):
+            if (given or {}).get("seq_len") is None:
+                translation.derive_seq_len()
+            findings.warnings += [f"{path}{note}" for note in translation.notes]
             expanded[_NEURON_CONFIG] = _join(path, dict(given or {}), translation, findings)
     elif section is not None:
         findings.add_mistake(f"{path}{SECTION}", section, "an object")

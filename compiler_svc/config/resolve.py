@@ -60,7 +60,13 @@ def resolve_config(
     """
     findings = Findings()
     expanded, places = expand_options(adapt_document(document, findings), findings)
-    validator = Validator(target, {"target": target, "checkpoint_dtype": checkpoint_dtype}, findings)
+    context = {
+        "target": target,
+        "checkpoint_dtype": checkpoint_dtype,
+        # Transformers NeuronX quantizes when it loads a checkpoint, so that it has no path of a quantized one.
+        "quantizes_at_load": any("quantized" in translation.values for translation in places.values()),
+    }
+    validator = Validator(target, context, findings)
     validation = validator.validate("", expanded, INFERENCE_CONFIG, outer={})
     if "torch_dtype" not in validation.values["neuron_config"]["given"]:
         _validate_checkpoint_dtype(checkpoint_dtype, target, findings)

@@ -63,12 +63,14 @@ class Translation:
         paths: Where each of them comes from, by attribute; attributes of attributes behind a dot.
         violations: Mistakes of the section.
         unserved: Options that exist, at values that this version does not serve.
+        notes: What the author of the section should know.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
     violations: list[FieldViolation] = field(default_factory=list)
     unserved: list[FieldViolation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def locate(self, path: str) -> str:
         """Finds a path of the document, such as `neuron_config.seq_len`, in the section; returns others unchanged."""
@@ -82,6 +84,20 @@ class Translation:
         """Gives an attribute the value that the option `name` means."""
         self.values[attribute] = value
         self.paths[attribute] = f"{SECTION}.{name}"
+
+    def derive_seq_len(self) -> None:
+        """Gives sequences twice the longest prompt if only prompts have lengths, as prompts get half of sequences.
+
+        The library takes the model's positions, which would give models of long contexts an unwanted, large cache.
+        """
+        prompts = self.values.get("context_encoding_buckets")
+        if prompts and "seq_len" not in self.values and 2 * prompts[-1] > SHORTEST_BUCKET:
+            seq_len = min(2 * prompts[-1], MAX_INT)
+            self.put("seq_len", seq_len, "context_length_estimate")
+            self.notes.append(
+                f"{SECTION}.n_positions: unset, so sequences get {seq_len} tokens, twice the longest of "
+                f"context_length_estimate, and not the model's positions"
+            )
 
     def refuse(self, name: str, value: object, accepted: str) -> None:
         """Adds a mistake."""

@@ -23,6 +23,15 @@ _MAX_NAMES: Final = 256
 _MAX_SUGGESTIONS: Final = 32
 #: Characters of a name that is searched for: longer ones are no misspellings, and the search takes long.
 _MAX_NAME_CHARS: Final = 64
+#: Names of other libraries for attributes that are spelled quite differently here.
+_FOREIGN_NAMES: Final = {
+    "sequence_length": "seq_len",
+    "max_sequence_length": "seq_len",
+    "max_model_len": "seq_len",
+    "max_num_seqs": "max_batch_size",
+    "tensor_parallel_size": "tp_degree",
+    "num_gpu_blocks_override": "pa_num_blocks",
+}
 #: What is accepted, if no name resembles the given one.
 _ANY_NAME: Final = "a name that the configuration has"
 
@@ -45,7 +54,8 @@ class Validator:
     """Validates tables for one target, and collects what it finds.
 
     Attributes:
-        context: What defaults are derived from beside other attributes: `target`, `checkpoint_dtype`.
+        context: What defaults and rules depend on beside other attributes: `target`, `checkpoint_dtype`, and
+            `quantizes_at_load`, whether options of Transformers NeuronX ask for quantized weights.
     """
 
     target: TargetKind
@@ -219,7 +229,7 @@ def _suggest_name(name: str, table: ConfigTable) -> str:
     known = [*table.by_name]
     if table is INFERENCE_CONFIG:
         known += [*MODEL_ATTRIBUTES, "transformers_neuronx"]
-    paths = _find_paths(name)
+    paths = _find_paths(_FOREIGN_NAMES.get(name, name))
     similar = [] if len(name) > _MAX_NAME_CHARS else difflib.get_close_matches(name, known, n=1)
     if similar and not paths:
         return f"did you mean {similar[0]!r}?"
@@ -230,7 +240,8 @@ def _suggest_name(name: str, table: ConfigTable) -> str:
 
 def _find_paths(name: str) -> list[str]:
     """Finds attributes with this name, outermost first: callers often give one a level too high or too low."""
-    found, queue, seen = [], [("", INFERENCE_CONFIG)], set()
+    found = [f"{name} at the top level"] if name in MODEL_ATTRIBUTES else []
+    queue, seen = [("", INFERENCE_CONFIG)], set()
     while queue:
         path, table = queue.pop(0)
         if table.class_name in seen:
@@ -243,6 +254,4 @@ def _find_paths(name: str) -> list[str]:
             for attribute in table.attributes
             if is_table(attribute) and isinstance(attribute.domain, Table)
         ]
-    if name in MODEL_ATTRIBUTES:
-        found.append(f"{name} at the top level")
     return found

@@ -9,6 +9,7 @@ from compiler_svc.models.description import (
     AttentionSpec,
     LayerSpec,
     LinearSpec,
+    MemoryGroup,
     ModelDescription,
     TensorSlice,
     WeightFormat,
@@ -24,15 +25,22 @@ def fuse_qkv(description: ModelDescription) -> ModelDescription:
     )
 
 
-def quantize(description: ModelDescription, weight_format: WeightFormat, skipped: Collection[str]) -> ModelDescription:
+def quantize(
+    description: ModelDescription,
+    weight_format: WeightFormat,
+    skipped: Collection[str],
+    *,
+    groups: Collection[MemoryGroup] = tuple(MemoryGroup),
+) -> ModelDescription:
     """Quantizable linear layers keep their matrices in a quantized format.
 
     Args:
         skipped: Parts of the names of modules that stay as they are.
+        groups: Modules of other groups stay as they are, too.
     """
 
     def change(linear: LinearSpec) -> LinearSpec:
-        is_skipped = any(part in linear.name for part in skipped)
+        is_skipped = linear.group not in groups or any(part in linear.name for part in skipped)
         return linear if is_skipped or not linear.is_quantizable else replace(linear, format=weight_format)
 
     return _change_linears(description, change)

@@ -11,6 +11,7 @@ from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.models.description import ModelDescription, StateSpec
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.activations import measure_activations
+from compiler_svc.planning.adapters import NO_ADAPTERS, Adapters
 from compiler_svc.planning.weights import (
     item_bytes_of,
     measure_adapters,
@@ -88,9 +89,20 @@ def read_model(checkpoint: Checkpoint) -> PlannedModel:
 class MemoryModel:
     """Predicts memory for configurations of one model. Plans weights once for each way to shard them."""
 
-    def __init__(self, model: PlannedModel, draft: PlannedModel | None, executable_format: ExecutableFormat) -> None:
-        """Takes the model, the draft model that compiles together with it, and the format of their executables."""
+    def __init__(
+        self,
+        model: PlannedModel,
+        draft: PlannedModel | None,
+        executable_format: ExecutableFormat,
+        adapters: Adapters = NO_ADAPTERS,
+    ) -> None:
+        """Takes the model, the draft model that compiles together with it, and the format of their executables.
+
+        Args:
+            adapters: What the files of the configuration's adapters say.
+        """
         self._model = model
+        self._adapters = adapters
         self._draft = draft
         self._format = executable_format
         self._weight_plans: dict[tuple[object, ...], WeightPlan] = {}
@@ -103,14 +115,14 @@ class MemoryModel:
             CheckpointInvalid, ShardingNotServed: This compiler cannot shard the model this way.
         """
         neuron, model = config.neuron_config, self._model.description
-        kv_bytes = _measure_kv(model, neuron)
+        kv_bytes = self._measure_kv(model, neuron)
         submodels = describe_submodels(neuron)
         activation_bytes = measure_activations(model, neuron, submodels)
         num_layers = len(model.layers)
         if self._draft is not None:
             # One executable holds the steps of both models, which run one after the other.
             draft = draft_config(config)
-            kv_bytes += _measure_kv(self._draft.description, draft)
+            kv_bytes += self._measure_kv(self._draft.description, draft)
             activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
             num_layers += len(self._draft.description.layers)
         num_executables = sum(len(submodel.buckets) for submodel in submodels)
@@ -119,13 +131,18 @@ class MemoryModel:
             kv_bytes=kv_bytes,
             activation_bytes=activation_bytes + (kv_bytes if self._format.state_convention == "functional" else 0),
             code_bytes=num_executables * (self._format.fixed_code_bytes + self._format.layer_code_bytes * num_layers),
-            lora_bytes=measure_adapters(model, neuron),
+            lora_bytes=measure_adapters(
+                model, neuron, num_adapters=self._adapters.num_on_device, largest_rank=self._adapters.largest_rank
+            ),
         )
+
+    def _measure_kv(self, model: ModelDescription, config: NeuronConfig) -> int:
+        return measure_kv(model, config, scratch_rows=self._format.scratch_rows)
 
     def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
         neuron = config.neuron_config
         skipped = tuple(neuron.modules_to_not_convert or ())
-        quantization = (neuron.quantized, neuron.quantization_type, skipped)
+        quantization = (neuron.quantized, neuron.quantized_mlp_kernel_enabled, neuron.quantization_type, skipped)
         key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, quantization)
         if key not in self._weights:
             description = quantize_as_configured(self._model.description, neuron, skipped)
@@ -154,7 +171,7 @@ class MemoryModel:
         draft = draft_config(config)
         skipped = neuron.draft_model_modules_to_not_convert or draft.modules_to_not_convert or ()
         return measure_draft_weights(
-            self._draft.checkpoint.tensors.values(),
+            self._draft.checkpoint.tensors,
             quantize_as_configured(self._draft.description, draft, skipped),
             item_bytes=item_bytes_of(draft.torch_dtype),
             tp_degree=neuron.tp_degree,
@@ -171,16 +188,17 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
         target,
         torch_dtype=draft.torch_dtype,
         quantized=draft.quantized,
+        quantized_mlp_kernel_enabled=draft.quantized_mlp_kernel_enabled,
         quantization_type=draft.quantization_type,
         kv_cache_quant=draft.kv_cache_quant,
         modules_to_not_convert=draft.modules_to_not_convert,
     )
 
 
-def _measure_kv(model: ModelDescription, config: NeuronConfig) -> int:
+def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: int) -> int:
     """Measures the KV cache of one rank, in bytes; all ranks need the same.
 
-        slots:   (max_batch_size + 1 scratch row) * positions
+        slots:   (max_batch_size + scratch rows) * positions
         blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
         each position: over the layers, 2 * rank's KV heads * head_dim * item
 
@@ -190,17 +208,20 @@ def _measure_kv(model: ModelDescription, config: NeuronConfig) -> int:
     """
     item_bytes = _QUANTIZED_KV_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(config.torch_dtype)
     items = sum(
-        _count_positions(state, config) * 2 * state.heads.layout(config.tp_degree).num_kv_heads * state.heads.head_dim
+        _count_positions(state, config, scratch_rows)
+        * 2
+        * state.heads.layout(config.tp_degree).num_kv_heads
+        * state.heads.head_dim
         for state in model.states
     )
     return items * item_bytes + _measure_hidden_states(model, config)
 
 
-def _count_positions(state: StateSpec, config: NeuronConfig) -> int:
+def _count_positions(state: StateSpec, config: NeuronConfig, scratch_rows: int) -> int:
     """Counts the positions for which a rank keeps a layer's keys and values."""
     if config.is_block_kv_layout:
         return (config.pa_num_blocks + 1) * config.pa_block_size
-    return (config.max_batch_size + 1) * _row_positions(state, config)
+    return (config.max_batch_size + scratch_rows) * _row_positions(state, config)
 
 
 def _row_positions(state: StateSpec, config: NeuronConfig) -> int:

@@ -17,6 +17,7 @@ from compiler_svc.config.submodels import SubmodelShape, describe_submodels
 from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
 from compiler_svc.models.registry import describe_model
+from compiler_svc.planning.adapters import read_adapters
 from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
@@ -31,6 +32,7 @@ from compiler_svc.planning.digest import digest_plan
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, read_model
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import PlannedExecutable, PlanReport
+from compiler_svc.planning.unmatched import find_unmatched
 from compiler_svc.planning.variation import Variations
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
@@ -100,10 +102,13 @@ class Planner:
         checkpoint, resolution = resolve_request(request, self._model_roots)
         model, config = read_model(checkpoint), resolution.config
         planned_target = TARGETS[request.target_kind]
+        adapters = read_adapters(config.neuron_config.lora_config, self._model_roots)
+        draft = self._open_draft(config)
         memory_model = MemoryModel(
             model,
-            self._open_draft(config),
+            draft,
             planned_target.lowerings[request.optimization_level].format,
+            adapters,
         )
         limit = RankLimit(request.core_memory_bytes, planned_target.core_bytes, host_bytes=measure_memory())
         memory = memory_model.measure(config)
@@ -124,7 +129,12 @@ class Planner:
             cores_needed=variations.count_cores(planned_target),
             executables=executables,
             hints=resolution.hints,
-            warnings=(*_without_hints(resolution), *_find_warnings(request, checkpoint, config)),
+            warnings=(
+                *_without_hints(resolution),
+                *_find_warnings(request, checkpoint, config),
+                *find_unmatched(config, model.description, None if draft is None else draft.description),
+                *adapters.notes,
+            ),
             cost=self._estimate_cost(
                 request,
                 Work(

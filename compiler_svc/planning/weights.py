@@ -11,7 +11,7 @@ divides the layer's outputs, A if it divides its inputs. Every rank holds the ot
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from bundle.manifest import DTYPE_SIZES_BYTES
@@ -35,14 +35,19 @@ def quantize_as_configured(
 ) -> ModelDescription:
     """Puts the description's matrices into the format that a configuration asks for.
 
+    The kernel of `quantized_mlp_kernel_enabled` takes quantized matrices of the MLP, whether `quantized` is set or not.
+
     Args:
         skipped: Parts of the names of modules that stay as they are.
     """
-    if not config.quantized:
+    if not (config.quantized or config.quantized_mlp_kernel_enabled):
         return description
     is_per_channel = config.quantization_type == "per_channel_symmetric"
     return quantize(
-        description, WeightFormat.PER_CHANNEL if is_per_channel else WeightFormat.PER_TENSOR, tuple(skipped)
+        description,
+        WeightFormat.PER_CHANNEL if is_per_channel else WeightFormat.PER_TENSOR,
+        tuple(skipped),
+        groups=tuple(MemoryGroup) if config.quantized else (MemoryGroup.MLP,),
     )
 
 
@@ -55,23 +60,39 @@ def measure_weights(plan: WeightPlan) -> dict[str, int]:
 
 
 def measure_draft_weights(
-    headers: Iterable[TensorHeader], description: ModelDescription, *, item_bytes: int, tp_degree: int
+    tensors: Mapping[str, TensorHeader], description: ModelDescription, *, item_bytes: int, tp_degree: int
 ) -> int:
-    """Measures a draft model in one rank, in bytes, from its checkpoint's tensors: EAGLE's are not a whole model.
+    """Measures a draft model in one rank, in bytes, without the frequencies and rank numbers that are computed.
 
-    Every rank holds a tensor whole if the description lacks it, such as EAGLE's `fc`, or has it in another shape.
+    A checkpoint that lacks tensors of a whole model, as EAGLE's do, is measured tensor by tensor: the layers as the
+    description divides them; `fc`, which joins embedding and hidden state, by its outputs. Every rank holds the other
+    tensors whole.
+
+    Args:
+        tensors: The checkpoint's, by name; EAGLE's checkpoints leave the outermost module out of names.
     """
-    specs = {one.name: one for one in description.parameters(tp_degree)}
-    # EAGLE's checkpoints leave the outermost module out of tensor names.
-    specs |= {name.partition(".")[2]: one for name, one in specs.items()}
+    parameters = [one for one in description.parameters(tp_degree) if one.group is not MemoryGroup.DERIVED]
+    if tensors.keys() >= description.checkpoint_tensors().keys():
+        return sum(_measure(one, one.rank_shape(tp_degree), item_bytes) for one in parameters)
+    specs = {name: one for one in parameters for name in (one.name, one.name.partition(".")[2])}
+    specs |= {one.name: one for one in _describe_eagle_fc(tensors)}
     total = 0
-    for header in headers:
+    for header in tensors.values():
         spec = specs.get(header.name)
         if spec is None or spec.shape != header.shape:
             total += math.prod(header.shape) * item_bytes
         else:
             total += _measure(spec, spec.rank_shape(tp_degree), item_bytes)
     return total
+
+
+def _describe_eagle_fc(tensors: Mapping[str, TensorHeader]) -> Iterator[ParameterSpec]:
+    weight = tensors.get("fc.weight")
+    if weight is not None and len(weight.shape) == 2:
+        outputs, inputs = weight.shape
+        yield from LinearSpec(
+            name="fc", inputs=Axis(inputs), outputs=Axis(outputs, Evenly()), has_bias=True, group=MemoryGroup.DRAFT
+        ).parameters()
 
 
 def measure_medusa_heads(description: ModelDescription, num_heads: int, *, item_bytes: int, tp_degree: int) -> int:
@@ -85,21 +106,38 @@ def measure_medusa_heads(description: ModelDescription, num_heads: int, *, item_
     return num_heads * sum(_measure(one, one.rank_shape(tp_degree), item_bytes) for one in parameters)
 
 
-def measure_adapters(description: ModelDescription, config: NeuronConfig) -> int:
+def measure_adapters(
+    description: ModelDescription, config: NeuronConfig, *, num_adapters: int = 0, largest_rank: int = 0
+) -> int:
     """Measures the adapters that one rank has room for, in bytes; 0 if the configuration serves none.
 
     Without `target_modules`, counts every linear layer that adapters may change.
+
+    Args:
+        num_adapters: Number of adapters whose files are there, which raises `max_loras` as in NxD Inference.
+        largest_rank: Their largest rank, which raises `max_lora_rank`.
     """
     lora = config.lora_config
     if lora is None:
         return 0
-    targets = lora.target_modules
     items = sum(
         _count_adapter_items(linear, config.tp_degree, is_sharded=lora.lora_shard_linear_layer)
         for linear in description.linears()
-        if linear.is_adaptable and (not targets or linear.module in targets)
+        if is_adapted(linear, lora.target_modules)
     )
-    return lora.max_loras * items * lora.max_lora_rank * item_bytes_of(config.torch_dtype)
+    num_adapters, largest_rank = max(lora.max_loras, num_adapters), max(lora.max_lora_rank, largest_rank)
+    return num_adapters * items * largest_rank * item_bytes_of(config.torch_dtype)
+
+
+def is_adapted(linear: LinearSpec, targets: Collection[str]) -> bool:
+    """Whether adapters change a linear layer.
+
+    Args:
+        targets: Names of modules, whole or their last part, or `all-linear`; empty for all that adapters may change.
+    """
+    return linear.is_adaptable and (
+        not targets or "all-linear" in targets or linear.module in targets or linear.name in targets
+    )
 
 
 def item_bytes_of(dtype: str) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from compiler_svc.config import MoENeuronConfig, NeuronConfig
 from compiler_svc.config.attribute import TARGET_KINDS, Attribute, ConfigTable, Support, read_attributes
+from compiler_svc.config.interchange.saved_form import FLAT_NAMES
 from compiler_svc.config.rules import RULES, Rule
 from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES
 from compiler_svc.config.tables.differences import DIFFERENCES
@@ -21,14 +23,15 @@ Made from the code by `make docs`; a test compares the two.
 
 A configuration is JSON or YAML, or the message `kiln.config.v1.InferenceConfig`; names are those of NxD Inference. It
 is validated as a whole: one error lists every mistake with field, value, what would be accepted and the document that
-says so. Unknown names are mistakes; null is unset.
+says so. Unknown names are mistakes, and warnings in a file that NxD Inference saved; null is unset.
 
 What a target makes of an attribute:
 
 - **honoured**: the value counts.
 - **hint**: the value is ignored, and the result of the compile says so.
 - **later**: accepted at its default; other values are refused with reason FEATURE_NOT_SERVED until later work.
-- **planned**: PlanCompile uses the value; nothing is compiled for Neuron targets yet.
+- **planned**: a plan depends on the value, or on what is inside if it is an object; nothing is compiled for Neuron
+  targets yet.
 - **refused**: other values than the default are mistakes there.
 
 What no document says of trn3 is taken from trn2 and unverified: logical cores of two, the tensor-parallel degrees.
@@ -115,6 +118,12 @@ def _render_aliases() -> str:
         for attribute in table.attributes
         for alias in attribute.aliases
     )
+    keywords = (
+        [f"`{name}`", f"`MoENeuronConfig.{table}.{inside}`", "a spelling"]
+        for table, names in FLAT_NAMES.items()
+        for name, inside in names.items()
+    )
+    rows = chain(rows, keywords)
     return f"## Other names\n\n{_table(('name', 'attribute', 'accepted'), rows)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,13 +46,43 @@ LLAMA_70B: Final = _LLAMA_3_1 | {
     "num_attention_heads": 64,
 }
 LLAMA_70B_SHARDS: Final = 30
+#: What `config.json` of Llama 3.2 1B says.
+LLAMA_1B: Final = _LLAMA_3_1 | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+#: An EAGLE draft of Llama 3.1 70B: one layer without its first norm, and `fc`, with the target's head copied in.
+EAGLE_70B: Final = LLAMA_70B | {"num_hidden_layers": 1}
+EAGLE_70B_SHAPES: Final[dict[str, tuple[int, ...]]] = {
+    "embed_tokens.weight": (128256, 8192),
+    "fc.weight": (8192, 2 * 8192),
+    "layers.0.self_attn.q_proj.weight": (8192, 8192),
+    "layers.0.self_attn.k_proj.weight": (1024, 8192),
+    "layers.0.self_attn.v_proj.weight": (1024, 8192),
+    "layers.0.self_attn.o_proj.weight": (8192, 8192),
+    "layers.0.mlp.gate_proj.weight": (28672, 8192),
+    "layers.0.mlp.up_proj.weight": (28672, 8192),
+    "layers.0.mlp.down_proj.weight": (8192, 28672),
+    "layers.0.post_attention_layernorm.weight": (8192,),
+    "lm_head.weight": (128256, 8192),
+}
 
 
-def write_headers(path: Path, config: dict[str, Any], *, num_shards: int = 4) -> Path:
-    """Writes a sharded bfloat16 checkpoint."""
+def write_headers(
+    path: Path, config: dict[str, Any], *, num_shards: int = 4, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Path:
+    """Writes a sharded bfloat16 checkpoint.
+
+    Args:
+        shapes: Of its tensors, by name; None for those that the configuration implies.
+    """
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
-    tensors = list(describe_model(config).checkpoint_tensors().items())
+    tensors = list((shapes or describe_model(config).checkpoint_tensors()).items())
     weight_map = {}
     for number, part in enumerate((tensors[start::num_shards] for start in range(num_shards)), 1):
         name = f"model-{number:05}-of-{num_shards:05}.safetensors"

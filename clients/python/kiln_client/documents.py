@@ -1,21 +1,27 @@
 """Reads and writes YAML and JSON documents: configurations and conversations.
 
 Text that is JSON is read as JSON, other text as YAML with the scalars of YAML 1.2: `1e-5` is a number; `yes`, `010` and
-dates are text. Repeated keys, keys other than text, and tags are errors. Every parsed document can be written as JSON.
-Infinities are numbers in configurations only; Python's JSON spells them `Infinity`, as NxD Inference's files do.
+dates are text. Repeated keys, keys other than text, tags, and aliases that stand for very much are errors. Every parsed
+document can be written as JSON. Infinities are numbers in configurations only; Python's JSON spells them `Infinity`, as
+NxD Inference's files do.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import yaml
 
 from kiln_client.errors import DocumentInvalid
 
 Document: TypeAlias = dict[str, Any] | list[Any]
+
+#: What all aliases of a YAML document may stand for: nodes, and one more for each 100 characters of a scalar. Aliases
+#: of aliases multiply, so that a few lines can stand for more than memory holds.
+MAX_ALIASED_NODES: Final = 100_000
+_NODE_CHARS: Final = 100
 
 
 def parse_document(text: str, *, source: str, reason: str, field: str, infinities: bool = False) -> Document:
@@ -92,11 +98,34 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - filled once, below
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_aliased = 0
+        #: Nodes that a composed node stands for, aliases replaced, by its identity; the document's root keeps them all.
+        self._sizes: dict[int, int] = {}
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark
         if getattr(event, "tag", None) is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the tag {event.tag!r}", event.start_mark)
-        return super().compose_node(parent, index)
+            raise yaml.constructor.ConstructorError(None, None, f"the tag {event.tag!r}", mark)
+        node = super().compose_node(parent, index)
+        if not isinstance(event, yaml.AliasEvent):
+            self._sizes[id(node)] = self._measure(node)
+            return node
+        # A node without a size is still being composed: it holds itself, which is found later.
+        self._num_aliased += self._sizes.get(id(node), 1)
+        if self._num_aliased > MAX_ALIASED_NODES:
+            problem = f"aliases stand for more than {MAX_ALIASED_NODES} nodes"
+            raise yaml.constructor.ConstructorError(None, None, problem, mark)
+        return node
+
+    def _measure(self, node: yaml.Node | None) -> int:
+        if isinstance(node, yaml.MappingNode):
+            return 1 + sum(self._sizes.get(id(one), 1) for pair in node.value for one in pair)
+        if isinstance(node, yaml.SequenceNode):
+            return 1 + sum(self._sizes.get(id(one), 1) for one in node.value)
+        return 1 + (len(node.value) // _NODE_CHARS if isinstance(node, yaml.ScalarNode) else 0)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
-from compiler_svc.config.domains import TextMap, show
+from compiler_svc.config.attribute import ConfigTable, is_same
+from compiler_svc.config.domains import Table, TextMap, show
 from compiler_svc.config.findings import Findings
 from compiler_svc.config.interchange.saved_form import (
     DERIVED,
     DERIVED_OUTSIDE,
-    FUSED_TKG,
-    FUSED_TKG_NAMES,
+    FLAT_NAMES,
     is_saved,
     read_plain,
 )
-from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES
+from compiler_svc.config.tables import INFERENCE_CONFIG, MODEL_ATTRIBUTES, NEURON_CONFIG, TABLES
 from compiler_svc.config.transformers_neuronx import SECTION as TRANSFORMERS_NEURONX
 
 _SECTIONS: Final = frozenset({TRANSFORMERS_NEURONX}).union(*(row.names for row in INFERENCE_CONFIG.rows))
@@ -27,7 +28,8 @@ def adapt_document(document: Mapping[str, Any], findings: Findings) -> dict[str,
     """Brings a document, and the draft model's inside of it, to the names and types that the tables have.
 
     Aliases of model attributes become their names; lists of adapters become objects, classes text. What NxD Inference
-    saves but derives again is dropped, and so are attributes of models that no model here has, which a note says.
+    saves but derives again is dropped. So are, with a note, attributes of models that no model here has, and names that
+    another release of NxD Inference saved; in documents that it did not save they stay for validation to refuse.
     """
     return _adapt(document, "", findings, saved=is_saved(document))
 
@@ -47,6 +49,8 @@ def _adapt(document: Mapping[str, Any], path: str, findings: Findings, *, saved:
         if isinstance(fused.get("draft_config"), Mapping) and not path:
             draft_path = f"{path}fused_spec_config.draft_config."
             fused["draft_config"] = _adapt(fused["draft_config"], draft_path, findings, saved=saved)
+        if saved:
+            fused = _drop_unknown_names(fused, TABLES["FusedSpecNeuronConfig"], f"{path}fused_spec_config", findings)
         adapted["fused_spec_config"] = fused
     return adapted
 
@@ -76,9 +80,31 @@ def _drop_foreign_names(adapted: dict[str, Any], path: str, findings: Findings) 
     for name in foreign:
         del adapted[name]
     if foreign:
-        shown = ", ".join(map(show, foreign[:_MAX_SHOWN])) + (", …" if len(foreign) > _MAX_SHOWN else "")
         place = path.removesuffix(".") or "config"
+        shown = _list_names(map(show, foreign))
         findings.warnings.append(f"{place}: ignored, because no model here has attributes of these names: {shown}")
+
+
+def _drop_unknown_names(values: Mapping[str, Any], table: ConfigTable, path: str, findings: Findings) -> dict[str, Any]:
+    """What a saved table says under names that the table has here, the tables inside likewise; a note has the rest."""
+    unknown = sorted(values.keys() - table.by_name.keys())
+    if unknown:
+        shown = _list_names(f"{show(name)} = {show(values[name])}" for name in unknown)
+        findings.warnings.append(
+            f"{path}: ignored, because the releases of NxD Inference that are known here have no such names: {shown}"
+        )
+    known = {name: value for name, value in values.items() if name in table.by_name}
+    for name, value in known.items():
+        domain = table.find(name).domain
+        # The draft model's configuration is a document of its own.
+        if isinstance(domain, Table) and isinstance(value, Mapping) and domain.of != INFERENCE_CONFIG.class_name:
+            known[name] = _drop_unknown_names(value, TABLES[domain.of], f"{path}.{name}", findings)
+    return known
+
+
+def _list_names(names: Iterable[str]) -> str:
+    first = [*islice(names, _MAX_SHOWN + 1)]
+    return ", ".join(first[:_MAX_SHOWN]) + (", …" if len(first) > _MAX_SHOWN else "")
 
 
 def _adapt_neuron_config(
@@ -92,7 +118,10 @@ def _adapt_neuron_config(
         adapted["lora_config"] = {
             name: _read_adapters(value) if name in _LORA_PATHS else value for name, value in lora.items()
         }
-    _join_fused_tkg(adapted, path, findings)
+    for table, names in FLAT_NAMES.items():
+        _join_flat_names(adapted, table, names, path, findings)
+    if saved:
+        adapted = _drop_unknown_names(adapted, NEURON_CONFIG, path.removesuffix("."), findings)
     return adapted
 
 
@@ -106,18 +135,19 @@ def _read_adapters(value: Any) -> Any:
     return adapters if len(adapters) == len(value) else value
 
 
-def _join_fused_tkg(adapted: dict[str, Any], path: str, findings: Findings) -> None:
-    """Moves what NeuronConfig says of fused token generation into the configuration that documents have for it."""
-    given = {name: adapted.pop(name) for name in FUSED_TKG_NAMES if adapted.get(name) is not None}
+def _join_flat_names(
+    adapted: dict[str, Any], table: str, names: Mapping[str, str], path: str, findings: Findings
+) -> None:
+    """Moves what NeuronConfig says under keywords of its own into the configuration that documents have for it."""
+    given = {name: value for name in names if (value := adapted.pop(name, None)) is not None}
     if not given:
         return
-    nested = adapted.get(FUSED_TKG)
+    nested = adapted.get(table)
     joined = dict(nested) if isinstance(nested, Mapping) else {}
     for name, value in given.items():
-        inside = joined.get(FUSED_TKG_NAMES[name])
-        if inside is not None and inside is not value:
-            accepted = f"{show(inside)}, which {FUSED_TKG}.{FUSED_TKG_NAMES[name]} says"
-            findings.add_mistake(f"{path}{name}", value, accepted)
-        joined[FUSED_TKG_NAMES[name]] = value
+        inside = joined.get(names[name])
+        if inside is not None and not is_same(inside, value):
+            findings.add_mistake(f"{path}{name}", value, f"{show(inside)}, which {table}.{names[name]} says")
+        joined[names[name]] = value
     if nested is None or isinstance(nested, Mapping):
-        adapted[FUSED_TKG] = joined
+        adapted[table] = joined

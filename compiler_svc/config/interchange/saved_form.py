@@ -40,6 +40,12 @@ FUSED_TKG_NAMES: Final = {
 }
 FUSED_TKG: Final = "moe_fused_tkg_config"
 
+#: NeuronConfig's keywords for attributes of configurations inside, by the name of the configuration.
+FLAT_NAMES: Final = {
+    FUSED_TKG: FUSED_TKG_NAMES,
+    "router_config": {"router_act_fn": "act_fn", "router_dtype": "dtype"},
+}
+
 
 def is_saved(document: Mapping[str, Any]) -> bool:
     """Whether NxD Inference wrote the document."""

@@ -8,6 +8,7 @@ from compiler_svc.config.attribute import Values
 from compiler_svc.config.buckets import BUCKET_ATTRIBUTES, resolve_buckets
 from compiler_svc.config.rules.rule import Note, Rule
 from compiler_svc.config.tables.documents import PREFIX_CACHING
+from targets.cpu import CPU
 
 
 def _has_enough_blocks(values: Values) -> bool:
@@ -55,8 +56,11 @@ BLOCK_KV_RULES: Final = (
 
 BLOCK_KV_NOTES: Final = (
     Note(
+        # On cpu each of them is a hint.
         lambda v: (
-            not v["is_block_kv_layout"] and (v["pa_num_blocks"], v["pa_block_size"]) != (v["batch_size"], v["seq_len"])
+            v["target"] != CPU.kind
+            and not v["is_block_kv_layout"]
+            and (v["pa_num_blocks"], v["pa_block_size"]) != (v["batch_size"], v["seq_len"])
         ),
         "neuron_config: pa_num_blocks and pa_block_size are ignored because is_block_kv_layout is false",
     ),

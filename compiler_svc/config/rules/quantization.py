@@ -10,7 +10,7 @@ from compiler_svc.config.tables.documents import QUANTIZATION
 QUANTIZATION_RULES: Final = (
     Rule(
         ("quantized_checkpoints_path", "quantized"),
-        lambda v: not v["quantized"] or bool(v["quantized_checkpoints_path"]),
+        lambda v: not v["quantized"] or bool(v["quantized_checkpoints_path"]) or v.get("quantizes_at_load", False),
         "the path of the quantized checkpoint, because quantized is true",
         QUANTIZATION,
     ),

@@ -8,6 +8,7 @@ from typing import Final
 from compiler_svc.config.attribute import LATER, Derivation, attribute, hint, same_as
 from compiler_svc.config.domains import AscendingLengths, Integer
 from compiler_svc.config.tables.documents import BUCKETING, CONTINUOUS_BATCHING, PREFIX_CACHING, UNDOCUMENTED
+from compiler_svc.config.tables.general import NO_SIZE
 
 _ALWAYS_CONTINUOUS: Final = hint("requests join and leave the running batch in any case", acts_as=True)
 
@@ -26,24 +27,36 @@ class BatchingAttributes:
         BUCKETING,
         AscendingLengths(),
         default=_generated(
-            "powers of two from 128 to max_context_length; without enable_bucketing max_context_length alone"
+            "powers of two from 128 to the least of max_context_length, n_active_tokens and n_positions; without "
+            "enable_bucketing that alone"
         ),
     )
     token_generation_buckets: tuple[int, ...] = attribute(
         BUCKETING,
         AscendingLengths(),
-        default=_generated("powers of two from 128 to max_length; without enable_bucketing max_length alone"),
+        default=_generated(
+            "powers of two from 128 to max_length, or n_positions if that is less than seq_len; without "
+            "enable_bucketing that alone"
+        ),
     )
     prefix_buckets: tuple[int, ...] = attribute(
         PREFIX_CACHING,
         AscendingLengths(),
-        default=_generated("with is_prefix_caching, powers of two from 512 to max_context_length"),
+        default=_generated("with is_prefix_caching, powers of two from 512 to the longest prompt"),
         cpu=LATER,
     )
     token_generation_batches: tuple[int, ...] = attribute(
         UNDOCUMENTED, AscendingLengths(), default=_generated("tkg_batch_size alone"), cpu=LATER
     )
-    is_continuous_batching: bool = attribute(CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS)
-    max_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
+    is_continuous_batching: bool = attribute(CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS, neuron=NO_SIZE)
     ctx_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
     tkg_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
+    # The documents set tkg_batch_size alone to the largest batch.
+    max_batch_size: int = attribute(
+        CONTINUOUS_BATCHING,
+        Integer(1),
+        default=Derivation(
+            lambda values: max(values["batch_size"], values["tkg_batch_size"]),
+            "the larger one of batch_size and tkg_batch_size",
+        ),
+    )

@@ -77,8 +77,11 @@ DIFFERENCES: Final = (
     ),
     Difference(
         "weights_to_skip_layout_optimization",
-        ((API_GUIDE, "a list of names"), (NXDI_CODE, "ignores what it is given")),
-        "Kept for Neuron targets; a hint on cpu.",
+        (
+            (API_GUIDE, "a list of names"),
+            (NXDI_CODE, "ignores what it is given up to SDK 2.27, and reads it from 2.28 on"),
+        ),
+        "Kept in the configuration; a hint, because no target loads Neuron's layouts yet.",
     ),
     Difference(
         "scratchpad_page_size",
@@ -103,6 +106,11 @@ DIFFERENCES: Final = (
         "Generated as the code does; a user's list must ascend.",
     ),
     Difference(
+        "n_active_tokens, n_positions",
+        ((NXDI_CODE, "notes of its submodels, which limit neither buckets nor requests"),),
+        "They limit generated buckets, prompts and sequences.",
+    ),
+    Difference(
         "prefix_buckets",
         (
             (FEATURE_GUIDE, "a list beside `context_encoding_buckets`; 0 is added"),
@@ -124,6 +132,19 @@ DIFFERENCES: Final = (
         "Requests always join and leave the running batch; false is a hint.",
     ),
     Difference(
+        "max_batch_size",
+        (
+            (API_GUIDE, "the largest batch of continuous batching"),
+            (NXDI_CODE, "`batch_size` by default, also if `tkg_batch_size`, which users are told to set, is larger"),
+        ),
+        "The larger one of `batch_size` and `tkg_batch_size` by default.",
+    ),
+    Difference(
+        "rows of the KV cache",
+        ((NXDI_CODE, "`kv_cache_batch_size` rows; idle rows of a step write into rows that have no sequence"),),
+        "`max_batch_size` rows, and on cpu one more, into which idle rows write. Plans for Neuron count the code's.",
+    ),
+    Difference(
         "pa_num_blocks, pa_block_size",
         (
             (FEATURE_GUIDE, "at least `batch_size * max_model_len / pa_block_size` blocks; blocks of 32 recommended"),
@@ -142,7 +163,7 @@ DIFFERENCES: Final = (
     Difference(
         "attn_block_cte_nki_kernel_enabled",
         ((NXDI_CODE, "true alone always fails, because it needs flags that are false by default"),),
-        "No document names it: accepted at false only.",
+        "No document names it: a hint, true or false.",
     ),
     Difference(
         "activation_quantization_type",
@@ -153,6 +174,26 @@ DIFFERENCES: Final = (
         "quantize_clamp_bound and clamp limits",
         ((NXDI_CODE, "infinite by default, which is written as a number that JSON does not have"),),
         "Infinite limits are accepted, also as text, and mean no limit: null in what is written.",
+    ),
+    Difference(
+        "quantized_mlp_kernel_enabled",
+        ((NXDI_CODE, "quantizes the MLP even if `quantized` is false, as AWS's configurations have it"),),
+        "Quantizes the MLP alone if `quantized` is false.",
+    ),
+    Difference(
+        "n_positions and context_length_estimate of Transformers NeuronX",
+        (
+            (
+                TRANSFORMERS_NEURONX_GUIDE,
+                "prompts alone have lengths in its examples; sequences get the model's positions",
+            ),
+        ),
+        "Sequences get twice the longest prompt if `n_positions` is unset, with a warning.",
+    ),
+    Difference(
+        "quant of Transformers NeuronX",
+        ((TRANSFORMERS_NEURONX_GUIDE, "weights are quantized when a checkpoint is loaded"),),
+        "No `quantized_checkpoints_path` is asked for beside it.",
     ),
     Difference(
         "kv_cache_quant",
@@ -195,6 +236,21 @@ DIFFERENCES: Final = (
         "Greedy unless `do_sample` or `dynamic`, and a warning says so.",
     ),
     Difference(
+        "OnDeviceSamplingConfig.top_k 0 and -1",
+        ((NXDI_CODE, "masks every logit alike: any of the `global_topk` candidates, with equal probability"),),
+        "No limit, as in transformers: all candidates keep their probabilities.",
+    ),
+    Difference(
+        "OnDeviceSamplingConfig.top_p: the token that reaches it",
+        ((NXDI_CODE, "drops the token with which the sum of probabilities exceeds `top_p`, unless it is the first"),),
+        "Keeps it, as transformers does.",
+    ),
+    Difference(
+        "OnDeviceSamplingConfig.temperature 0",
+        ((NXDI_CODE, "greedy; a mistake if `top_k` is 0 or -1"),),
+        "Greedy, whatever `top_k` is.",
+    ),
+    Difference(
         "OnDeviceSamplingConfig.top_p, temperature",
         ((FEATURE_GUIDE, "in an example"), (API_GUIDE, "not listed"), (NXDI_CODE, "1.0 each")),
         "Accepted, 1.0 each by default.",
@@ -207,7 +263,7 @@ DIFFERENCES: Final = (
     Difference(
         "LoraServingConfig.max_cpu_loras, max_lora_rank",
         ((API_GUIDE, "no default stated, and no rank"), (NXDI_CODE, "100 and 16; raised to fit the adapters")),
-        "100 and 16.",
+        "100 and 16. Plans raise the second to the ranks of the adapters' files.",
     ),
     Difference(
         "MoENeuronConfig.glu_mlp",
@@ -225,7 +281,20 @@ DIFFERENCES: Final = (
     Difference(
         "MoENeuronConfig.router_config",
         ((API_GUIDE, "a dictionary or keyword arguments"), (NXDI_CODE, "an object is replaced by the defaults")),
-        "What is given counts.",
+        "What is given counts: an object, or the keywords `router_act_fn` and `router_dtype`.",
+    ),
+    Difference(
+        "RouterConfig.act_fn",
+        (
+            (API_GUIDE, "the activations of transformers' `ACT2FN`"),
+            (NXDI_CODE, "fails with any but softmax and sigmoid"),
+        ),
+        "Softmax and sigmoid.",
+    ),
+    Difference(
+        "RoutedExpertsMLPOpsConfig.use_index_calc_kernel",
+        ((API_GUIDE, "false"), (NXDI_CODE, "true")),
+        "False.",
     ),
     Difference(
         "RoutedExpertsMLPOpsConfig.normalize_top_k_affinities",
@@ -234,12 +303,19 @@ DIFFERENCES: Final = (
     ),
     Difference(
         "BlockwiseMatmulConfig",
-        ((API_GUIDE, "most defaults are not stated"), (NXDI_CODE, "blocks of 512 tokens, flags off")),
+        (
+            (API_GUIDE, "most defaults are not stated"),
+            (
+                NXDI_CODE,
+                "blocks of 512 tokens; flags off, except the two of `block_to_token_mapping`",
+            ),
+        ),
         "The code's defaults.",
     ),
     Difference(
         "unknown names",
         ((NXDI_CODE, "a warning in a log"),),
-        "A mistake, with a suggestion. Names of the code that no document has are accepted at their defaults.",
+        "A mistake, with a suggestion; a note in a file that NxD Inference saved. Names that only its code of SDK 2.23 "
+        "to 2.29 has are accepted at their defaults, and as hints if they choose kernels, layouts or flags.",
     ),
 )

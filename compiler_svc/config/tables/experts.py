@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from compiler_svc.config.attribute import LATER, Alias, Derivation, attribute, hint, refused
+from compiler_svc.config.attribute import LATER, PLANNED, Alias, Derivation, attribute, hint, refused
 from compiler_svc.config.domains import Choice, Integer, Limit, Number
 from compiler_svc.config.tables.attention import NO_KERNELS
 from compiler_svc.config.tables.documents import (
@@ -29,17 +29,24 @@ _NOTHING_INITIALIZED: Final = refused("weights come from a checkpoint, and nothi
 _RANK_FROM_TENSOR: Final = hint("executables take their rank from a tensor in any case", acts_as=True)
 _BOTH_PHASES: Final = hint("the options hold for prefill and decode")
 
-_moe = functools.partial(attribute, MOE, cpu=LATER)
-_routed = functools.partial(attribute, ROUTED_EXPERTS, cpu=LATER)
-_blockwise = functools.partial(attribute, BLOCKWISE_MATMUL, cpu=NO_KERNELS)
+_NO_EXPERTS: Final = hint("plans know no model with experts")
+
+_moe = functools.partial(attribute, MOE, cpu=LATER, neuron=_NO_EXPERTS)
+_router = functools.partial(attribute, ROUTER, cpu=LATER, neuron=_NO_EXPERTS)
+_routed = functools.partial(attribute, ROUTED_EXPERTS, cpu=LATER, neuron=_NO_EXPERTS)
+_blockwise = functools.partial(attribute, BLOCKWISE_MATMUL, cpu=NO_KERNELS, neuron=_NO_EXPERTS)
+_fused_tkg = functools.partial(attribute, MOE_FUSED_TKG, cpu=NO_KERNELS, neuron=_NO_EXPERTS)
+_hybrid = functools.partial(attribute, HYBRID_SHARDING, cpu=LATER, neuron=_NO_EXPERTS)
+# What an object says is in its attributes.
+_table = functools.partial(attribute, MOE, cpu=LATER, neuron=PLANNED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
     """The router. See `kiln.config.v1.RouterConfig`."""
 
-    act_fn: Literal["softmax", "sigmoid"] = attribute(ROUTER, default="softmax", cpu=LATER)
-    dtype: DType = attribute(ROUTER, DTYPES, default="float32", cpu=LATER)
+    act_fn: Literal["softmax", "sigmoid"] = _router(default="softmax")
+    dtype: DType = _router(DTYPES, default="float32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +95,7 @@ class BlockwiseMatmulConfig:
     blockwise_nki_autograd_cls: str | None = _blockwise()
     use_torch_block_wise: bool = _blockwise(default=False)
     parallelize_token_to_block_mapping: bool = _blockwise(default=True)
-    optimized_block_to_token_mapping: bool = _blockwise(default=False)
+    optimized_block_to_token_mapping: bool = _blockwise(default=True)
     always_augment_inputs_for_blockwise_matmul: bool = _blockwise(default=False)
     use_shard_on_intermediate_dynamic_while: bool = _blockwise(default=False)
     use_shard_on_block_dynamic_while: bool = _blockwise(default=False)
@@ -99,21 +106,21 @@ class BlockwiseMatmulConfig:
 class MoEFusedTKGConfig:
     """Fused token generation of experts; None lets the compiler choose. See `kiln.config.v1.MoEFusedTKGConfig`."""
 
-    quantized: bool = attribute(MOE_FUSED_TKG, default=False, cpu=LATER)
-    moe_fused_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
-    router_topk_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
-    expert_mlp_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
-    shared_mlp_kernel_enabled: bool | None = attribute(MOE_FUSED_TKG, cpu=NO_KERNELS)
+    quantized: bool = _fused_tkg(default=False, cpu=LATER)
+    moe_fused_kernel_enabled: bool | None = _fused_tkg()
+    router_topk_kernel_enabled: bool | None = _fused_tkg()
+    expert_mlp_kernel_enabled: bool | None = _fused_tkg()
+    shared_mlp_kernel_enabled: bool | None = _fused_tkg()
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridShardingConfig:
     """Degrees of parallelism by submodel. See `kiln.config.v1.HybridShardingConfig`."""
 
-    moe_cte_tp_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
-    moe_cte_ep_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
-    moe_tkg_tp_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
-    moe_tkg_ep_degree: int = attribute(HYBRID_SHARDING, Integer(1), default=1, cpu=LATER)
+    moe_cte_tp_degree: int = _hybrid(Integer(1), default=1)
+    moe_cte_ep_degree: int = _hybrid(Integer(1), default=1)
+    moe_tkg_tp_degree: int = _hybrid(Integer(1), default=1)
+    moe_tkg_ep_degree: int = _hybrid(Integer(1), default=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +133,11 @@ class MoENeuronConfig(NeuronConfig):
 
     moe_tp_degree: int = _moe(Integer(1), default=1)
     moe_ep_degree: int = _moe(Integer(1), default=1)
-    hybrid_sharding_config: HybridShardingConfig | None = _moe()
-    router_config: RouterConfig = _moe(default={})
+    hybrid_sharding_config: HybridShardingConfig | None = _table()
+    router_config: RouterConfig = _table(default={})
     return_expert_index: bool = _moe(default=False)
     return_router_logits: bool = _moe(default=False)
-    blockwise_matmul_config: BlockwiseMatmulConfig = _moe(default={})
+    blockwise_matmul_config: BlockwiseMatmulConfig = _table(default={})
     capacity_factor: float | None = _moe(Number(0, positive=True))
     glu_mlp: bool = _moe(default=True)
     glu_type: GluType = _moe(default="glu")
@@ -149,5 +156,5 @@ class MoENeuronConfig(NeuronConfig):
     fused_shared_experts: bool = _moe(default=False)
     shared_experts_sequence_parallel_enabled: bool = _moe(default=False)
     transpose_shared_experts_weights: bool = _moe(default=False)
-    routed_experts_mlp_ops_config: RoutedExpertsMLPOpsConfig | None = _moe()
-    moe_fused_tkg_config: MoEFusedTKGConfig = _moe(default={})
+    routed_experts_mlp_ops_config: RoutedExpertsMLPOpsConfig | None = _table()
+    moe_fused_tkg_config: MoEFusedTKGConfig = _table(default={})

@@ -21,6 +21,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: Final = Choice(get_args(DType), prefix="torch.")
 DEFAULT_DTYPE: Final = "bfloat16"
 NEURON_ONLY: Final = hint("it concerns NeuronCores only")
+NO_SIZE: Final = hint("no size of a plan depends on it")
 
 _ALWAYS_ASYNCHRONOUS: Final = hint(
     "the runtime always works on the output of one step while the next one runs, and calls the one after it if "
@@ -48,13 +49,14 @@ class GeneralAttributes:
     """Sizes, dtypes and degrees; most defaults are derived from these, so they stand first."""
 
     batch_size: int = attribute(GENERAL, Integer(1), default=1)
-    padding_side: Literal["right", "left"] = attribute(GENERAL, default="right")
+    padding_side: Literal["right", "left"] = attribute(GENERAL, default="right", neuron=NO_SIZE)
     seq_len: int = attribute(GENERAL, Integer(1), default=128)
     max_context_length: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
     max_new_tokens: int | None = attribute(
         GENERAL,
         Integer(1),
         default=Derivation(_new_tokens_left, "seq_len - max_context_length, or no limit of its own if that is 0"),
+        neuron=NO_SIZE,
     )
     max_length: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
     n_active_tokens: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
@@ -67,11 +69,11 @@ class GeneralAttributes:
             "the checkpoint's dtype, or bfloat16 if it names none; for a draft model, the target's",
         ),
     )
-    rpl_reduce_dtype: DType | None = attribute(GENERAL, DTYPES)
+    rpl_reduce_dtype: DType | None = attribute(GENERAL, DTYPES, neuron=NO_SIZE)
     cast_type: Literal["config", "as-declared"] = attribute(GENERAL, default="config")
-    async_mode: bool = attribute(GENERAL, default=False, cpu=_ALWAYS_ASYNCHRONOUS)
-    save_sharded_checkpoint: bool = attribute(GENERAL, default=True)
-    skip_sharding: bool = attribute(GENERAL, default=False)
+    async_mode: bool = attribute(GENERAL, default=False, cpu=_ALWAYS_ASYNCHRONOUS, neuron=NO_SIZE)
+    save_sharded_checkpoint: bool = attribute(GENERAL, default=True, neuron=NO_SIZE)
+    skip_sharding: bool = attribute(GENERAL, default=False, neuron=NO_SIZE)
     logical_nc_config: int = attribute(
         GENERAL,
         Integer(1, 2),
@@ -80,14 +82,16 @@ class GeneralAttributes:
         exceptions={target.kind: _ONE_CORE for target in _NEURON_TARGETS if target.logical_core_sizes == (1,)},
         aliases=(Alias("logical_neuron_cores", note="deprecated, the former name of logical_nc_config"),),
     )
-    skip_warmup: bool = attribute(GENERAL, default=False)
-    weights_to_skip_layout_optimization: tuple[str, ...] = attribute(GENERAL, default=(), cpu=NEURON_ONLY)
+    skip_warmup: bool = attribute(GENERAL, default=False, neuron=NO_SIZE)
+    weights_to_skip_layout_optimization: tuple[str, ...] = attribute(
+        GENERAL, default=(), cpu=NEURON_ONLY, neuron=NO_SIZE
+    )
     scratchpad_page_size: int | None = attribute(GENERAL, Integer(1), cpu=NEURON_ONLY)
-    allow_input_truncation: bool = attribute(UNDOCUMENTED, default=False)
+    allow_input_truncation: bool = attribute(UNDOCUMENTED, default=False, neuron=NO_SIZE)
     # 64 is the largest degree that the documents describe; collectives serve more.
     tp_degree: int = attribute(DISTRIBUTED, Integer(1, 64), default=1)
-    cc_pipeline_tiling_factor: int = attribute(COMPILATION, Integer(1), default=2, cpu=NEURON_ONLY)
-    output_logits: bool = attribute(DEBUGGING, default=False)
+    cc_pipeline_tiling_factor: int = attribute(COMPILATION, Integer(1), default=2, cpu=NEURON_ONLY, neuron=NO_SIZE)
+    output_logits: bool = attribute(DEBUGGING, default=False, neuron=NO_SIZE)
 
     @property
     def logical_neuron_cores(self) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from compiler_svc.config.attribute import LATER, Derivation, Values, attribute
 from compiler_svc.config.tables.documents import QUANTIZATION
+from compiler_svc.config.tables.general import NO_SIZE
 
 
 def _type_by_kernel(values: Values) -> str:
@@ -18,7 +19,7 @@ class QuantizationAttributes:
     """How weights are quantized, and which modules stay in full precision."""
 
     quantized: bool = attribute(QUANTIZATION, default=False, cpu=LATER)
-    quantized_checkpoints_path: str | None = attribute(QUANTIZATION, cpu=LATER)
+    quantized_checkpoints_path: str | None = attribute(QUANTIZATION, cpu=LATER, neuron=NO_SIZE)
     quantization_dtype: Literal["int8", "f8e4m3", "f8e5m2"] = attribute(
         QUANTIZATION,
         default=Derivation(
@@ -26,6 +27,7 @@ class QuantizationAttributes:
             "int8; f8e4m3 with quantized_mlp_kernel_enabled",
         ),
         cpu=LATER,
+        neuron=NO_SIZE,
     )
     quantization_type: Literal["per_tensor_symmetric", "per_channel_symmetric"] = attribute(
         QUANTIZATION,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from compiler_svc.config.attribute import attribute
 from compiler_svc.config.domains import Integer, Number
 from compiler_svc.config.tables.documents import FEATURE_SAMPLING, SAMPLING
+from compiler_svc.config.tables.general import NO_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +24,13 @@ class OnDeviceSamplingConfig:
         global_topk: Candidates considered; 0 considers the whole vocabulary.
     """
 
-    do_sample: bool = attribute(SAMPLING, default=False)
-    top_k: int = attribute(SAMPLING, Integer(-1), default=1)
-    top_p: float = attribute(FEATURE_SAMPLING, Number(0, 1, positive=True), default=1.0)
-    temperature: float = attribute(FEATURE_SAMPLING, Number(0), default=1.0)
-    dynamic: bool = attribute(SAMPLING, default=False)
-    deterministic: bool = attribute(SAMPLING, default=False)
-    global_topk: int = attribute(SAMPLING, Integer(0), default=256)
+    do_sample: bool = attribute(SAMPLING, default=False, neuron=NO_SIZE)
+    top_k: int = attribute(SAMPLING, Integer(-1), default=1, neuron=NO_SIZE)
+    top_p: float = attribute(FEATURE_SAMPLING, Number(0, 1, positive=True), default=1.0, neuron=NO_SIZE)
+    temperature: float = attribute(FEATURE_SAMPLING, Number(0), default=1.0, neuron=NO_SIZE)
+    dynamic: bool = attribute(SAMPLING, default=False, neuron=NO_SIZE)
+    deterministic: bool = attribute(SAMPLING, default=False, neuron=NO_SIZE)
+    global_topk: int = attribute(SAMPLING, Integer(0), default=256, neuron=NO_SIZE)
 
     @property
     def is_greedy(self) -> bool:

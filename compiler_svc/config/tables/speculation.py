@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from compiler_svc.config.attribute import LATER, Derivation, attribute, deprecated_attribute, same_as
 from compiler_svc.config.domains import Flag, Integer, Paths
 from compiler_svc.config.tables.documents import FEATURE_FUSED_SPECULATION, FEATURE_SPECULATION, MEDUSA, SPECULATION
+from compiler_svc.config.tables.general import NO_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,9 +15,10 @@ class SpeculationAttributes:
     """What proposes tokens, and how many; lengths in tokens."""
 
     speculation_length: int = attribute(SPECULATION, Integer(0), default=0, cpu=LATER)
-    spec_batch_size: int = attribute(SPECULATION, Integer(1), default=same_as("batch_size"), cpu=LATER)
+    # Speculation that is not fused takes one row at most, so that the number changes no size.
+    spec_batch_size: int = attribute(SPECULATION, Integer(1), default=same_as("batch_size"), cpu=LATER, neuron=NO_SIZE)
     enable_eagle_speculation: bool = attribute(SPECULATION, default=False, cpu=LATER)
-    enable_eagle_draft_input_norm: bool = attribute(SPECULATION, default=False, cpu=LATER)
+    enable_eagle_draft_input_norm: bool = attribute(SPECULATION, default=False, cpu=LATER, neuron=NO_SIZE)
     # An EAGLE draft is configured like its target, and speculates no further.
     is_eagle_draft: bool = attribute(FEATURE_FUSED_SPECULATION, default=False, cpu=LATER)
     enable_fused_speculation: bool = attribute(
@@ -30,7 +32,7 @@ class SpeculationAttributes:
     is_medusa: bool = attribute(MEDUSA, default=False, cpu=LATER)
     medusa_speculation_length: int = attribute(MEDUSA, Integer(0), default=0, cpu=LATER)
     num_medusa_heads: int = attribute(MEDUSA, Integer(0), default=0, cpu=LATER)
-    medusa_tree: tuple[tuple[int, ...], ...] = attribute(MEDUSA, Paths(), default=(), cpu=LATER)
+    medusa_tree: tuple[tuple[int, ...], ...] = attribute(MEDUSA, Paths(), default=(), cpu=LATER, neuron=NO_SIZE)
 
     @property
     @deprecated_attribute(

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kiln_client import documents
 from kiln_client.documents import parse_document
 from kiln_client.errors import DocumentInvalid
 
@@ -130,3 +131,37 @@ def test_any_text_is_a_document_or_the_named_error(text: str) -> None:
         return
     assert isinstance(document, dict | list)
     json.dumps(document, allow_nan=False)
+
+
+def _nest(first: str, next_level: str, num_levels: int) -> str:
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{n}: &a{n} " + next_level.replace("@", f"*a{n - 1}") for n in range(1, num_levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _nest("[x, x]", "[@, @, @, @, @, @, @, @, @]", 9),
+        _nest("{x: 1}", "{p: @, q: @, r: @, s: @}", 40),
+        _nest("{x: 1}", "{<<: [@, @, @, @, @, @]}", 30),
+        _nest("x" * 1_000_000, "[@, @, @, @, @, @, @, @, @, @, @]", 2),
+    ],
+    ids=["lists", "mappings", "merges", "a long text"],
+)
+def test_aliases_that_stand_for_too_much(text: str) -> None:
+    """The first has 316 bytes or so and stands for 86 million items."""
+    with pytest.raises(DocumentInvalid, match="aliases stand for more than 100000 nodes, in line"):
+        parse_document(text, source="config.yaml", reason="CONFIG_INVALID", field="config")
+
+
+def test_aliases_that_stand_for_little() -> None:
+    text = "base: &base {seq_len: 128}\nneuron_config: {<<: *base, on_device_sampling_config: *base}"
+    document = parse_document(text, source="config.yaml", reason="CONFIG_INVALID", field="config")
+    assert document["neuron_config"]["on_device_sampling_config"] == {"seq_len": 128}  # type: ignore[call-overload]
+
+
+def test_a_document_without_aliases_may_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_ALIASED_NODES", 10)
+    text = "\n".join(f"- [{n}, {'x' * 200}]" for n in range(20))
+    assert len(parse_document(text, source="c.yaml", reason="CONFIG_INVALID", field="config")) == 20

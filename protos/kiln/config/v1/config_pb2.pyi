@@ -270,7 +270,7 @@ class NeuronConfig(_message.Message):
     Let requests join and leave the running batch. Default false.
     """
     max_batch_size: _builtins.int
-    """Rows of the KV cache that requests can hold. Default `batch_size`."""
+    """Rows of the KV cache that requests can hold. Default `batch_size`, or `tkg_batch_size` if that is larger."""
     ctx_batch_size: _builtins.int
     """Rows of one context_encoding step. Default `batch_size`."""
     tkg_batch_size: _builtins.int
@@ -1408,7 +1408,7 @@ class BlockwiseMatmulConfig(_message.Message):
     parallelize_token_to_block_mapping: _builtins.bool
     """Map block positions to tokens in parallel. Default true."""
     optimized_block_to_token_mapping: _builtins.bool
-    """Only the chosen experts in the map from blocks to tokens. Default false."""
+    """Only the chosen experts in the map from blocks to tokens. Default true."""
     always_augment_inputs_for_blockwise_matmul: _builtins.bool
     """Pad inputs whatever is skipped. Default false."""
     use_shard_on_intermediate_dynamic_while: _builtins.bool

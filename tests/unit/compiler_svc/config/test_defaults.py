@@ -112,3 +112,11 @@ class TestDtype:
         assert violation.field == "neuron_config.torch_dtype"
         assert violation.value == "'float64' from the checkpoint"
         assert resolve("float64", target, torch_dtype="float32").config.neuron_config.torch_dtype == "float32"
+
+
+@pytest.mark.parametrize("target", ["cpu", "trn2"])
+def test_the_migration_guides_continuous_batching(target: TargetKind) -> None:
+    """ "set is_continuous_batching to True, and set tkg_batch_size to the max batch size" """
+    config = resolve(target=target, is_continuous_batching=True, tkg_batch_size=8, ctx_batch_size=1).config
+    assert config.neuron_config.max_batch_size == 8
+    assert resolve(target=target, batch_size=4).config.neuron_config.max_batch_size == 4

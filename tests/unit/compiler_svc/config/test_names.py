@@ -40,6 +40,13 @@ class TestUnknown:
             ),
             ({"neuron_config": {"act_fn": "softmax"}}, "neuron_config.act_fn", "neuron_config.router_config.act_fn"),
             ({"neuron_config": {"rope_theta": 1e4}}, "neuron_config.rope_theta", "rope_theta at the top level"),
+            ({"neuron_config": {"hidden_size": 64}}, "neuron_config.hidden_size", "hidden_size at the top level"),
+            ({"sequence_length": 64}, "sequence_length", "neuron_config.seq_len"),
+            (
+                {"neuron_config": {"tensor_parallel_size": 2}},
+                "neuron_config.tensor_parallel_size",
+                "neuron_config.tp_degree",
+            ),
             ({"draft_model_path": "x"}, "draft_model_path", "fused_spec_config.draft_model_path"),
         ],
     )
@@ -85,6 +92,14 @@ class TestSpellings:
         adapters = resolution.config.neuron_config.lora_config
         assert adapters is not None
         assert adapters.enable_dynamic_multi_lora
+
+    def test_keywords_of_the_router(self) -> None:
+        config = resolve(target="trn2", router_act_fn="sigmoid", router_dtype="bfloat16").config.neuron_config
+        assert isinstance(config, MoENeuronConfig)
+        assert (config.router_config.act_fn, config.router_config.dtype) == ("sigmoid", "bfloat16")
+        found = mistakes_in("trn2", router_act_fn="sigmoid", router_config={"act_fn": "softmax"})
+        assert found["router_act_fn"].accepted == "'softmax', which router_config.act_fn says"
+        assert mistakes_in("trn2", router_act_fn="gelu").keys() == {"router_config.act_fn"}
 
     @pytest.mark.parametrize("disable", [True, False])
     def test_the_opposite_of_normalize_top_k_affinities(self, disable: bool) -> None:

@@ -103,6 +103,8 @@ class TestHints:
             ("scratchpad_page_size", 1024),
             ("weights_to_skip_layout_optimization", ["lm_head.weight"]),
             ("is_continuous_batching", False),
+            ("pa_num_blocks", 1024),
+            ("pa_block_size", 32),
             ("use_index_calc_kernel", True),
             ("overrides_torch_dtype", True),
         ],
@@ -129,10 +131,18 @@ class TestHints:
             "neuron_config.blockwise_matmul_config.block_size", 256, "the compiler chooses this target's kernels"
         )
 
-    def test_neuron_targets_count_them(self) -> None:
+    def test_neuron_targets_count_what_changes_a_plan(self) -> None:
         resolution = resolve(target="trn2", cc_pipeline_tiling_factor=4, sequence_parallel_enabled=True)
-        assert resolution.hints == ()
+        (hint,) = resolution.hints
+        assert hint == Hint("neuron_config.cc_pipeline_tiling_factor", 4, "no size of a plan depends on it")
         assert resolution.config.neuron_config.cc_pipeline_tiling_factor == 4
+
+    def test_experts_are_no_silence(self) -> None:
+        given = {"capacity_factor": 2.0, "fused_shared_experts": True, "router_config": {"act_fn": "sigmoid"}}
+        hints = {hint.field for hint in resolve(target="trn2", **given).hints}
+        assert hints == {f"neuron_config.{name}" for name in ("capacity_factor", "fused_shared_experts")} | {
+            "neuron_config.router_config.act_fn"
+        }
 
 
 class TestRefused:

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from compiler_svc.config import Resolution, resolve_config
 from compiler_svc.config.transformers_neuronx import translate_transformers_neuronx, validate_head_sharding
+from compiler_svc.errors import ConfigInvalid
 
 
 def test_every_option() -> None:
@@ -90,6 +92,38 @@ def test_one_prompt_length_is_one_bucket() -> None:
         "enable_bucketing": True,
         "context_encoding_buckets": [64],
     }
+
+
+class TestExamplesOfTheGuide:
+    """Its examples leave `n_positions` unset, and quantize without a quantized checkpoint."""
+
+    def resolve(self, section: dict[str, Any], **neuron_config: Any) -> Resolution:
+        document = {"transformers_neuronx": section, "neuron_config": neuron_config}
+        return resolve_config(document, checkpoint_dtype="float32", target="trn2")
+
+    def test_prompts_alone_have_lengths(self) -> None:
+        resolution = self.resolve({"prompt_batch_size": 1, "batch_size": 5, "context_length_estimate": 256})
+        config = resolution.config.neuron_config
+        assert (config.seq_len, config.context_encoding_buckets, config.token_generation_buckets) == (
+            512,
+            (256,),
+            (128, 256, 512),
+        )
+        assert (config.ctx_batch_size, config.max_batch_size) == (1, 5)
+        assert resolution.warnings[0].startswith("transformers_neuronx.n_positions: unset, so sequences get 512 tokens")
+
+    def test_a_length_of_sequences_that_is_given_counts(self) -> None:
+        assert self.resolve({"context_length_estimate": 256}, seq_len=300).config.neuron_config.seq_len == 300
+        generation = {"max_length": 260}
+        section = {"context_length_estimate": 256, "on_device_generation": generation}
+        assert self.resolve(section).config.neuron_config.seq_len == 260
+
+    def test_quantized_weights_need_no_path(self) -> None:
+        section = {"quant": {"quant_dtype": "s8", "dequant_dtype": "bf16"}, "amp": "bf16"}
+        config = self.resolve(section).config.neuron_config
+        assert (config.quantized, config.quantization_dtype, config.quantized_checkpoints_path) == (True, "int8", None)
+        with pytest.raises(ConfigInvalid, match="quantized_checkpoints_path"):
+            self.resolve({}, quantized=True)
 
 
 @pytest.mark.parametrize(("amp", "dtype"), [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16")])

@@ -66,7 +66,7 @@ class TestWeights:
         """On 24 ranks 32 query heads become 48, and each of 8 KV heads is held three times."""
         padded = memory(target="inf2", tp_degree=24)
         assert padded.weight_groups["attention"] * 24 == 2 * 32 * 4096 * 128 * (2 * 48 + 2 * 24)
-        assert padded.kv_bytes == 2 * 256 * POSITION_BYTES // 8
+        assert padded.kv_bytes == 256 * POSITION_BYTES // 8
 
     @pytest.mark.parametrize(
         ("kind", "num_scales"),
@@ -80,6 +80,13 @@ class TestWeights:
         expected = MATRIX_PARAMETERS + HEAD_PARAMETERS + 4 * num_scales + 2 * (HEAD_PARAMETERS + NORM_PARAMETERS) + 256
         assert quantized.weights_bytes == expected
 
+    def test_the_kernel_of_quantized_mlps_quantizes_them_alone(self, memory: Measure) -> None:
+        groups = memory(mlp_kernel_enabled=True, quantized_mlp_kernel_enabled=True).weight_groups
+        assert groups["mlp"] == 32 * 3 * 4096 * 14336 + 4 * 32 * (2 * 14336 + 4096)
+        assert {name: size for name, size in memory().weight_groups.items() if name != "mlp"} == {
+            name: size for name, size in groups.items() if name != "mlp"
+        }
+
     def test_some_modules_stay_as_they_are(self, memory: Measure) -> None:
         options = {"quantized": True, "quantized_checkpoints_path": "q", "modules_to_not_convert": ["lm_head", "mlp"]}
         groups, whole = memory(**options).weight_groups, memory().weight_groups
@@ -88,9 +95,12 @@ class TestWeights:
 
 
 class TestKvCache:
-    def test_slots_and_a_scratch_row(self, memory: Measure) -> None:
-        assert memory().kv_bytes == 2 * 256 * POSITION_BYTES
-        assert memory(batch_size=4).kv_bytes == 5 * 256 * POSITION_BYTES
+    def test_slots_alone_where_nxd_inference_has_no_more(self, memory: Measure) -> None:
+        assert memory().kv_bytes == 256 * POSITION_BYTES
+        assert memory(batch_size=4).kv_bytes == 4 * 256 * POSITION_BYTES
+
+    def test_slots_and_a_scratch_row_on_cpu(self, memory: Measure) -> None:
+        assert memory(target="cpu").kv_bytes == 2 * 256 * POSITION_BYTES
 
     def test_heads_are_shared_out_and_copied(self, memory: Measure) -> None:
         whole = memory().kv_bytes
@@ -107,7 +117,7 @@ class TestKvCache:
     def test_flash_decoding_divides_positions(self, memory: Measure) -> None:
         options = {"tp_degree": 32, "seq_len": 1024}
         divided = memory(flash_decoding_enabled=True, **options)
-        assert divided.kv_bytes == 2 * (1024 // 4 + 128) * POSITION_BYTES / 8
+        assert divided.kv_bytes == (1024 // 4 + 128) * POSITION_BYTES / 8
 
 
 class TestActivations:

@@ -122,11 +122,21 @@ class TestLargest:
 
 class TestCores:
     @pytest.mark.parametrize(
-        ("model", "target", "cores"),
-        [("8b", "trn1", 2), ("70b", "trn1", 16), ("70b", "trn2", 8), ("70b", "inf2", 24), ("tiny", "trn1", 1)],
+        ("model", "target", "seq_len", "cores"),
+        [
+            # 16.1 GB of weights and 0.5 GB for a row of 4096 tokens leave 0.5 GB of a core for the rest.
+            ("8b", "trn1", 4096, 1),
+            ("8b", "trn1", 8192, 2),
+            ("70b", "trn1", 4096, 16),
+            ("70b", "trn2", 4096, 8),
+            ("70b", "inf2", 4096, 24),
+            ("tiny", "trn1", 4096, 1),
+        ],
     )
-    def test_the_smallest_degree_that_fits(self, planner: Planner, model: str, target: str, cores: int) -> None:
-        assert plan(planner, model, target, seq_len=4096).cores_needed == cores
+    def test_the_smallest_degree_that_fits(
+        self, planner: Planner, model: str, target: str, seq_len: int, cores: int
+    ) -> None:
+        assert plan(planner, model, target, seq_len=seq_len).cores_needed == cores
 
     def test_none_does(self, planner: Planner) -> None:
         assert plan(planner, "70b", core_memory_bytes=GIB).cores_needed == 0

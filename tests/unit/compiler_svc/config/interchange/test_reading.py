@@ -71,7 +71,7 @@ def test_what_is_not_derived_may_not() -> None:
 
 def test_names_that_are_none_are_mistakes_where_nobody_saved_them() -> None:
     assert "did you mean 'rope_theta'?" in mistakes_in({"rope_thetta": 1.0})["rope_thetta"]
-    assert "neuron_config.on_cpuu" in mistakes_in(read_saved(on_cpuu=True))
+    assert "neuron_config.on_cpuu" in mistakes_in({"neuron_config": {"on_cpuu": True}})
 
 
 @pytest.mark.parametrize(

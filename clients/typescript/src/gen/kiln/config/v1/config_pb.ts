@@ -317,7 +317,7 @@ export type NeuronConfig = Message<"kiln.config.v1.NeuronConfig"> & {
   isContinuousBatching?: boolean;
 
   /**
-   * Rows of the KV cache that requests can hold. Default `batch_size`.
+   * Rows of the KV cache that requests can hold. Default `batch_size`, or `tkg_batch_size` if that is larger.
    *
    * @generated from field: optional int32 max_batch_size = 71;
    */
@@ -1200,7 +1200,7 @@ export type BlockwiseMatmulConfig = Message<"kiln.config.v1.BlockwiseMatmulConfi
   parallelizeTokenToBlockMapping?: boolean;
 
   /**
-   * Only the chosen experts in the map from blocks to tokens. Default false.
+   * Only the chosen experts in the map from blocks to tokens. Default true.
    *
    * @generated from field: optional bool optimized_block_to_token_mapping = 10;
    */

@@ -1,0 +1,183 @@
+"""Plans of files that NxD Inference saved and of AWS's configurations, against figures that were worked out by hand.
+
+Llama 3.3 70B has the shapes of 3.1: 80 layers, hidden 8192, intermediate 28672, 64 and 8 heads of 128, vocabulary
+128256. On 64 ranks each has one query head, and one KV head, which eight ranks share; 448 of the MLP's outputs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from compiler_svc.config import parse_document
+from compiler_svc.models.registry import describe_model
+from compiler_svc.planning.planner import Planner
+from compiler_svc.planning.report import PlanReport
+from compiler_svc.planning.weights import measure_draft_weights
+from compiler_svc.weights.checkpoint import TensorHeader
+from tests.checkpoints.headers import LLAMA_1B
+from tests.unit.compiler_svc.planning.planning import GIB, plan
+
+FILES: Final = Path(__file__).parents[1] / "nxdi_configs"
+#: Bytes of a rank's part of 70B in bfloat16, by group.
+WEIGHTS_70B: Final = {
+    "embedding": 32_833_536,  # 128256 * 8192 / 64 items
+    "attention": 671_088_640,  # 80 * 4 * 8192 * 128 items: one head each of queries, keys, values and outputs
+    "mlp": 1_761_607_680,  # 80 * 3 * 8192 * 448 items
+    "norm": 2_637_824,  # 161 * 8192 items
+    "lm_head": 32_833_536,
+    "draft": 0,
+    "derived": 260,  # 64 inverse frequencies and the rank, of four bytes each
+}
+#: The MLP in one byte for an item: 880803840, and 80 * (448 + 448 + 8192) scales of four bytes.
+QUANTIZED_MLP_70B: Final = 880_803_840 + 2_908_160
+#: Keys and values of a position: 80 layers * 2 * 128 items of two bytes.
+POSITION_70B: Final = 40_960
+
+
+def plan_file(planner: Planner, name: str, model: str) -> PlanReport:
+    return plan(planner, model, "trn2", document=parse_document((FILES / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("name", "mlp", "kv_bytes"),
+    [
+        ("aws_llama_70b_card_1", WEIGHTS_70B["mlp"], 16384 * POSITION_70B),
+        ("aws_llama_70b_fp8", QUANTIZED_MLP_70B, 4 * 5120 * POSITION_70B),
+        ("aws_llama_70b_prefix_caching", WEIGHTS_70B["mlp"], (2048 + 1) * 32 * POSITION_70B),
+    ],
+)
+def test_configurations_of_aws(planner: Planner, name: str, mlp: int, kv_bytes: int) -> None:
+    planned = plan_file(planner, name, "70b")
+    assert planned.memory.weight_groups == WEIGHTS_70B | {"mlp": mlp}
+    assert planned.memory.kv_bytes == kv_bytes
+    assert planned.limit_bytes == 24 * GIB
+    assert planned.fits
+
+
+def test_submodels_of_prefix_caching(planner: Planner) -> None:
+    """Five lengths of prompts by three of prefixes and none; five lengths of decode."""
+    planned = plan_file(planner, "aws_llama_70b_prefix_caching", "70b")
+    assert [len(submodel.buckets) for submodel in planned.submodels] == [5 * 4, 5]
+
+
+@pytest.mark.parametrize("release", ["2.23_dense", "2.28_dense", "2.29_dense", "2.29_moe"])
+def test_saved_files(planner: Planner, release: str) -> None:
+    """8B on 32 ranks: 32 layers, hidden 4096, intermediate 14336; a rank has one head and 448 of the MLP's outputs."""
+    planned = plan_file(planner, f"saved_sdk_{release}", "8b")
+    assert planned.memory.weight_groups == {
+        "embedding": 32_833_536,  # 128256 * 4096 / 32 items
+        "attention": 134_217_728,  # 32 * 4 * 4096 * 128 items
+        "mlp": 352_321_536,  # 32 * 3 * 4096 * 448 items
+        "norm": 532_480,  # 65 * 4096 items
+        "lm_head": 32_833_536,
+        "draft": 0,
+        "derived": 260,
+    }
+    assert planned.memory.kv_bytes == 2048 * 32 * 2 * 128 * 2
+    assert planned.fits
+
+
+def test_a_long_context_fits_trn1_2xlarge(planner: Planner) -> None:
+    """8B on two cores with 65536 tokens: weights 8.03 GB and one row of keys and values, 4.29 GB, of 17.18 GB."""
+    planned = plan(planner, "8b", "trn1", tp_degree=2, seq_len=65536, max_context_length=8192)
+    assert planned.memory.kv_bytes == 65536 * 32 * 2 * 4 * 128 * 2 == 4_294_967_296
+    assert planned.memory.weights_bytes == pytest.approx(8.03e9, rel=0.001)
+    assert planned.memory.total_bytes == pytest.approx(12.9e9, rel=0.01)
+    assert planned.fits
+    assert planned.cores_needed == 2
+    assert planned.largest.batch_size >= 1
+
+
+def plan_eagle(planner: Planner, draft_path: str) -> PlanReport:
+    """The feature guide's example of EAGLE."""
+    target: dict[str, Any] = {"batch_size": 1, "seq_len": 1024, "max_context_length": 1024, "tp_degree": 32}
+    target |= {"speculation_length": 5, "enable_eagle_speculation": True, "enable_fused_speculation": True}
+    target |= {"on_device_sampling_config": {"temperature": 0.7, "top_k": 50, "top_p": 1.0}}
+    draft = target | {"enable_fused_speculation": False, "is_eagle_draft": True}
+    fused = {"draft_model_path": draft_path, "draft_config": {"neuron_config": draft}}
+    return plan(planner, "70b", "trn2", document={"neuron_config": target, "fused_spec_config": fused})
+
+
+def test_an_eagle_draft_is_divided_as_its_target_is(planner: Planner) -> None:
+    """196 MB in each of 32 ranks, which have two query heads and one KV head each, and 896 of the MLP's outputs."""
+    planned = plan_eagle(planner, "eagle")
+    assert planned.memory.weight_groups["draft"] == (
+        2 * 65_667_072  # embedding and head: 128256 * 8192 / 32 items each
+        + 8_388_608  # fc: 256 * 16384 items
+        + 12_582_912  # attention: 2 * 8192 * 256 + 2 * 8192 * 128 items
+        + 44_040_192  # mlp: 3 * 8192 * 896 items
+        + 16_384  # one norm
+    )
+    # Keys and values of 81 layers, and the ring of hidden states: two rows of ten.
+    assert planned.memory.kv_bytes == 81 * 1024 * 2 * 128 * 2 + 2 * 2 * 10 * 8192 * 2
+
+
+def measure_1b(tp_degree: int, *, tied: bool) -> int:
+    description = describe_model(LLAMA_1B | {"tie_word_embeddings": tied})
+    tensors = {
+        name: TensorHeader(name, "bfloat16", shape, Path("model.safetensors"))
+        for name, shape in description.checkpoint_tensors().items()
+    }
+    return measure_draft_weights(tensors, description, item_bytes=2, tp_degree=tp_degree)
+
+
+def test_the_head_of_a_tied_draft_counts_if_ranks_divide_it() -> None:
+    """128256 * 2048 items are the embedding's and the head's; ranks divide them along different axes."""
+    assert measure_1b(1, tied=False) - measure_1b(1, tied=True) == 525_336_576
+    assert measure_1b(64, tied=True) == measure_1b(64, tied=False)
+    assert measure_1b(64, tied=True) > 2 * 8_208_384
+
+
+class TestAdapters:
+    """A and B of an adapter of rank 1 on q_proj of 8B, on 32 ranks: 4096 / 32 inputs and 128 outputs a layer."""
+
+    def plan(self, planner: Planner, **lora: Any) -> tuple[int, list[str]]:
+        lora |= {"target_modules": ["q_proj"]}
+        planned = plan(planner, "8b", "trn2", tp_degree=32, lora_config=lora)
+        return planned.memory.lora_bytes, [note for note in planned.warnings if "lora_config" in note]
+
+    @pytest.mark.parametrize(
+        ("paths", "rank"),
+        [({}, 16), ({"a": "adapters/r8"}, 16), ({"a": "adapters/r64"}, 64), ({"a": "adapters/by_module"}, 32)],
+    )
+    @pytest.mark.usefixtures("adapters")
+    def test_the_largest_rank_counts(self, planner: Planner, paths: dict[str, str], rank: int) -> None:
+        size_bytes, notes = self.plan(planner, lora_ckpt_paths=paths)
+        assert size_bytes == 32 * (4096 // 32 + 128) * rank * 2
+        raised = "neuron_config.lora_config.max_lora_rank: 16 is raised to"
+        assert [note.startswith(raised) for note in notes] == [True] * (rank > 16)
+
+    @pytest.mark.usefixtures("adapters")
+    def test_adapters_of_a_listing(self, planner: Planner) -> None:
+        size_bytes, notes = self.plan(planner, lora_ckpt_json="adapters/listing.json", enable_dynamic_multi_lora=True)
+        assert size_bytes == 32 * (4096 // 32 + 128) * 64 * 2
+        assert notes[0].endswith("the rank of neuron_config.lora_config.lora_ckpt_json, b")
+
+    @pytest.mark.parametrize(
+        ("path", "said"),
+        [
+            ("nowhere", "no such directory"),
+            ("../..", "stays under a model root"),
+            ("adapters/broken", "r and rank_pattern"),
+        ],
+    )
+    @pytest.mark.usefixtures("adapters")
+    def test_an_adapter_that_cannot_be_read_is_noted(self, planner: Planner, path: str, said: str) -> None:
+        size_bytes, (note,) = self.plan(planner, lora_ckpt_paths={"a": path})
+        assert size_bytes == 32 * (4096 // 32 + 128) * 16 * 2
+        assert note.startswith("neuron_config.lora_config.lora_ckpt_paths.a: its rank is taken to be at most")
+        assert said in note
+
+    def test_a_link_out_of_the_model_roots_is_not_followed(
+        self, planner: Planner, adapters: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "secret.json").write_text('{"r": 64}')
+        (adapters / "linked").mkdir(exist_ok=True)
+        link = adapters / "linked" / "adapter_config.json"
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / "secret.json")
+        _, (note,) = self.plan(planner, lora_ckpt_paths={"a": "adapters/linked"})
+        assert "outside of the model roots" in note
