@@ -54,6 +54,8 @@ class EdgeConfig:
         keepalive_time_s: Idle time after which the server pings a connection.
         min_ping_interval_s: Shortest interval of pings that clients may send without data.
         drain_timeout_s: How long running calls may take to finish once the server drains.
+        max_connection_age_s: Age at which the server asks a client to connect anew, give or take a tenth; calls that
+            run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
 
@@ -67,6 +69,7 @@ class EdgeConfig:
     keepalive_time_s: float = 60.0
     min_ping_interval_s: float = 10.0
     drain_timeout_s: float = 30.0
+    max_connection_age_s: float = 3600.0
     tls: TlsConfig | None = None
     allow_insecure: bool = False
 
@@ -88,6 +91,8 @@ class EdgeConfig:
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", round(self.keepalive_time_s * 1000)),
+            # Without a bound on the grace, which gRPC's default is: a stream is never cut.
+            ("grpc.max_connection_age_ms", round(self.max_connection_age_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_s * 1000)),
             # Otherwise a second server on the port would silently take half of the first one's connections.

@@ -120,6 +120,12 @@ SERVER_OPTIONS: Final = (
     Option("tls-client-ca", PATH, "certificates that clients' ones must lead to, PEM"),
     Option("allow-insecure", FLAG, "serve in plaintext beyond loopback", default=False),
     Option("drain-timeout", SECONDS, "time for running calls at the end", default=10.0),
+    Option(
+        "max-connection-age",
+        SECONDS,
+        "time after which clients are asked to connect anew; running calls finish",
+        default=3600.0,
+    ),
     Option("log-level", one_of(*LEVELS), "least severe level that is logged", default="info"),
 )
 
@@ -140,5 +146,9 @@ def read_edge_config(options: Any) -> EdgeConfig:
         )
         raise OptionsInvalid([violation])
     return EdgeConfig(
-        options.address, tls=tls, allow_insecure=options.allow_insecure, drain_timeout_s=options.drain_timeout
+        options.address,
+        tls=tls,
+        allow_insecure=options.allow_insecure,
+        drain_timeout_s=options.drain_timeout,
+        max_connection_age_s=options.max_connection_age,
     )

@@ -14,12 +14,14 @@ from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
+from edge.health import OVERALL
 from edge.server import EdgeServer
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.cores import CorePool
+from runtime_svc.deployments.deployment import DeploymentState
 from runtime_svc.deployments.follower import AliasFollower
 from runtime_svc.deployments.launcher import StartRanks
 from runtime_svc.deployments.loader import Loader
@@ -35,7 +37,11 @@ from runtime_svc.settings import Settings
 from runtime_svc.status import STATUS_TABLE
 from runtime_svc.text.workers import TextWorkers
 
-SERVICES: Final = ("kiln.runtime.v1.GenerationService", "kiln.runtime.v1.RuntimeService")
+#: Its health does not depend on deployments: it loads them, and tells what became of them while the server drains.
+CONTROL_SERVICE: Final = "kiln.runtime.v1.RuntimeService"
+SERVICES: Final = ("kiln.runtime.v1.GenerationService", CONTROL_SERVICE)
+#: Health has a name for each deployment: this and its id.
+DEPLOYMENT_PREFIX: Final = "deployment/"
 
 _log = structlog.get_logger("runtime")
 
@@ -50,14 +56,23 @@ class RuntimeServer:
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
             runtime_pb2_grpc.add_RuntimeServiceServicer_to_server(RuntimeService(deployments), server)
 
-        self._edge = EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
+        self._edge = EdgeServer(
+            settings.edge,
+            status_table=STATUS_TABLE,
+            services=SERVICES,
+            register=register,
+            always_serving=(CONTROL_SERVICE,),
+        )
         self._drain_timeout_s = settings.edge.drain_timeout_s
         self._reconciler = reconciler
         self._reloads: set[asyncio.Task[None]] = set()
         self.deployments = deployments
+        deployments.on_states_changed = self._update_health
 
     async def start(self) -> int:
         """Begins to load recorded and declared deployments, then listens; returns the port.
+
+        Health is NOT_SERVING for the server as a whole and for inference until they are READY.
 
         Raises:
             AddressUnavailable, TlsFileInvalid: See `EdgeServer.start`.
@@ -72,6 +87,8 @@ class RuntimeServer:
 
         Streams that still run then end with UNAVAILABLE, and every rank ends.
         """
+        # What is unloaded now stays known, and NOT_SERVING.
+        self.deployments.on_states_changed = lambda: None
         draining = asyncio.create_task(self._edge.drain())
         await self.deployments.shut_down(self._drain_timeout_s - 2 * FAREWELL_S)
         await draining
@@ -86,6 +103,18 @@ class RuntimeServer:
         await received.wait()
         _log.info("signalled")
         await self.drain()
+
+    def _update_health(self) -> None:
+        health, deployments = self._edge.health, self.deployments.list()
+        is_complete = not any(deployment.is_missing for deployment in deployments)
+        for name in (OVERALL, *(service for service in SERVICES if service != CONTROL_SERVICE)):
+            health.set_serving(name, is_complete)
+        states = {f"{DEPLOYMENT_PREFIX}{one.deployment_id}": one.state for one in deployments}
+        for name, state in states.items():
+            health.set_serving(name, state is DeploymentState.READY)
+        for name in health.names:
+            if name.startswith(DEPLOYMENT_PREFIX) and name not in states:
+                health.forget(name)
 
     def _begin_reload(self) -> None:
         reload = asyncio.create_task(self._reconciler.reload())
