@@ -16,6 +16,7 @@ from bundle.layout import Layout
 from bundle.verification import BlobVerifier
 from edge.health import OVERALL
 from edge.server import EdgeServer
+from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
 from runtime_svc.bundles.library import BundleLibrary
@@ -131,17 +132,20 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         start_ranks: Starts rank groups.
 
     Raises:
-        LayoutInvalid: The cache is no OCI layout.
+        LayoutInvalid: The cache is no OCI layout, or a directory of bundles does not exist.
         StateInUse, StateInvalid: See `RecordStore`.
         TlsFileInvalid: See `CompilerEndpoint.connect`.
     """
     async with AsyncExitStack() as stack:
         records = RecordStore(settings.state)
         stack.callback(records.close)
-        source = GrpcBundleSource(settings.compiler)
-        stack.push_async_callback(source.close)
+        source = None
+        if settings.compiler is not None:
+            source = GrpcBundleSource(settings.compiler)
+            stack.push_async_callback(source.close)
         library = BundleLibrary(
             source,
+            directories=[BundleDirectory(root) for root in settings.bundles],
             store_root=settings.store,
             cache=Layout.create(settings.cache / "blobs"),
             verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
@@ -164,9 +168,10 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             threads_per_core=settings.threads_per_core,
         )
         stack.push_async_callback(deployments.shut_down, 0.0)
-        leases = LeaseKeeper(source, f"runtime/{records.runtime_id}", deployments.bundle_digests)
-        deployments.on_bundles_changed = leases.wake
-        stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
+        if source is not None:
+            leases = LeaseKeeper(source, f"runtime/{records.runtime_id}", deployments.bundle_digests)
+            deployments.on_bundles_changed = leases.wake
+            stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
         follower = AliasFollower(deployments, interval_s=settings.follow_interval_s)
         stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
         timeout_s = settings.edge.drain_timeout_s

@@ -26,7 +26,8 @@ class Settings:
 
     Attributes:
         edge: Address, limits, TLS.
-        compiler: Address of the BundleService, and TLS.
+        compiler: Address of the BundleService, and TLS; None if bundles come from directories only.
+        bundles: Directories of bundles that others fill; only read.
         store: The BundleService's own layout if it is on this host; None fetches every blob.
         cache: Directory of fetched blobs, and of the record of verified files.
         state: Directory of the deployments' records, which outlive a restart.
@@ -43,7 +44,8 @@ class Settings:
     """
 
     edge: EdgeConfig
-    compiler: CompilerEndpoint
+    compiler: CompilerEndpoint | None
+    bundles: tuple[Path, ...]
     store: Path | None
     cache: Path
     state: Path
@@ -61,7 +63,14 @@ class Settings:
 
 OPTIONS: Final = (
     *SERVER_OPTIONS,
-    Option("compiler", ADDRESS, "the BundleService", is_required=True),
+    Option("compiler", ADDRESS, "the BundleService; needed unless `bundles` is given"),
+    Option(
+        "bundles",
+        PATH,
+        "OCI image layout, or directory of such, to take bundles from before the compiler is asked; only read",
+        default=(),
+        is_repeatable=True,
+    ),
     Option("compiler-ca", PATH, "certificates that the compiler's one must lead to, PEM"),
     Option("compiler-certificate", PATH, "certificate chain for the compiler, PEM"),
     Option("compiler-key", PATH, "its private key, PEM"),
@@ -102,6 +111,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     return Settings(
         edge=read_edge_config(options),
         compiler=_read_endpoint(options),
+        bundles=tuple(path.absolute() for path in options.bundles),
         store=_absolute(options.bundle_store),
         cache=options.cache.absolute(),
         state=(options.state or options.cache).absolute(),
@@ -118,7 +128,11 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     )
 
 
-def _read_endpoint(options: Any) -> CompilerEndpoint:
+def _read_endpoint(options: Any) -> CompilerEndpoint | None:
+    if options.compiler is None:
+        if not options.bundles:
+            raise OptionsInvalid([FieldViolation("compiler, bundles", "neither", "one of them, or both")])
+        return None
     has_certificate, has_key = options.compiler_certificate is not None, options.compiler_key is not None
     if has_certificate != has_key or (has_certificate and options.compiler_ca is None):
         violation = FieldViolation(

@@ -96,8 +96,12 @@ def test_plaintext_to_the_compiler_stays_on_loopback() -> None:
     away = [REQUIRED[0], "--compiler=compiler.example:7001", REQUIRED[2]]
     with pytest.raises(PlaintextRefused, match=r"compiler\.example"):
         parse_settings(away)
-    assert parse_settings([*away, "--allow-insecure"]).compiler.ca_path is None
-    assert parse_settings([*away, "--compiler-ca=ca.pem"]).compiler.ca_path == Path("ca.pem")
+    assert parse_settings([*away, "--allow-insecure"]).compiler == CompilerEndpoint(
+        "compiler.example:7001", allow_insecure=True
+    )
+    endpoint = parse_settings([*away, "--compiler-ca=ca.pem"]).compiler
+    assert endpoint is not None
+    assert endpoint.ca_path == Path("ca.pem")
 
 
 def test_the_environment_alone_is_enough() -> None:
@@ -108,5 +112,13 @@ def test_the_environment_alone_is_enough() -> None:
         "KILN_RUNTIME_MEMORY": "3GiB",
     }
     settings = parse_settings([], environment)
-    assert settings.compiler.address == "127.0.0.1:7001"
+    assert settings.compiler == CompilerEndpoint("127.0.0.1:7001")
     assert settings.memory_bytes == 3 << 30
+
+
+def test_a_runtime_needs_a_compiler_or_a_directory_of_bundles() -> None:
+    settings = parse_settings([REQUIRED[0], REQUIRED[2], "--bundles=b", "--bundles=/c"], {})
+    assert settings.compiler is None
+    assert settings.bundles == (Path("b").absolute(), Path("/c"))
+    with pytest.raises(OptionsInvalid, match="compiler, bundles: got neither"):
+        parse_settings([REQUIRED[0], REQUIRED[2]], {})
