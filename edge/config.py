@@ -58,10 +58,11 @@ class EdgeConfig:
             run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
+        metrics_address: `host:port` of the metrics; None serves none.
 
     Raises:
-        AddressInvalid: `address` is not `host:port`.
-        PlaintextRefused: `address` is not loopback, `tls` is None and `allow_insecure` is False.
+        AddressInvalid: An address is not `host:port`.
+        PlaintextRefused: An address is not loopback, `tls` is None and `allow_insecure` is False.
     """
 
     address: str
@@ -72,13 +73,17 @@ class EdgeConfig:
     max_connection_age_s: float = 3600.0
     tls: TlsConfig | None = None
     allow_insecure: bool = False
+    metrics_address: str | None = None
 
     def __post_init__(self) -> None:
-        match = _ADDRESS.fullmatch(self.address)
-        if match is None or int(match["port"]) > 65535:
-            raise AddressInvalid(self.address)
-        if self.tls is None and not self.allow_insecure and not is_loopback(self.address):
-            raise PlaintextRefused(self.address)
+        for address in (self.address, self.metrics_address):
+            if address is None:
+                continue
+            match = _ADDRESS.fullmatch(address)
+            if match is None or int(match["port"]) > 65535:
+                raise AddressInvalid(address)
+            if self.tls is None and not self.allow_insecure and not is_loopback(address):
+                raise PlaintextRefused(address)
 
     @property
     def host(self) -> str:

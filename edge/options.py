@@ -126,6 +126,7 @@ SERVER_OPTIONS: Final = (
         "time after which clients are asked to connect anew; running calls finish",
         default=3600.0,
     ),
+    Option("metrics-address", ADDRESS, "where to serve metrics for Prometheus, over HTTP", default_text="nowhere"),
     Option("log-level", one_of(*LEVELS), "least severe level that is logged", default="info"),
 )
 
@@ -151,4 +152,5 @@ def read_edge_config(options: Any) -> EdgeConfig:
         allow_insecure=options.allow_insecure,
         drain_timeout_s=options.drain_timeout,
         max_connection_age_s=options.max_connection_age,
+        metrics_address=options.metrics_address,
     )

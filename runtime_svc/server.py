@@ -15,6 +15,7 @@ from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
 from edge.health import OVERALL
+from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
@@ -33,6 +34,7 @@ from runtime_svc.deployments.registry import FAREWELL_S, Deployments
 from runtime_svc.deployments.resources import Resources
 from runtime_svc.engine.engine import EngineConfig
 from runtime_svc.generation_service import GenerationService
+from runtime_svc.metrics import list_metrics
 from runtime_svc.runtime_service import RuntimeService
 from runtime_svc.settings import Settings
 from runtime_svc.status import STATUS_TABLE
@@ -67,6 +69,8 @@ class RuntimeServer:
         self._drain_timeout_s = settings.edge.drain_timeout_s
         self._reconciler = reconciler
         self._reloads: set[asyncio.Task[None]] = set()
+        #: Port of the metrics; None if they are not served.
+        self.metrics_port: int | None = None
         self.deployments = deployments
         deployments.on_states_changed = self._update_health
 
@@ -135,6 +139,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         LayoutInvalid: The cache is no OCI layout, or a directory of bundles does not exist.
         StateInUse, StateInvalid: See `RecordStore`.
         TlsFileInvalid: See `CompilerEndpoint.connect`.
+        AddressUnavailable: See `serve_metrics`.
     """
     async with AsyncExitStack() as stack:
         records = RecordStore(settings.state)
@@ -176,7 +181,9 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
         timeout_s = settings.edge.drain_timeout_s
         reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
-        yield RuntimeServer(settings, deployments, reconciler)
+        server = RuntimeServer(settings, deployments, reconciler)
+        server.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, list_metrics(deployments)))
+        yield server
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

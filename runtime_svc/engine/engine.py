@@ -270,6 +270,7 @@ class Engine:
             if not has_begun:
                 await self.discard_staged()
             raise
+        self.scheduler.statistics.swap_pause_s.observe(receipt.pause_s)
         return WeightsReceipt(previous_epoch, self.weight_epoch, receipt.aborted_requests, receipt.pause_s)
 
     async def discard_staged(self) -> None:
@@ -368,6 +369,7 @@ class Engine:
                     raise
         self.scheduler.kv.reset()
         self._watch_ranks()
+        self.scheduler.statistics.rank_restarts += 1
         self._change_state(EngineState.READY)
         _log.info("ranks restarted", deployment_id=self._deployment_id)
 
