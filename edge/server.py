@@ -20,6 +20,7 @@ from edge.config import EdgeConfig, TlsConfig
 from edge.drain import RunningCalls
 from edge.errors import AddressUnavailable
 from edge.health import OVERALL, Health
+from edge.metrics import MetricRow
 from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
 from edge.status import EDGE_STATUSES, StatusTable, is_mapped, status_from_error
 
@@ -93,9 +94,12 @@ class EdgeServer:
             always_serving: Services that stay SERVING, and take calls, while the server drains.
         """
         self._config = config
+        self._access_log = AccessLogInterceptor()
+        #: Port of the metrics; None if they are not served.
+        self.metrics_port: int | None = None
         self._calls = RunningCalls(services, never_refused=always_serving)
         self._server = grpc.aio.server(
-            interceptors=(AccessLogInterceptor(), StatusInterceptor(status_table), self._calls),
+            interceptors=(self._access_log, StatusInterceptor(status_table), self._calls),
             options=config.channel_options(),
         )
         register(self._server)
@@ -127,6 +131,12 @@ class EdgeServer:
         await self._server.start()
         _log.info("listening", host=self._config.host, port=port, tls=credentials is not None)
         return port
+
+    def list_metrics(self) -> list[MetricRow]:
+        """Returns the metrics of the server itself."""
+        ended = self._access_log.ended
+        labels = ("method", "code")
+        return [MetricRow("kiln:calls", "counter", "Calls that have ended", labels, lambda: list(ended.items()))]
 
     def set_serving(self, service: str, serving: bool) -> None:
         """Sets the health of one service, or of the server as a whole (`""`). Has no effect once the server drains."""

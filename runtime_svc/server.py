@@ -59,7 +59,7 @@ class RuntimeServer:
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
             runtime_pb2_grpc.add_RuntimeServiceServicer_to_server(RuntimeService(deployments), server)
 
-        self._edge = EdgeServer(
+        self.edge = EdgeServer(
             settings.edge,
             status_table=STATUS_TABLE,
             services=SERVICES,
@@ -69,8 +69,6 @@ class RuntimeServer:
         self._drain_timeout_s = settings.edge.drain_timeout_s
         self._reconciler = reconciler
         self._reloads: set[asyncio.Task[None]] = set()
-        #: Port of the metrics; None if they are not served.
-        self.metrics_port: int | None = None
         self.deployments = deployments
         deployments.on_states_changed = self._update_health
 
@@ -85,7 +83,7 @@ class RuntimeServer:
         """
         # Before the server listens, so that no client takes their ids and cores.
         await self._reconciler.start()
-        return await self._edge.start()
+        return await self.edge.start()
 
     async def drain(self) -> None:
         """Ends the server: health reports NOT_SERVING, and streams may finish within the drain timeout.
@@ -94,7 +92,7 @@ class RuntimeServer:
         """
         # What is unloaded now stays known, and NOT_SERVING.
         self.deployments.on_states_changed = lambda: None
-        draining = asyncio.create_task(self._edge.drain())
+        draining = asyncio.create_task(self.edge.drain())
         await self.deployments.shut_down(self._drain_timeout_s - 2 * FAREWELL_S)
         await draining
 
@@ -110,7 +108,7 @@ class RuntimeServer:
         await self.drain()
 
     def _update_health(self) -> None:
-        health, deployments = self._edge.health, self.deployments.list()
+        health, deployments = self.edge.health, self.deployments.list()
         is_complete = not any(deployment.is_missing for deployment in deployments)
         for name in (OVERALL, *(service for service in SERVICES if service != CONTROL_SERVICE)):
             health.set_serving(name, is_complete)
@@ -182,7 +180,8 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         timeout_s = settings.edge.drain_timeout_s
         reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
         server = RuntimeServer(settings, deployments, reconciler)
-        server.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, list_metrics(deployments)))
+        rows = [*server.edge.list_metrics(), *list_metrics(deployments)]
+        server.edge.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, rows))
         yield server
 
 

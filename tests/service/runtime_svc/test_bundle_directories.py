@@ -56,7 +56,7 @@ async def serve(tmp_path: Path, *arguments: str) -> AsyncIterator[Runtime]:
             yield served
         finally:
             await served.channel.close()
-            await server._edge._server.stop(None)
+            await server.edge._server.stop(None)
 
 
 async def test_references_are_tags_of_a_layout(tmp_path: Path) -> None:
