@@ -81,6 +81,7 @@ endef
 docs: setup
 	$(BIN)/python -m tests.architecture.error_table
 	$(BIN)/python -m tests.architecture.config_table
+	$(BIN)/python -m tests.architecture.option_table
 
 bench: setup
 	$(BIN)/python -m bench

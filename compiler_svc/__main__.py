@@ -27,6 +27,7 @@ async def serve(settings: Settings) -> None:
 
 def main() -> None:
     """Reads the command line and serves; a named error ends the process with its message."""
+    configure_logging("compiler")
     try:
         settings = parse_settings(sys.argv[1:])
         configure_logging("compiler", settings.log_level)

@@ -33,8 +33,10 @@ from compiler_svc.compiles.run import CompileServices
 from compiler_svc.compiles.single_flight import SharedBuilds
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import StoreLocked
+from compiler_svc.metrics import list_metrics
 from compiler_svc.planning.planner import Planner
 from compiler_svc.settings import Settings
+from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 
 SERVICES: Final = (
@@ -55,6 +57,7 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
         StoreLocked: Another compiler serves the store.
         LayoutInvalid: The store is not an OCI layout.
         DatabaseUnavailable, DatabaseSchemaUnsupported: The database cannot be opened.
+        AddressUnavailable: See `serve_metrics`.
     """
     with lock_store(settings.store):
         layout = Layout.create(settings.store)
@@ -99,9 +102,11 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
             bundle_pb2_grpc.add_BundleServiceServicer_to_server(BundleService(store, importer), server)
 
         try:
-            async with collecting(store):
+            server = EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
+            rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
+            async with collecting(store), serve_metrics(settings.edge, rows) as server.metrics_port:
                 await queue.resume()
-                yield EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
+                yield server
         finally:
             await queue.close()
             database.close()

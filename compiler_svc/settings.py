@@ -1,10 +1,9 @@
-"""The service's settings, read from the command line here and nowhere else."""
+"""The service's options and settings; only this file reads the command line and the environment."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,8 @@ from typing import Final
 from compiler_svc.compiles.journal import Retention
 from edge.config import EdgeConfig
 from edge.memory import measure_memory
-from edge.options import add_server_options, byte_size, positive_integer, read_edge_config
+from edge.option_sources import read_options
+from edge.options import COUNT, DAYS, PATH, SECONDS, SERVER_OPTIONS, SIZE, TEXT, Option, read_edge_config
 
 #: Share of this process's memory limit; the rest is for the service, build processes and other processes.
 _LOWERING_SHARE: Final = 0.75
@@ -55,13 +55,51 @@ class Settings:
     log_level: str
 
 
-def parse_settings(arguments: Sequence[str]) -> Settings:
-    """Reads the command line; exits with a message if it is invalid."""
-    parser = _build_parser()
-    options = parser.parse_args(arguments)
+OPTIONS: Final = (
+    *SERVER_OPTIONS,
+    Option("store", PATH, "OCI layout that bundles are published in", is_required=True),
+    Option("database", TEXT, "SQLAlchemy URL", default_text="an SQLite file beside the store's blobs"),
+    Option("model-root", PATH, "directory of checkpoints", is_required=True, is_repeatable=True),
+    Option(
+        "import-root",
+        PATH,
+        "directory of OCI image layouts that bundles may be imported from",
+        default=(),
+        is_repeatable=True,
+    ),
+    Option("cache", PATH, "directory for the code generator's caches", is_required=True),
+    Option("max-builds", COUNT, "builds that run at once", default=1),
+    Option("max-waiting", COUNT, "compiles that may wait beside them", default=16),
+    Option(
+        "lowerings",
+        COUNT,
+        "lowerings of one build that run at once",
+        default=os.cpu_count() or 1,
+        default_text="one for each processor",
+    ),
+    Option("lowering-timeout", SECONDS, "time that one lowering may take", default=1800.0),
+    Option(
+        "lowering-memory",
+        SIZE,
+        "memory of each process of one lowering",
+        default_text=f"its share of {_LOWERING_SHARE} of the host's",
+    ),
+    Option("keep-operations", COUNT, "finished operations that are remembered", default=10_000),
+    Option("keep-operations-days", DAYS, "how long finished operations are remembered", default=30.0),
+)
+
+
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Reads the options; exits with a message if the command line has an unknown one.
+
+    Raises:
+        OptionsInvalid: See `read_options`; or options contradict each other.
+        AddressInvalid, PlaintextRefused: See `EdgeConfig`.
+    """
+    options = read_options("compiler", OPTIONS, arguments, environment)
     store: Path = options.store.absolute()
     return Settings(
-        edge=read_edge_config(parser, options),
+        edge=read_edge_config(options),
         store=store,
         database_url=options.database or f"sqlite:///{store / 'kiln.db'}",
         model_roots=tuple(root.absolute() for root in options.model_root),
@@ -79,44 +117,5 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
 
 
 def choose_lowering_memory(total_bytes: int, num_lowerings: int) -> int:
-    """Chooses the memory of each of several simultaneous lowerings, in bytes, if the command line does not set it."""
+    """Chooses the memory of each of several simultaneous lowerings, in bytes, if no option sets it."""
     return max(_LEAST_LOWERING_BYTES, int(total_bytes * _LOWERING_SHARE) // num_lowerings)
-
-
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m compiler_svc", description="Serves Kiln's compiler.")
-    add_server_options(parser)
-    parser.add_argument("--store", required=True, type=Path, help="OCI layout that bundles are published in")
-    parser.add_argument("--database", help="SQLAlchemy URL; default: an SQLite file beside the store's blobs")
-    parser.add_argument(
-        "--model-root", required=True, type=Path, action="append", help="directory of checkpoints; may be repeated"
-    )
-    parser.add_argument(
-        "--import-root",
-        type=Path,
-        action="append",
-        default=[],
-        help="directory of OCI image layouts that bundles may be imported from; may be repeated",
-    )
-    parser.add_argument("--cache", required=True, type=Path, help="directory for the code generator's caches")
-    parser.add_argument("--max-builds", type=positive_integer, default=1, help="builds that run at once")
-    parser.add_argument("--max-waiting", type=positive_integer, default=16, help="compiles that may wait beside them")
-    parser.add_argument(
-        "--lowerings",
-        type=positive_integer,
-        default=os.cpu_count() or 1,
-        help="lowerings of one build that run at once",
-    )
-    parser.add_argument("--lowering-timeout", type=float, default=1800.0, help="seconds that one lowering may take")
-    parser.add_argument(
-        "--lowering-memory",
-        type=byte_size,
-        help="memory of each process of one lowering, such as 8GiB; default: its share of three quarters of the host's",
-    )
-    parser.add_argument(
-        "--keep-operations", type=positive_integer, default=10_000, help="finished operations that are remembered"
-    )
-    parser.add_argument(
-        "--keep-operations-days", type=float, default=30.0, help="days that finished operations are remembered"
-    )
-    return parser

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -32,6 +33,11 @@ class AccessLogInterceptor(grpc.aio.ServerInterceptor):
     The id is the client's `x-request-id` if that is printable and has at most 128 characters, otherwise a new one.
     """
 
+    def __init__(self) -> None:
+        """Starts with no call counted."""
+        #: Calls that have ended, by method and code.
+        self.ended: Counter[tuple[str, str]] = Counter()
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
@@ -42,13 +48,13 @@ class AccessLogInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         surroundings: Callable[[Context], AbstractAsyncContextManager[None]] = partial(
-            _log_call, handler_call_details.method
+            _log_call, handler_call_details.method, self.ended
         )
         return wrap_handler(handler, surroundings)
 
 
 @asynccontextmanager
-async def _log_call(method: str, context: Context) -> AsyncIterator[None]:
+async def _log_call(method: str, ended: Counter[tuple[str, str]], context: Context) -> AsyncIterator[None]:
     # gRPC runs every call in a task of its own, so the binding ends with the call.
     structlog.contextvars.bind_contextvars(request_id=_find_request_id(context.invocation_metadata() or ()))
     start_s = time.monotonic()
@@ -63,6 +69,7 @@ async def _log_call(method: str, context: Context) -> AsyncIterator[None]:
     finally:
         if code is grpc.StatusCode.CANCELLED and context.time_remaining() == 0:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
+        ended[method, code.name] += 1
         _log.log(
             _choose_level(method, code),
             "call",

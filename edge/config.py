@@ -54,12 +54,15 @@ class EdgeConfig:
         keepalive_time_s: Idle time after which the server pings a connection.
         min_ping_interval_s: Shortest interval of pings that clients may send without data.
         drain_timeout_s: How long running calls may take to finish once the server drains.
+        max_connection_age_s: Age at which the server asks a client to connect anew, give or take a tenth; calls that
+            run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
+        metrics_address: `host:port` of the metrics; None serves none.
 
     Raises:
-        AddressInvalid: `address` is not `host:port`.
-        PlaintextRefused: `address` is not loopback, `tls` is None and `allow_insecure` is False.
+        AddressInvalid: An address is not `host:port`.
+        PlaintextRefused: An address is not loopback, `tls` is None and `allow_insecure` is False.
     """
 
     address: str
@@ -67,15 +70,20 @@ class EdgeConfig:
     keepalive_time_s: float = 60.0
     min_ping_interval_s: float = 10.0
     drain_timeout_s: float = 30.0
+    max_connection_age_s: float = 3600.0
     tls: TlsConfig | None = None
     allow_insecure: bool = False
+    metrics_address: str | None = None
 
     def __post_init__(self) -> None:
-        match = _ADDRESS.fullmatch(self.address)
-        if match is None or int(match["port"]) > 65535:
-            raise AddressInvalid(self.address)
-        if self.tls is None and not self.allow_insecure and not is_loopback(self.address):
-            raise PlaintextRefused(self.address)
+        for address in (self.address, self.metrics_address):
+            if address is None:
+                continue
+            match = _ADDRESS.fullmatch(address)
+            if match is None or int(match["port"]) > 65535:
+                raise AddressInvalid(address)
+            if self.tls is None and not self.allow_insecure and not is_loopback(address):
+                raise PlaintextRefused(address)
 
     @property
     def host(self) -> str:
@@ -88,6 +96,8 @@ class EdgeConfig:
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", round(self.keepalive_time_s * 1000)),
+            # Without a bound on the grace, which gRPC's default is: a stream is never cut.
+            ("grpc.max_connection_age_ms", round(self.max_connection_age_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_s * 1000)),
             # Otherwise a second server on the port would silently take half of the first one's connections.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import grpc
 
@@ -19,16 +20,17 @@ class RunningCalls(grpc.aio.ServerInterceptor):
     long as their clients.
     """
 
-    def __init__(self, services: Iterable[str]) -> None:
-        """Takes the fully-qualified names of the services to count."""
+    def __init__(self, services: Iterable[str], *, never_refused: Iterable[str] = ()) -> None:
+        """Takes the fully-qualified names of the services to count, and of those among them that are never refused."""
         self._prefixes = tuple(f"/{service}/" for service in services)
+        self._admitted = tuple(f"/{service}/" for service in never_refused)
         self._count = 0
         self._refusing = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     def refuse_new(self) -> None:
-        """Makes every new call end with ShuttingDown from now on."""
+        """Makes every new call, but those of services that are never refused, end with ShuttingDown from now on."""
         self._refusing = True
 
     async def wait_idle(self, timeout_s: float) -> bool:
@@ -46,15 +48,16 @@ class RunningCalls(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._prefixes):
             return handler
-        return wrap_handler(handler, self._count_call)
+        is_admitted = handler_call_details.method.startswith(self._admitted)
+        return wrap_handler(handler, partial(self._count_call, is_admitted))
 
     @asynccontextmanager
-    async def _count_call(self, context: Context) -> AsyncIterator[None]:
+    async def _count_call(self, is_admitted: bool, context: Context) -> AsyncIterator[None]:
         self._count += 1
         self._idle.clear()
         # Not when the handler returns: gRPC sends its last answer and the status after that.
         context.add_done_callback(self._forget_call)  # type: ignore[arg-type] # the stubs want a class of theirs
-        if self._refusing:
+        if self._refusing and not is_admitted:
             raise ShuttingDown
         yield
 

@@ -5,13 +5,16 @@ EdgeError
 ├── PlaintextRefused          plaintext on an address that others can reach
 ├── AddressUnavailable        a taken port, or a host of another machine
 ├── TlsFileInvalid            a certificate or key that cannot be read
+├── OptionsInvalid            options that are missing, unknown, repeated or contradictory, or have invalid values
 ├── RequestMalformed          bytes that do not parse as the method's request
 └── ShuttingDown              a new call while the server drains
 
-A starting server raises the first four; clients never see them.
+A starting server raises the first five; clients never see them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from bundle.errors import FieldViolation, KilnError
 
@@ -61,6 +64,16 @@ class TlsFileInvalid(EdgeError):
 
     def __init__(self, path: str, detail: str) -> None:
         super().__init__(f"TLS file {path}: {detail}", path=path, detail=detail)
+
+
+class OptionsInvalid(EdgeError):
+    """Options that are missing, unknown, repeated or contradictory, or have invalid values."""
+
+    reason = "OPTIONS_INVALID"
+
+    def __init__(self, violations: Iterable[FieldViolation]) -> None:
+        found = tuple(violations)
+        super().__init__("; ".join(map(str, found)), violations=found)
 
 
 class RequestMalformed(EdgeError):

@@ -1,66 +1,156 @@
-"""The command-line options that all our servers share."""
+"""The options of our servers, each stated once. `edge.option_sources` reads their values."""
 
 from __future__ import annotations
 
-import argparse
+import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from bundle.errors import FieldViolation
 from edge.config import EdgeConfig, TlsConfig
+from edge.errors import OptionsInvalid
 from edge.logs import LEVELS
 
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,15})(|KiB|MiB|GiB|TiB)")
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_FLAGS: Final = {"true": True, "false": False}
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the address, TLS, drain and log options."""
-    parser.add_argument("--address", required=True, help="host:port to listen on; port 0 takes a free one")
-    parser.add_argument("--tls-certificate", type=Path, help="certificate chain, PEM")
-    parser.add_argument("--tls-key", type=Path, help="private key, PEM")
-    parser.add_argument("--tls-client-ca", type=Path, help="certificates that clients' ones must lead to, PEM")
-    parser.add_argument("--allow-insecure", action="store_true", help="serve in plaintext beyond loopback")
-    parser.add_argument("--drain-timeout", type=float, default=10.0, help="seconds for running calls at the end")
-    parser.add_argument("--log-level", choices=LEVELS, default="info", help="least severe level that is logged")
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The values that an option takes.
+
+    Attributes:
+        accepted: The values in words, for messages.
+        metavar: Stands for the value in the usage line.
+        parse: Makes the value of its text; raises ValueError if the text is none.
+    """
+
+    accepted: str
+    metavar: str
+    parse: Callable[[str], Any]
 
 
-def read_edge_config(parser: argparse.ArgumentParser, options: argparse.Namespace) -> EdgeConfig:
-    """Makes the server's configuration from the options of `add_server_options`; exits if they contradict each other.
+def one_of(*words: str) -> Domain:
+    """Returns the domain of an option that takes one of several words."""
+    return Domain(", ".join(words), "|".join(words), dict(zip(words, words, strict=True)).__getitem__)
+
+
+def _parse_text(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+def _parse_count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(text)
+    return seconds
+
+
+def _parse_size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+FLAG: Final = Domain("true or false", "BOOL", _FLAGS.__getitem__)
+TEXT: Final = Domain("text", "TEXT", _parse_text)
+ADDRESS: Final = Domain("HOST:PORT", "HOST:PORT", _parse_text)
+PATH: Final = Domain("a path", "PATH", lambda text: Path(_parse_text(text)))
+COUNT: Final = Domain("an integer of at least 1", "N", _parse_count)
+SECONDS: Final = Domain("a number above 0", "SECONDS", _parse_seconds)
+DAYS: Final = Domain("a number above 0", "DAYS", _parse_seconds)
+SIZE: Final = Domain("bytes, or an integer with KiB, MiB, GiB, TiB", "SIZE", _parse_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a server: on its command line, in its environment and in its file.
+
+    Attributes:
+        name: As the file has it, such as `drain-timeout`.
+        domain: The values that it takes.
+        help: One phrase, without the default.
+        default: The value if no source gives one.
+        default_text: The default in words; empty if `default` says it.
+        is_required: Whether one of the sources must give a value.
+        is_repeatable: Whether it takes several values; `default` is then a tuple.
+    """
+
+    name: str
+    domain: Domain
+    help: str
+    default: Any = None
+    default_text: str = ""
+    is_required: bool = False
+    is_repeatable: bool = False
+
+    @property
+    def attribute(self) -> str:
+        """The name of the value once it is read."""
+        return self.name.replace("-", "_")
+
+    def describe_default(self) -> str:
+        """Returns the default in words; empty if there is none."""
+        if self.default_text or self.default is None or self.default == ():
+            return self.default_text
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+
+#: The options of every server.
+SERVER_OPTIONS: Final = (
+    Option("address", ADDRESS, "where to listen; port 0 takes a free one", is_required=True),
+    Option("tls-certificate", PATH, "certificate chain, PEM"),
+    Option("tls-key", PATH, "private key, PEM"),
+    Option("tls-client-ca", PATH, "certificates that clients' ones must lead to, PEM"),
+    Option("allow-insecure", FLAG, "serve in plaintext beyond loopback", default=False),
+    Option("drain-timeout", SECONDS, "time for running calls at the end", default=10.0),
+    Option(
+        "max-connection-age",
+        SECONDS,
+        "time after which clients are asked to connect anew; running calls finish",
+        default=3600.0,
+    ),
+    Option("metrics-address", ADDRESS, "where to serve metrics for Prometheus, over HTTP", default_text="nowhere"),
+    Option("log-level", one_of(*LEVELS), "least severe level that is logged", default="info"),
+)
+
+
+def read_edge_config(options: Any) -> EdgeConfig:
+    """Makes the server's configuration from the values of `SERVER_OPTIONS`.
 
     Raises:
+        OptionsInvalid: Values contradict each other.
         AddressInvalid, PlaintextRefused: See `EdgeConfig`.
     """
     tls = None
     if options.tls_certificate is not None and options.tls_key is not None:
         tls = TlsConfig(options.tls_certificate, options.tls_key, options.tls_client_ca)
     elif options.tls_certificate or options.tls_key or options.tls_client_ca:
-        parser.error("--tls-certificate and --tls-key belong together; --tls-client-ca needs both")
+        violation = FieldViolation(
+            "tls-certificate, tls-key, tls-client-ca", "some of them", "the first two together; the third with these"
+        )
+        raise OptionsInvalid([violation])
     return EdgeConfig(
-        options.address, tls=tls, allow_insecure=options.allow_insecure, drain_timeout_s=options.drain_timeout
+        options.address,
+        tls=tls,
+        allow_insecure=options.allow_insecure,
+        drain_timeout_s=options.drain_timeout,
+        max_connection_age_s=options.max_connection_age,
+        metrics_address=options.metrics_address,
     )
-
-
-def positive_integer(text: str) -> int:
-    """Parses an option's integer of at least 1; for `type=`.
-
-    Raises:
-        ArgumentTypeError: The integer is less than 1.
-        ValueError: The text is no integer.
-    """
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
-
-
-def byte_size(text: str) -> int:
-    """Parses an option's size, such as `8GiB` or `8589934592`, to bytes; for `type=`.
-
-    Raises:
-        ArgumentTypeError: The text is no size, or the size is 0.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; accepted: bytes, or a number with KiB, MiB, GiB, TiB")
-    return int(match[1]) * _UNITS[match[2]]

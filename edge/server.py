@@ -6,12 +6,12 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Final
 
 import grpc
 import structlog
 from google.rpc import error_details_pb2
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
@@ -19,6 +19,8 @@ from edge.access_log import AccessLogInterceptor
 from edge.config import EdgeConfig, TlsConfig
 from edge.drain import RunningCalls
 from edge.errors import AddressUnavailable
+from edge.health import OVERALL, Health
+from edge.metrics import MetricRow
 from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
 from edge.status import EDGE_STATUSES, StatusTable, is_mapped, status_from_error
 
@@ -64,21 +66,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]
 
-#: The health service's name for the server as a whole.
-OVERALL: Final = ""
-
 #: How long a cancelled handler may take to clean up.
 CANCELLATION_TIMEOUT_S: Final = 5.0
 
 _log = structlog.get_logger("edge")
-
-
-class _Health(Protocol):
-    """The methods of grpc_health's asynchronous servicer that we use; it has no types."""
-
-    async def set(self, service: str, status: int) -> None: ...
-
-    async def enter_graceful_shutdown(self) -> None: ...
 
 
 class EdgeServer:
@@ -91,6 +82,7 @@ class EdgeServer:
         status_table: StatusTable,
         services: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
+        always_serving: Sequence[str] = (),
     ) -> None:
         """Builds the server; call it on the running event loop.
 
@@ -99,20 +91,23 @@ class EdgeServer:
             status_table: The code of each error class that handlers raise.
             services: Fully-qualified names of the services that `register` adds.
             register: Adds the servicers to the server.
+            always_serving: Services that stay SERVING, and take calls, while the server drains.
         """
         self._config = config
-        self._calls = RunningCalls(services)
+        self._access_log = AccessLogInterceptor()
+        #: Port of the metrics; None if they are not served.
+        self.metrics_port: int | None = None
+        self._calls = RunningCalls(services, never_refused=always_serving)
         self._server = grpc.aio.server(
-            interceptors=(AccessLogInterceptor(), StatusInterceptor(status_table), self._calls),
+            interceptors=(self._access_log, StatusInterceptor(status_table), self._calls),
             options=config.channel_options(),
         )
         register(self._server)
-        servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._services = frozenset((OVERALL, *services))
+        #: The health of the server as a whole, of `liveness`, of each service, and of names that others add.
+        self.health = Health(services, always_serving=always_serving)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self._server)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        self._health: _Health = servicer
-        self._serving = dict.fromkeys((OVERALL, *services), True)
-        self._health_updates: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
         """Listens, and reports the services as SERVING unless `set_serving` has set another state.
@@ -132,27 +127,29 @@ class EdgeServer:
                 port = self._server.add_secure_port(self._config.address, credentials)
         except RuntimeError as error:
             raise AddressUnavailable(self._config.address) from error
-        for service, serving in self._serving.items():
-            await self._publish_health(service, serving=serving)
+        await self.health.publish()
         await self._server.start()
         _log.info("listening", host=self._config.host, port=port, tls=credentials is not None)
         return port
 
+    def list_metrics(self) -> list[MetricRow]:
+        """Returns the metrics of the server itself."""
+        ended = self._access_log.ended
+        labels = ("method", "code")
+        return [MetricRow("kiln:calls", "counter", "Calls that have ended", labels, lambda: list(ended.items()))]
+
     def set_serving(self, service: str, serving: bool) -> None:
         """Sets the health of one service, or of the server as a whole (`""`). Has no effect once the server drains."""
-        assert service in self._serving, f"{service!r} is none of {sorted(self._serving)}"
-        self._serving[service] = serving
-        update = asyncio.get_running_loop().create_task(self._publish_health(service, serving=serving))
-        self._health_updates.add(update)
-        update.add_done_callback(self._health_updates.discard)
+        assert service in self._services, f"{service!r} is none of {sorted(self._services)}"
+        self.health.set_serving(service, serving)
 
     async def drain(self) -> None:
         """Ends the server.
 
         Health reports NOT_SERVING, new calls end with ShuttingDown, running calls get `drain_timeout_s` to finish. Then
-        the server cancels the calls that still run.
+        the server cancels the calls that still run. Services that always serve take calls until then.
         """
-        await self._health.enter_graceful_shutdown()
+        await self.health.drain()
         self._calls.refuse_new()
         _log.info("draining", timeout_s=self._config.drain_timeout_s)
         finished = await self._calls.wait_idle(self._config.drain_timeout_s)
@@ -180,7 +177,3 @@ class EdgeServer:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-
-    async def _publish_health(self, service: str, *, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse
-        await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)

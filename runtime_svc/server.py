@@ -14,12 +14,16 @@ from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
+from edge.health import OVERALL
+from edge.metrics import serve_metrics
 from edge.server import EdgeServer
+from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.cores import CorePool
+from runtime_svc.deployments.deployment import DeploymentState
 from runtime_svc.deployments.follower import AliasFollower
 from runtime_svc.deployments.launcher import StartRanks
 from runtime_svc.deployments.loader import Loader
@@ -30,12 +34,17 @@ from runtime_svc.deployments.registry import FAREWELL_S, Deployments
 from runtime_svc.deployments.resources import Resources
 from runtime_svc.engine.engine import EngineConfig
 from runtime_svc.generation_service import GenerationService
+from runtime_svc.metrics import list_metrics
 from runtime_svc.runtime_service import RuntimeService
 from runtime_svc.settings import Settings
 from runtime_svc.status import STATUS_TABLE
 from runtime_svc.text.workers import TextWorkers
 
-SERVICES: Final = ("kiln.runtime.v1.GenerationService", "kiln.runtime.v1.RuntimeService")
+#: Its health does not depend on deployments: it loads them, and tells what became of them while the server drains.
+CONTROL_SERVICE: Final = "kiln.runtime.v1.RuntimeService"
+SERVICES: Final = ("kiln.runtime.v1.GenerationService", CONTROL_SERVICE)
+#: Health has a name for each deployment: this and its id.
+DEPLOYMENT_PREFIX: Final = "deployment/"
 
 _log = structlog.get_logger("runtime")
 
@@ -50,14 +59,23 @@ class RuntimeServer:
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
             runtime_pb2_grpc.add_RuntimeServiceServicer_to_server(RuntimeService(deployments), server)
 
-        self._edge = EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
+        self.edge = EdgeServer(
+            settings.edge,
+            status_table=STATUS_TABLE,
+            services=SERVICES,
+            register=register,
+            always_serving=(CONTROL_SERVICE,),
+        )
         self._drain_timeout_s = settings.edge.drain_timeout_s
         self._reconciler = reconciler
         self._reloads: set[asyncio.Task[None]] = set()
         self.deployments = deployments
+        deployments.on_states_changed = self._update_health
 
     async def start(self) -> int:
         """Begins to load recorded and declared deployments, then listens; returns the port.
+
+        Health is NOT_SERVING for the server as a whole and for inference until they are READY.
 
         Raises:
             AddressUnavailable, TlsFileInvalid: See `EdgeServer.start`.
@@ -65,14 +83,16 @@ class RuntimeServer:
         """
         # Before the server listens, so that no client takes their ids and cores.
         await self._reconciler.start()
-        return await self._edge.start()
+        return await self.edge.start()
 
     async def drain(self) -> None:
         """Ends the server: health reports NOT_SERVING, and streams may finish within the drain timeout.
 
         Streams that still run then end with UNAVAILABLE, and every rank ends.
         """
-        draining = asyncio.create_task(self._edge.drain())
+        # What is unloaded now stays known, and NOT_SERVING.
+        self.deployments.on_states_changed = lambda: None
+        draining = asyncio.create_task(self.edge.drain())
         await self.deployments.shut_down(self._drain_timeout_s - 2 * FAREWELL_S)
         await draining
 
@@ -86,6 +106,18 @@ class RuntimeServer:
         await received.wait()
         _log.info("signalled")
         await self.drain()
+
+    def _update_health(self) -> None:
+        health, deployments = self.edge.health, self.deployments.list()
+        is_complete = not any(deployment.is_missing for deployment in deployments)
+        for name in (OVERALL, *(service for service in SERVICES if service != CONTROL_SERVICE)):
+            health.set_serving(name, is_complete)
+        states = {f"{DEPLOYMENT_PREFIX}{one.deployment_id}": one.state for one in deployments}
+        for name, state in states.items():
+            health.set_serving(name, state is DeploymentState.READY)
+        for name in health.names:
+            if name.startswith(DEPLOYMENT_PREFIX) and name not in states:
+                health.forget(name)
 
     def _begin_reload(self) -> None:
         reload = asyncio.create_task(self._reconciler.reload())
@@ -102,17 +134,21 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         start_ranks: Starts rank groups.
 
     Raises:
-        LayoutInvalid: The cache is no OCI layout.
+        LayoutInvalid: The cache is no OCI layout, or a directory of bundles does not exist.
         StateInUse, StateInvalid: See `RecordStore`.
         TlsFileInvalid: See `CompilerEndpoint.connect`.
+        AddressUnavailable: See `serve_metrics`.
     """
     async with AsyncExitStack() as stack:
         records = RecordStore(settings.state)
         stack.callback(records.close)
-        source = GrpcBundleSource(settings.compiler)
-        stack.push_async_callback(source.close)
+        source = None
+        if settings.compiler is not None:
+            source = GrpcBundleSource(settings.compiler)
+            stack.push_async_callback(source.close)
         library = BundleLibrary(
             source,
+            directories=[BundleDirectory(root) for root in settings.bundles],
             store_root=settings.store,
             cache=Layout.create(settings.cache / "blobs"),
             verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
@@ -135,14 +171,18 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             threads_per_core=settings.threads_per_core,
         )
         stack.push_async_callback(deployments.shut_down, 0.0)
-        leases = LeaseKeeper(source, f"runtime/{records.runtime_id}", deployments.bundle_digests)
-        deployments.on_bundles_changed = leases.wake
-        stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
+        if source is not None:
+            leases = LeaseKeeper(source, f"runtime/{records.runtime_id}", deployments.bundle_digests)
+            deployments.on_bundles_changed = leases.wake
+            stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
         follower = AliasFollower(deployments, interval_s=settings.follow_interval_s)
         stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
         timeout_s = settings.edge.drain_timeout_s
         reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
-        yield RuntimeServer(settings, deployments, reconciler)
+        server = RuntimeServer(settings, deployments, reconciler)
+        rows = [*server.edge.list_metrics(), *list_metrics(deployments)]
+        server.edge.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, rows))
+        yield server
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

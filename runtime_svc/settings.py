@@ -1,18 +1,19 @@
-"""The service's settings; only this file reads the command line."""
+"""The service's options and settings; only this file reads the command line and the environment."""
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from bundle.errors import FieldViolation
 from edge.config import EdgeConfig
+from edge.errors import OptionsInvalid
 from edge.memory import measure_memory
-from edge.options import add_server_options, byte_size, positive_integer, read_edge_config
+from edge.option_sources import read_options
+from edge.options import ADDRESS, COUNT, PATH, SECONDS, SERVER_OPTIONS, SIZE, Option, one_of, read_edge_config
 from runtime_svc.bundles.channel import CompilerEndpoint
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
@@ -25,7 +26,8 @@ class Settings:
 
     Attributes:
         edge: Address, limits, TLS.
-        compiler: Address of the BundleService, and TLS.
+        compiler: Address of the BundleService, and TLS; None if bundles come from directories only.
+        bundles: Directories of bundles that others fill; only read.
         store: The BundleService's own layout if it is on this host; None fetches every blob.
         cache: Directory of fetched blobs, and of the record of verified files.
         state: Directory of the deployments' records, which outlive a restart.
@@ -42,7 +44,8 @@ class Settings:
     """
 
     edge: EdgeConfig
-    compiler: CompilerEndpoint
+    compiler: CompilerEndpoint | None
+    bundles: tuple[Path, ...]
     store: Path | None
     cache: Path
     state: Path
@@ -58,22 +61,66 @@ class Settings:
     log_level: str
 
 
-def parse_settings(arguments: Sequence[str]) -> Settings:
-    """Reads the command line; exits with a message if it is wrong."""
-    parser = _build_parser()
-    options = parser.parse_args(arguments)
+OPTIONS: Final = (
+    *SERVER_OPTIONS,
+    Option("compiler", ADDRESS, "the BundleService; needed unless `bundles` is given"),
+    Option(
+        "bundles",
+        PATH,
+        "OCI image layout, or directory of such, to take bundles from before the compiler is asked; only read",
+        default=(),
+        is_repeatable=True,
+    ),
+    Option("compiler-ca", PATH, "certificates that the compiler's one must lead to, PEM"),
+    Option("compiler-certificate", PATH, "certificate chain for the compiler, PEM"),
+    Option("compiler-key", PATH, "its private key, PEM"),
+    Option("bundle-store", PATH, "the BundleService's own layout, if it is on this host"),
+    Option("cache", PATH, "directory for fetched blobs", is_required=True),
+    Option("state", PATH, "directory for what outlives a restart", default_text="the cache"),
+    Option("verify", one_of("cached", "always"), "hash blobs once, or at every load", default="cached"),
+    Option(
+        "cores",
+        COUNT,
+        "logical cores, one for each rank",
+        default=os.cpu_count() or 1,
+        default_text="one for each processor",
+    ),
+    Option("threads-per-core", COUNT, "threads that a rank computes with", default=1),
+    Option("memory", SIZE, "for weights and KV caches", default_text=f"{_MEMORY_SHARE} of what this process may use"),
+    Option(
+        "capture-directory",
+        PATH,
+        "directory for the inputs of requests' steps, with those of others in the batch",
+        default_text="no captures",
+    ),
+    Option("deployments", PATH, "YAML or JSON: the deployments to have"),
+    Option("follow-interval", SECONDS, "how often to ask which versions followed aliases name", default=5.0),
+    Option("queue-capacity", COUNT, "requests that may wait for a slot", default=256),
+    Option("stream-capacity", COUNT, "events that may wait for a slow client", default=64),
+)
+
+
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Reads the options; exits with a message if the command line has an unknown one.
+
+    Raises:
+        OptionsInvalid: See `read_options`; or options contradict each other.
+        AddressInvalid, PlaintextRefused: See `EdgeConfig` and `CompilerEndpoint`.
+    """
+    options = read_options("runtime", OPTIONS, arguments, environment)
     return Settings(
-        edge=read_edge_config(parser, options),
-        compiler=_read_endpoint(parser, options),
-        store=options.bundle_store.absolute() if options.bundle_store is not None else None,
+        edge=read_edge_config(options),
+        compiler=_read_endpoint(options),
+        bundles=tuple(path.absolute() for path in options.bundles),
+        store=_absolute(options.bundle_store),
         cache=options.cache.absolute(),
         state=(options.state or options.cache).absolute(),
         verify_always=options.verify == "always",
         num_cores=options.cores,
         threads_per_core=options.threads_per_core,
         memory_bytes=options.memory or int(measure_memory() * _MEMORY_SHARE),
-        capture_directory=options.capture_directory.absolute() if options.capture_directory is not None else None,
-        deployments_file=options.deployments.absolute() if options.deployments is not None else None,
+        capture_directory=_absolute(options.capture_directory),
+        deployments_file=_absolute(options.deployments),
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
@@ -81,58 +128,17 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
     )
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m runtime_svc", description="Serves Kiln's runtime.")
-    add_server_options(parser)
-    parser.add_argument("--compiler", required=True, help="host:port of the BundleService")
-    parser.add_argument("--compiler-ca", type=Path, help="certificates that the compiler's one must lead to, PEM")
-    parser.add_argument("--compiler-certificate", type=Path, help="certificate chain for the compiler, PEM")
-    parser.add_argument("--compiler-key", type=Path, help="its private key, PEM")
-    parser.add_argument("--bundle-store", type=Path, help="the BundleService's own layout, if it is on this host")
-    parser.add_argument("--cache", required=True, type=Path, help="directory for fetched blobs")
-    parser.add_argument("--state", type=Path, help="directory for what outlives a restart; default: the cache")
-    parser.add_argument(
-        "--verify", choices=("cached", "always"), default="cached", help="hash blobs once, or at every load"
-    )
-    parser.add_argument(
-        "--cores", type=positive_integer, default=os.cpu_count() or 1, help="logical cores, one for each rank"
-    )
-    parser.add_argument(
-        "--threads-per-core", type=positive_integer, default=1, help="threads that a rank computes with"
-    )
-    parser.add_argument(
-        "--memory",
-        type=byte_size,
-        metavar="SIZE",
-        help=f"for weights and KV caches, such as 6GiB; default: {_MEMORY_SHARE} of what this process may use",
-    )
-    parser.add_argument(
-        "--capture-directory",
-        type=Path,
-        metavar="DIR",
-        help="directory for the inputs of requests' steps, with those of others in the batch; default: no captures",
-    )
-    parser.add_argument("--deployments", type=Path, metavar="FILE", help="YAML or JSON: the deployments to have")
-    parser.add_argument(
-        "--follow-interval",
-        type=_seconds,
-        default=5.0,
-        metavar="SECONDS",
-        help="how often to ask which versions followed aliases name",
-    )
-    parser.add_argument(
-        "--queue-capacity", type=positive_integer, default=256, help="requests that may wait for a slot"
-    )
-    parser.add_argument(
-        "--stream-capacity", type=positive_integer, default=64, help="events that may wait for a slow client"
-    )
-    return parser
-
-
-def _read_endpoint(parser: argparse.ArgumentParser, options: argparse.Namespace) -> CompilerEndpoint:
+def _read_endpoint(options: Any) -> CompilerEndpoint | None:
+    if options.compiler is None:
+        if not options.bundles:
+            raise OptionsInvalid([FieldViolation("compiler, bundles", "neither", "one of them, or both")])
+        return None
     has_certificate, has_key = options.compiler_certificate is not None, options.compiler_key is not None
     if has_certificate != has_key or (has_certificate and options.compiler_ca is None):
-        parser.error("--compiler-certificate and --compiler-key belong together, and need --compiler-ca")
+        violation = FieldViolation(
+            "compiler-certificate, compiler-key, compiler-ca", "some of them", "the first two together, with the third"
+        )
+        raise OptionsInvalid([violation])
     return CompilerEndpoint(
         options.compiler,
         ca_path=options.compiler_ca,
@@ -142,8 +148,5 @@ def _read_endpoint(parser: argparse.ArgumentParser, options: argparse.Namespace)
     )
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
-    return seconds
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()

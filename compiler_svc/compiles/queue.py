@@ -44,6 +44,11 @@ class CompileQueue:
         self._runs: dict[str, CompileRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_accepted(self) -> int:
+        """Compiles that run or wait."""
+        return self._num_accepted
+
     def check_room(self) -> None:
         """Checks that the queue would accept another compile, before the caller spends time on validating it.
 

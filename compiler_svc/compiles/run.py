@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -20,6 +20,7 @@ from compiler_svc.compiles.build_runner import BuildRunner, OnProgress
 from compiler_svc.compiles.cache import BundleCache, Identity
 from compiler_svc.compiles.journal import OperationJournal
 from compiler_svc.compiles.single_flight import SharedBuilds
+from compiler_svc.compiles.statistics import CompileStatistics, StageClock
 from compiler_svc.database.operations import Operation
 from compiler_svc.database.versions import Version
 from compiler_svc.errors import BuildFailed, CompileCancelled
@@ -44,6 +45,7 @@ class CompileServices:
     shared: SharedBuilds
     build_slots: asyncio.Semaphore
     environment: BuildEnvironment
+    statistics: CompileStatistics = field(default_factory=CompileStatistics)
 
 
 class CompileRun:
@@ -64,6 +66,7 @@ class CompileRun:
         self._build_id: str | None = None
         self._graphs_id: str | None = None
         self._newest = Progress(stage=Stage.QUEUED)
+        self._clock = StageClock(services.statistics)
         self._is_building = False
         self._is_cancelled = False
 
@@ -112,13 +115,14 @@ class CompileRun:
         else:
             self._build_id = identity.action_digest.removeprefix("sha256:")
             cached = await self._services.cache.find(identity.action_digest)
+            self._services.statistics.bundles["miss" if cached is None else "hit"] += 1
         built = cached or await self._build(identity)
         if isinstance(self._spec, CompileJobSpec) and self._spec.debug:
             await self._keep_graphs(identity, built.bundle_digest)
         await self._record(built, is_cached=cached is not None)
 
     async def _build(self, identity: Identity) -> BuildResult:
-        cache, slots, runner = self._services.cache, self._services.build_slots, self._services.runner
+        cache, slots = self._services.cache, self._services.build_slots
         assert self._build_id is not None
         job = BuildJob(
             build_id=self._build_id,
@@ -136,13 +140,24 @@ class CompileRun:
                 if cached is not None:
                     return cached
                 await on_progress(Progress(stage=Stage.TRACE, message="starting the build"))
-                built = await runner.run(job, on_progress)
+                built = await self._run_build(job, on_progress)
                 await cache.remember(identity.action_digest, built)
                 return built
 
         if self._spec.skip_cache_lookup:
             return await build(self._report)
         return await self._services.shared.run(identity.action_digest, build, self._report)
+
+    async def _run_build(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
+        statistics = self._services.statistics
+        statistics.running_builds += 1
+        try:
+            built = await self._services.runner.run(job, on_progress)
+        finally:
+            statistics.running_builds -= 1
+        for executable in built.executables:
+            statistics.executables["hit" if executable.cached else "miss"] += 1
+        return built
 
     async def _keep_graphs(self, identity: Identity, digest: str) -> None:
         """Attaches the bundle's graphs to it unless it has them.
@@ -179,6 +194,7 @@ class CompileRun:
 
     async def _report(self, progress: Progress) -> None:
         self._newest = progress
+        self._clock.enter(progress.stage)
         if not self._is_building and progress.stage not in _BEFORE_BUILDING:
             assert self._build_id is not None
             self._is_building = True
@@ -207,6 +223,7 @@ class CompileRun:
             return journal.finish_in(session, self._operation, result)
 
         journal.publish(await self._services.store.name_bundle(self._spec.name, built.bundle_digest, record))
+        self._count_end("succeeded")
 
     async def _leave(self) -> None:
         self._log.info("compile left to be resumed")
@@ -214,4 +231,9 @@ class CompileRun:
             await self._services.journal.stop_build(self._operation)
 
     async def _fail(self, error: KilnError) -> None:
+        self._count_end("cancelled" if isinstance(error, CompileCancelled) else "failed")
         await self._services.journal.finish(self._operation, Failure.of(error))
+
+    def _count_end(self, outcome: str) -> None:
+        self._clock.enter(Stage.DONE)
+        self._services.statistics.ended[outcome] += 1

@@ -100,6 +100,6 @@ class LeaseKeeper:
         try:
             await self._source.lease(digest, self._holder, LEASE_S)
         except BundleNotFound:
-            # The service has deleted a bundle in use here, so a lease cannot keep it.
-            _log.warning("bundle to lease is gone", digest=digest)
+            # The service has deleted a bundle in use here, or it came from a directory: a lease cannot keep it.
+            _log.warning("the bundle service has no such bundle to lease", digest=digest)
         self._taken_s[digest] = time.monotonic()

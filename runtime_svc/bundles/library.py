@@ -1,18 +1,19 @@
-"""The local bundles of a runtime: in a shared store, or fetched into the runtime's own cache."""
+"""The local bundles of a runtime: in mounted directories, a shared store, or fetched into the runtime's own cache."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid
 from bundle.layout import Layout
 from bundle.oci import BlobDescriptor
 from bundle.reader import Bundle, open_bundle
-from bundle.reference import parse_reference
+from bundle.reference import Reference, parse_reference
 from bundle.verification import BlobVerifier
 from bundle.writer import register_bundle
+from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.source import BundleSource, ResolvedBundle
 
 #: Called with done and total bytes.
@@ -22,31 +23,45 @@ ByteProgress = Callable[[int, int], None]
 class BundleLibrary:
     """Resolves references and makes bundles local. A layout holds a bundle whole, or does not hold it."""
 
-    def __init__(self, source: BundleSource, *, store_root: Path | None, cache: Layout, verifier: BlobVerifier) -> None:
+    def __init__(
+        self,
+        source: BundleSource | None,
+        *,
+        directories: Sequence[BundleDirectory] = (),
+        store_root: Path | None,
+        cache: Layout,
+        verifier: BlobVerifier,
+    ) -> None:
         """Joins a source with the local layouts.
 
         Args:
-            source: Resolves references and sends missing blobs.
+            source: Resolves references that no directory knows, and sends missing blobs; None for no such source.
+            directories: Layouts that others fill; the first one that knows a reference decides. Only read.
             store_root: The bundle service's own layout if it is on this host; only read. It may not exist so far.
             cache: Layout for fetched blobs; only this runtime writes it.
             verifier: Remembers the files that it has verified.
         """
         self._source = source
+        self._directories = tuple(directories)
         self._store_root = store_root
         self._cache = cache
         self._verifier = verifier
 
     async def resolve(self, ref: str) -> ResolvedBundle:
-        """Resolves a reference; needs no bundle service if it is the digest of a local bundle.
+        """Resolves a reference.
+
+        Needs no bundle service if the reference is the digest of a local bundle, or if a directory knows it.
 
         Raises:
             RefInvalid: `ref` is malformed.
+            LayoutInvalid: A layout is broken.
             BundleNotFound, BundleSourceUnavailable, ManifestInvalid, AbiUnsupported: See `BundleSource.resolve`.
         """
-        digest = parse_reference(ref).digest
-        local = await asyncio.to_thread(self._open_local, digest) if digest is not None else None
+        local = await asyncio.to_thread(self._resolve_local, parse_reference(ref))
         if local is not None:
             return ResolvedBundle(ref, local.digest, local.manifest, local.blobs)
+        if self._source is None:
+            raise BundleNotFound(ref, "no directory of bundles has it, and the runtime has no compiler to ask")
         return await self._source.resolve(ref)
 
     async def fetch(self, resolved: ResolvedBundle, progress: ByteProgress) -> Bundle:
@@ -56,10 +71,13 @@ class BundleLibrary:
             BlobCorrupt: The source sent bytes that do not match the blob's digest or size.
             ManifestInvalid: The manifest that the source described is not the bundle's.
             BlobNotFound, BundleSourceUnavailable: See `BundleSource.read_blob`.
+            BundleNotFound: No layout holds the bundle, and there is no source.
         """
         bundle = await asyncio.to_thread(self._open_local, resolved.digest)
         if bundle is None:
-            await self._fetch_blobs(resolved.blobs, progress)
+            if self._source is None:
+                raise BundleNotFound(resolved.digest, "it has gone from the directories of bundles")
+            await self._fetch_blobs(self._source, resolved.blobs, progress)
             await asyncio.to_thread(register_bundle, self._cache, resolved.digest)
             bundle = await asyncio.to_thread(open_bundle, self._cache, resolved.digest)
         if bundle.manifest != resolved.manifest:
@@ -83,6 +101,12 @@ class BundleLibrary:
 
         await asyncio.to_thread(bundle.verify, self._verifier, advance)
 
+    def _resolve_local(self, reference: Reference) -> Bundle | None:
+        digest = reference.digest
+        if digest is None:
+            digest = next(filter(None, (directory.find(reference) for directory in self._directories)), None)
+        return None if digest is None else self._open_local(digest)
+
     def _open_local(self, digest: str) -> Bundle | None:
         for layout in self._layouts():
             try:
@@ -92,27 +116,31 @@ class BundleLibrary:
         return None
 
     def _layouts(self) -> Iterator[Layout]:
+        for directory in self._directories:
+            yield from directory.list_layouts()
         if self._store_root is not None and (self._store_root / "oci-layout").exists():
             yield Layout(self._store_root)
         yield self._cache
 
-    async def _fetch_blobs(self, blobs: tuple[BlobDescriptor, ...], progress: ByteProgress) -> None:
+    async def _fetch_blobs(
+        self, source: BundleSource, blobs: tuple[BlobDescriptor, ...], progress: ByteProgress
+    ) -> None:
         unique = {blob.digest: blob for blob in blobs}
         total_bytes = sum(blob.size_bytes for blob in unique.values())
         done_bytes = 0
         for blob in unique.values():
             progress(done_bytes, total_bytes)
             if not self._cache.has(blob.digest):
-                async for size_bytes in self._fetch_blob(blob):
+                async for size_bytes in self._fetch_blob(source, blob):
                     progress(done_bytes + size_bytes, total_bytes)
             done_bytes += blob.size_bytes
         progress(done_bytes, total_bytes)
 
-    async def _fetch_blob(self, blob: BlobDescriptor) -> AsyncIterator[int]:
+    async def _fetch_blob(self, source: BundleSource, blob: BlobDescriptor) -> AsyncIterator[int]:
         """Fetches a blob into the cache; yields the number of bytes received so far."""
         size_bytes = 0
         with self._cache.new_blob(expected_digest=blob.digest) as writer:
-            async for data in self._source.read_blob(blob.digest):
+            async for data in source.read_blob(blob.digest):
                 size_bytes += len(data)
                 # A source that never stops must not fill the disk.
                 if size_bytes > blob.size_bytes:

@@ -6,7 +6,7 @@ import asyncio
 import enum
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bundle.errors import FieldViolation, KilnError
@@ -18,8 +18,9 @@ from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
-from runtime_svc.engine.engine import Engine, EngineState
+from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.request import Request
+from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, RequestInvalid
 from runtime_svc.text.chat_template import ChatTemplateError
@@ -89,9 +90,12 @@ class Deployment:
         #: A weight load holds it.
         self.weights_lock = asyncio.Lock()
         self.is_unloading = False
+        #: The deployment calls it after its state has changed.
+        self.on_state_changed: Callable[[], None] = lambda: None
         #: Whether it has given back its cores and memory.
         self.is_gone = False
         self._recorded_epoch = 0
+        self._should_be_ready = origin is Origin.FILE
         self._serving: Serving | None = None
         self._load_failure: KilnError | None = None
 
@@ -104,6 +108,7 @@ class Deployment:
         deployment.weights = record.weights
         deployment.preferred_cores = record.cores
         deployment._recorded_epoch = record.weight_epoch
+        deployment._should_be_ready = True
         return deployment
 
     def to_record(self) -> DeploymentRecord:
@@ -148,6 +153,14 @@ class Deployment:
         return DeploymentState.AWAITING_WEIGHTS if is_awaiting else state
 
     @property
+    def is_missing(self) -> bool:
+        """Whether it should be READY and is not.
+
+        A declared or recorded deployment should be; one that a call loads should be once it has been READY.
+        """
+        return self._should_be_ready and self.state not in {DeploymentState.READY, DeploymentState.UNLOADING}
+
+    @property
     def failure(self) -> KilnError | None:
         """The error that made it FAILED; None if it has not failed."""
         return self._load_failure or (self._serving.engine.failure if self._serving is not None else None)
@@ -175,13 +188,21 @@ class Deployment:
         """Ends the load; the deployment serves with `serving`."""
         self._serving = serving
         self.last_error = None
+        serving.engine.on_state_changed = self._tell_state
         self.progress.close()
+        self._tell_state()
 
     def fail(self, error: KilnError) -> None:
         """Ends the load with an error; the deployment is FAILED."""
         self._load_failure = error
         self.last_error = None
         self.progress.close()
+        self._tell_state()
+
+    def begin_unload(self) -> None:
+        """Makes it UNLOADING."""
+        self.is_unloading = True
+        self._tell_state()
 
     def require_serving(self, *, while_recovering: bool = True) -> Serving:
         """Returns the parts that it serves with.
@@ -264,6 +285,10 @@ class Deployment:
         return await serving.workers.run(
             len(token_ids), tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
         )
+
+    def _tell_state(self) -> None:
+        self._should_be_ready |= self.state is DeploymentState.READY
+        self.on_state_changed()
 
     async def _begin_capture(self, request: Request) -> PendingCapture | None:
         captures = self.require_serving().captures

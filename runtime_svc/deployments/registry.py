@@ -58,6 +58,8 @@ class Deployments:
         self.resources = resources
         #: The registry calls it after the bundles in use have changed.
         self.on_bundles_changed: Callable[[], None] = lambda: None
+        #: The registry calls it after a deployment has come, changed its state, or gone.
+        self.on_states_changed: Callable[[], None] = lambda: None
         self._loader = loader
         self._records = records
         self._threads_per_core = threads_per_core
@@ -130,7 +132,7 @@ class Deployments:
         deployment = Deployment(spec, Origin.RPC, default_threads=self._threads_per_core)
         deployment.find(bundle)
         self.resources.reserve(deployment, bundle.manifest)
-        self._deployments[spec.deployment_id] = deployment
+        self._add(deployment)
         self._begin(deployment)
         return deployment
 
@@ -140,7 +142,7 @@ class Deployments:
         While the bundle service does not answer, the load retries.
         """
         deployment = Deployment.from_record(record, default_threads=self._threads_per_core)
-        self._deployments[deployment.deployment_id] = deployment
+        self._add(deployment)
         try:
             self.resources.prefer_cores(deployment)
         except KilnError as error:
@@ -153,7 +155,7 @@ class Deployments:
         """Begins to load a deployment of the deployments file; retries until its bundle is found."""
         assert spec.deployment_id not in self._deployments
         deployment = Deployment(spec, Origin.FILE, default_threads=self._threads_per_core)
-        self._deployments[spec.deployment_id] = deployment
+        self._add(deployment)
         self._begin(deployment)
         return deployment
 
@@ -182,9 +184,12 @@ class Deployments:
         """Replaces the weights of a deployment; see `weights.load_weights`.
 
         Raises:
+            ShuttingDown: The runtime swaps no more weights.
             StateUnwritable: The new weights serve, but a restart would load the old ones.
             KilnError: The load failed; the old weights serve.
         """
+        if self._is_shutting_down:
+            raise ShuttingDown
         saves: list[asyncio.Task[None]] = []
         receipt = await load_weights(
             deployment, load, self.library, self.resources.memory, lambda: saves.append(self._save(deployment))
@@ -214,6 +219,14 @@ class Deployments:
             else:
                 self._begin_unload(deployment, InFlightPolicy.ABORT, is_final=False)
         await asyncio.gather(*self._unloads.values(), *self._saves, return_exceptions=True)
+
+    def _add(self, deployment: Deployment) -> None:
+        self._deployments[deployment.deployment_id] = deployment
+        deployment.on_state_changed = self._tell_states
+        self._tell_states()
+
+    def _tell_states(self) -> None:
+        self.on_states_changed()
 
     def _begin(self, deployment: Deployment) -> None:
         # In an empty context: otherwise every log line of the engine would carry the request id of the LoadBundle call.
@@ -285,7 +298,7 @@ class Deployments:
         deployment.fail(error)
 
     def _begin_unload(self, deployment: Deployment, policy: InFlightPolicy, *, is_final: bool) -> None:
-        deployment.is_unloading = True
+        deployment.begin_unload()
         deployment_id = deployment.deployment_id
         unload = self._unload(deployment, policy, is_final=is_final)
         task = asyncio.create_task(unload, name=f"unload {deployment_id}", context=Context())
@@ -313,6 +326,7 @@ class Deployments:
         finally:
             del self._deployments[deployment.deployment_id]
             self.on_bundles_changed()
+            self.on_states_changed()
         return num_aborted
 
 

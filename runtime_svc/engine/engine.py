@@ -11,7 +11,6 @@ meanwhile. Operations that need the ranks to themselves run between two steps of
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import StepPlan
 from runtime_svc.engine.scheduler.policy import WholePrompts
 from runtime_svc.engine.scheduler.scheduler import Scheduler
+from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
@@ -58,14 +58,6 @@ class EngineConfig:
     queue_capacity: int = 256
     stream_capacity: int = 64
     async_scheduling: bool = True
-
-
-class EngineState(enum.Enum):
-    """Whether requests can run."""
-
-    READY = enum.auto()
-    RECOVERING = enum.auto()
-    FAILED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +119,8 @@ class Engine:
         #: Where ranks and the weights in use come from.
         self.launcher = launcher
         self.state = EngineState.READY
+        #: The engine calls it after its state has changed, or its first weights have come.
+        self.on_state_changed: Callable[[], None] = lambda: None
         #: Why the engine failed.
         self.failure: KilnError | None = None
         self.num_steps = 0
@@ -268,6 +262,7 @@ class Engine:
             self.launcher = launcher
             self.requests.weight_epoch += 1
             on_swapped()
+            self.on_state_changed()
 
         try:
             receipt = await self._operations.run("LoadWeights", policy, swap)
@@ -275,6 +270,7 @@ class Engine:
             if not has_begun:
                 await self.discard_staged()
             raise
+        self.scheduler.statistics.swap_pause_s.observe(receipt.pause_s)
         return WeightsReceipt(previous_epoch, self.weight_epoch, receipt.aborted_requests, receipt.pause_s)
 
     async def discard_staged(self) -> None:
@@ -356,7 +352,7 @@ class Engine:
         Raises:
             KilnError: The ranks do not come up again.
         """
-        self.state = EngineState.RECOVERING
+        self._change_state(EngineState.RECOVERING)
         self._async_scheduling.take()
         _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
         for request in self.scheduler.running:
@@ -373,8 +369,13 @@ class Engine:
                     raise
         self.scheduler.kv.reset()
         self._watch_ranks()
-        self.state = EngineState.READY
+        self.scheduler.statistics.rank_restarts += 1
+        self._change_state(EngineState.READY)
         _log.info("ranks restarted", deployment_id=self._deployment_id)
+
+    def _change_state(self, state: EngineState) -> None:
+        self.state = state
+        self.on_state_changed()
 
     def _watch_ranks(self) -> None:
         self._ranks.died.add_done_callback(lambda _: self._work.set())
@@ -386,7 +387,7 @@ class Engine:
         error = task.exception()
         _log.error("engine failed", deployment_id=self._deployment_id, exc_info=error)
         self.failure = error if isinstance(error, KilnError) else EngineFailed(self._deployment_id)
-        self.state = EngineState.FAILED
+        self._change_state(EngineState.FAILED)
         self._operations.fail_all(self.failure)
         self.requests.end_all(lambda _: Finish(FinishReason.ERROR, error=self.failure))
 

@@ -107,6 +107,7 @@ class Timeline:
     arrived_s: float
     started_s: float | None = None
     first_token_s: float | None = None
+    newest_token_s: float | None = None
     ended_s: float | None = None
 
 

@@ -148,6 +148,7 @@ class RequestTable:
 
     def _conclude(self, request: Request, finish: Finish) -> None:
         self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
+        self._scheduler.statistics.count_finish(request)
         self.num_captures -= request.capture is not None
         deadline = self._deadlines.pop(request.request_id, None)
         if deadline is not None:

@@ -78,6 +78,8 @@ class Client:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
+        #: Port of the compiler's metrics; None if it serves none, or if the test knows only its channel.
+        self.metrics_port: int | None = None
         self.compiler: Any = compiler_pb2_grpc.CompilerServiceStub(channel)
         self.operations: Any = operations_pb2_grpc.OperationsStub(channel)
         self.bundles: Any = bundle_pb2_grpc.BundleServiceStub(channel)
@@ -211,5 +213,7 @@ async def serve_compiler(
     async with open_server(settings, lambda _: directed) as server:
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Client(channel), directed
+            client = Client(channel)
+            client.metrics_port = server.metrics_port
+            yield client, directed
         await server.drain()

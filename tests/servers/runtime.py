@@ -235,7 +235,7 @@ async def serve_runtime(
                         deployment.engine.scheduler.check_integrity()
             finally:
                 await served.channel.close()
-                await server._edge._server.stop(None)
+                await server.edge._server.stop(None)
     finally:
         await bundle_server.stop(None)
     assert all(ranks.is_closed for ranks in served.groups), "a rank was left running"

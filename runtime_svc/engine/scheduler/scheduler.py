@@ -15,6 +15,7 @@ from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.policy import Policy
+from runtime_svc.engine.statistics import EngineStatistics
 
 
 class Scheduler:
@@ -34,6 +35,7 @@ class Scheduler:
         # In order of admission; the values mean nothing.
         self._running: dict[Request, None] = {}
         self.max_running = max_running
+        self.statistics = EngineStatistics()
         #: While False, waiting requests do not start.
         self.is_admitting = True
 
@@ -98,19 +100,26 @@ class Scheduler:
         executable, outputs = plan.executable, []
         key = BucketKey(executable.submodel, executable.bucket)
         pads_rows = SUBMODELS[executable.submodel].tokens == "bucket"
+        num_computed = num_padding = 0
         for row in plan.rows:
             request = row.request
             if request.finish is not None:
                 continue
             assert row.start == request.num_computed_tokens, f"{request.request_id} was computed out of order"
             request.bucket_steps[key] += 1
+            num_computed += row.num_tokens
             if pads_rows:
                 request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
+                num_padding += executable.bucket[0] - row.num_tokens
             new_tokens = self._take_tokens(request, tokens[row.row], now_s) if row.samples else []
             # However many tokens came out: the newest one has not been an input yet.
             request.num_computed_tokens = request.num_tokens - 1 if row.samples else row.start + row.num_tokens
             if new_tokens:
                 outputs.append(RowTokens(row, new_tokens))
+                self.statistics.count_tokens(request, len(new_tokens), now_s)
+        self.statistics.steps[key] += 1
+        self.statistics.computed_tokens[key] += num_computed
+        self.statistics.padding_tokens[key] += num_padding
         return outputs
 
     def check_integrity(self) -> None:

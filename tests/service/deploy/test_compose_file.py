@@ -105,8 +105,8 @@ def test_what_may_be_set(tmp_path: Path) -> None:
         KILN_CORES="8",
         KILN_THREADS_PER_CORE="3",
         KILN_MODELS=str(tmp_path),
-        KILN_RUNTIME_MEMORY="2g",
-        KILN_COMPILER_MEMORY="1g",
+        KILN_RUNTIME_MEM_LIMIT="2g",
+        KILN_COMPILER_MEM_LIMIT="1g",
         KILN_PIP_EXTRA_ARGS="--pre",
         KILN_TORCH_INDEX="https://mirror.invalid/cpu",
     )

@@ -78,6 +78,66 @@ async def test_health_is_per_service(build: Build) -> None:
         server.set_serving("absent.Service", True)
 
 
+async def test_liveness_lasts_until_the_server_ends(build: Build) -> None:
+    probe = Probe()
+    server = build(probe)
+    server.set_serving("", False)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await check(channel, "liveness") == SERVING
+        stream = aiter(stub(channel).ReadBlob(READ))
+        probe.answer = probe.hang
+        await anext(stream)
+        draining = asyncio.create_task(server.drain())
+        await asyncio.sleep(0.05)
+        assert await check(channel, "liveness") == SERVING
+        assert await check(channel, SERVICE) == NOT_SERVING
+        del stream
+        await draining
+
+
+async def test_names_come_and_go(build: Build) -> None:
+    server = build(Probe())
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="part/1")))
+        assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        server.health.set_serving("part/1", True)
+        assert (await anext(watch)).status == SERVING
+        assert await check(channel, "part/1") == SERVING
+        server.health.forget("part/1")
+        assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(channel, "part/1")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_old_connection_is_replaced_and_its_calls_finish(build: Build) -> None:
+    probe = Probe()
+    release = asyncio.Event()
+
+    async def answer_when_released() -> bundle_pb2.GetBundleResponse:
+        await release.wait()
+        return bundle_pb2.GetBundleResponse()
+
+    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=5, max_connection_age_s=0.5))
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await check(channel) == SERVING
+        assert probe.context is None
+        probe.answer = answer_when_released
+        stream = aiter(stub(channel).ReadBlob(READ))
+        await anext(stream)
+        assert probe.context is not None
+        first_peer = probe.context.peer()
+        await asyncio.sleep(1)
+        probe.answer = answer
+        await stub(channel).GetBundle(GET)
+        assert probe.context.peer() != first_peer
+        release.set()
+        assert [response async for response in stream] == [CHUNK]
+
+
 async def test_watcher_sees_every_change(build: Build) -> None:
     server = build(Probe())
     port = await server.start()

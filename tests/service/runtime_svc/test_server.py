@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln.runtime.v1 import generation_pb2 as generation
+from kiln.runtime.v1 import runtime_pb2, runtime_pb2_grpc
 
 from execution.step import Step, StepResult
 from runtime_svc.server import SERVICES
@@ -146,3 +147,26 @@ def test_process_that_cannot_serve_says_why(tmp_path: Path) -> None:
     _, log = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "PLAINTEXT_REFUSED" in log
+
+
+def test_process_takes_its_options_from_environment_and_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILN_RUNTIME_ADDRESS", "127.0.0.1:0")
+    monkeypatch.setenv("KILN_RUNTIME_CONFIG", str(tmp_path / "runtime.yaml"))
+    (tmp_path / "runtime.yaml").write_text("cores: 3\nthreds-per-core: 2\n")
+    process = start_process(tmp_path)
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "runtime.yaml:2: got 'threds-per-core'; accepted: threads-per-core, if that is meant" in log
+    (tmp_path / "runtime.yaml").write_text("cores: 3\nthreads-per-core: 2\n")
+    process = start_process(tmp_path)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip().removeprefix("ready address=")
+        with grpc.insecure_channel(address) as channel:
+            info = runtime_pb2_grpc.RuntimeServiceStub(channel).GetServerInfo(runtime_pb2.GetServerInfoRequest())
+        assert info.total_cores == 3
+    finally:
+        process.kill()
+        process.communicate()

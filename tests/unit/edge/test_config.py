@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,25 @@ def test_address_must_be_host_and_port(address: str) -> None:
         EdgeConfig(address, allow_insecure=True)
     (violation,) = caught.value.violations
     assert (violation.field, violation.value) == ("address", repr(address))
+    with pytest.raises(AddressInvalid):
+        EdgeConfig("127.0.0.1:0", allow_insecure=True, metrics_address=address)
+
+
+def test_metrics_follow_the_rules_of_the_server(tmp_path: Path) -> None:
+    with pytest.raises(PlaintextRefused):
+        EdgeConfig("127.0.0.1:0", metrics_address="0.0.0.0:0")
+    assert EdgeConfig("127.0.0.1:0", metrics_address="0.0.0.0:0", allow_insecure=True).metrics_address
+    assert EdgeConfig("127.0.0.1:0", metrics_address="0.0.0.0:0", tls=TlsConfig(tmp_path, tmp_path)).metrics_address
 
 
 def test_limits_become_channel_options() -> None:
-    config = EdgeConfig("127.0.0.1:0", max_message_bytes=1000, keepalive_time_s=1.5, min_ping_interval_s=0.25)
+    config = EdgeConfig("127.0.0.1:0", max_message_bytes=1000, keepalive_time_s=1.5, max_connection_age_s=60)
+    config = replace(config, min_ping_interval_s=0.25)
     assert dict(config.channel_options()) == {
         "grpc.max_receive_message_length": 1000,
         "grpc.max_send_message_length": 1000,
         "grpc.keepalive_time_ms": 1500,
+        "grpc.max_connection_age_ms": 60_000,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.min_ping_interval_without_data_ms": 250,
         "grpc.so_reuseport": 0,

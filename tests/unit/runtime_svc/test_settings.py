@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import PlaintextRefused
+from edge.errors import OptionsInvalid, PlaintextRefused
 from edge.memory import measure_memory
 from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.settings import parse_settings
@@ -15,7 +15,7 @@ REQUIRED = ["--address=127.0.0.1:0", "--compiler=127.0.0.1:7001", "--cache=cache
 
 
 def test_defaults() -> None:
-    settings = parse_settings(REQUIRED)
+    settings = parse_settings(REQUIRED, {})
     assert settings.store is None
     assert settings.cache == Path("cache").absolute()
     assert settings.num_cores >= 1
@@ -81,8 +81,8 @@ def test_every_option_is_read() -> None:
         [*REQUIRED, "--compiler-certificate=c.pem", "--compiler-key=k.pem"],
     ],
 )
-def test_mistakes_end_the_process(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_mistakes_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(OptionsInvalid):
         parse_settings(arguments)
 
 
@@ -96,5 +96,29 @@ def test_plaintext_to_the_compiler_stays_on_loopback() -> None:
     away = [REQUIRED[0], "--compiler=compiler.example:7001", REQUIRED[2]]
     with pytest.raises(PlaintextRefused, match=r"compiler\.example"):
         parse_settings(away)
-    assert parse_settings([*away, "--allow-insecure"]).compiler.ca_path is None
-    assert parse_settings([*away, "--compiler-ca=ca.pem"]).compiler.ca_path == Path("ca.pem")
+    assert parse_settings([*away, "--allow-insecure"]).compiler == CompilerEndpoint(
+        "compiler.example:7001", allow_insecure=True
+    )
+    endpoint = parse_settings([*away, "--compiler-ca=ca.pem"]).compiler
+    assert endpoint is not None
+    assert endpoint.ca_path == Path("ca.pem")
+
+
+def test_the_environment_alone_is_enough() -> None:
+    environment = {
+        "KILN_RUNTIME_ADDRESS": "127.0.0.1:0",
+        "KILN_RUNTIME_COMPILER": "127.0.0.1:7001",
+        "KILN_RUNTIME_CACHE": "cache",
+        "KILN_RUNTIME_MEMORY": "3GiB",
+    }
+    settings = parse_settings([], environment)
+    assert settings.compiler == CompilerEndpoint("127.0.0.1:7001")
+    assert settings.memory_bytes == 3 << 30
+
+
+def test_a_runtime_needs_a_compiler_or_a_directory_of_bundles() -> None:
+    settings = parse_settings([REQUIRED[0], REQUIRED[2], "--bundles=b", "--bundles=/c"], {})
+    assert settings.compiler is None
+    assert settings.bundles == (Path("b").absolute(), Path("/c"))
+    with pytest.raises(OptionsInvalid, match="compiler, bundles: got neither"):
+        parse_settings([REQUIRED[0], REQUIRED[2]], {})

@@ -129,7 +129,9 @@ class ServiceProcess:
     async def _become_ready(self, tls: TlsOptions | None) -> str:
         address = await asyncio.shield(self._announced)
         async with open_channel(reachable_address(address), tls) as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+            # The server as a whole is SERVING only when every deployment is READY, which may take long or never happen.
+            request = health_pb2.HealthCheckRequest(service="liveness")
+            watch = health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for response in watch:
                     if response.status == health_pb2.HealthCheckResponse.SERVING:

@@ -36,7 +36,7 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     port = listen(server, dict(zip(arguments[::2], arguments[1::2], strict=True)))
     host = arguments[arguments.index("--address") + 1].rpartition(":")[0]
-    await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    await servicer.set("liveness", health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
     record = {"pid": os.getpid(), "arguments": arguments, "litter": litter}
     (Path(os.environ["STAND_IN_FOLDER"]) / f"{name}.json").write_text(json.dumps(record))
@@ -51,7 +51,7 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
             await asyncio.sleep(0.2 if half else 0)
     if not behaviour.get("unhealthy"):
         await asyncio.sleep(0.1)
-        await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        await servicer.set("liveness", health_pb2.HealthCheckResponse.SERVING)
     await stopping.wait()
     await server.stop(None)
     print("stopped in good order", file=sys.stderr)  # noqa: T201

@@ -10,9 +10,10 @@ import pytest
 from bundle.errors import BlobCorrupt
 from execution.errors import RankDied, StepFailed, WeightsInvalid
 from execution.step import Step
-from runtime_svc.engine.engine import Engine, EngineState
+from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.operations import MAX_OPERATIONS, InFlightPolicy
 from runtime_svc.engine.request import FinishReason
+from runtime_svc.engine.state import EngineState
 from runtime_svc.errors import EngineFailed, QueueFull, RequestsInFlight
 from tests.ranks.engines import (
     NEW_BIAS,

@@ -1,0 +1,64 @@
+"""What an engine counts for metrics: integers and histograms, which are read when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from edge.histogram import Histogram
+from runtime_svc.engine.request import BucketKey, FinishReason, Request
+
+#: Upper bounds in seconds. Those of vLLM for the same metrics, so that its boards and rules fit.
+FIRST_TOKEN_BOUNDS_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+INTER_TOKEN_BOUNDS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+REQUEST_BOUNDS_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+SWAP_PAUSE_BOUNDS_S: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+
+
+class EngineStatistics:
+    """Counts of one engine since it started."""
+
+    def __init__(self) -> None:
+        """Starts at zero."""
+        self.first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
+        self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
+        self.request_s = Histogram(REQUEST_BOUNDS_S)
+        self.swap_pause_s = Histogram(SWAP_PAUSE_BOUNDS_S)
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        #: Requests that have ended, by reason.
+        self.finished: Counter[FinishReason] = Counter()
+        #: Steps of each executable.
+        self.steps: Counter[BucketKey] = Counter()
+        #: Tokens that rows of each executable computed, and those that its static shape wasted on them.
+        self.computed_tokens: Counter[BucketKey] = Counter()
+        self.padding_tokens: Counter[BucketKey] = Counter()
+        #: How often dead ranks were replaced.
+        self.rank_restarts = 0
+
+    def count_tokens(self, request: Request, count: int, now_s: float) -> None:
+        """Counts new tokens of a request, of which a step gave `count` at once, at least 1."""
+        self.generated_tokens += count
+        timeline = request.timeline
+        if timeline.newest_token_s is None:
+            self.prompt_tokens += len(request.prompt_token_ids)
+            self.first_token_s.observe(now_s - timeline.arrived_s)
+        else:
+            self.inter_token_s.observe(now_s - timeline.newest_token_s)
+        timeline.newest_token_s = now_s
+
+    def count_finish(self, request: Request) -> None:
+        """Counts a request that has ended."""
+        assert request.finish is not None
+        assert request.timeline.ended_s is not None
+        self.finished[request.finish.reason] += 1
+        self.request_s.observe(request.timeline.ended_s - request.timeline.arrived_s)

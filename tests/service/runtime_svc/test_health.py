@@ -1,0 +1,170 @@
+"""Health is true: inference is SERVING when every deployment that should be there is READY."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from execution.errors import RankDied
+from runtime_svc.server import CONTROL_SERVICE, SERVICES
+from tests.servers.runtime import Runtime, raises, serve_runtime, token_request
+
+SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
+INFERENCE = [service for service in SERVICES if service != CONTROL_SERVICE]
+
+
+async def check(served: Runtime, name: str = "") -> str:
+    """State of a name; the code of the answer if it has none."""
+    stub = health_pb2_grpc.HealthStub(served.channel)
+    try:
+        response = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+
+async def check_all(served: Runtime) -> Mapping[str, str]:
+    return {name: await check(served, name) for name in ("", "liveness", *SERVICES, "deployment/d")}
+
+
+def expected(inference: str, deployment: str) -> dict[str, str]:
+    return {
+        "": inference,
+        "liveness": SERVING,
+        **dict.fromkeys(INFERENCE, inference),
+        CONTROL_SERVICE: SERVING,
+        "deployment/d": deployment,
+    }
+
+
+def declare(tmp_path: Path, *refs: str) -> str:
+    path = tmp_path / "deployments.json"
+    path.write_text(json.dumps([{"id": f"d{index or ''}", "ref": ref} for index, ref in enumerate(refs)]))
+    return f"--deployments={path}"
+
+
+async def watch(served: Runtime, name: str) -> AsyncIterator[str]:
+    request = health_pb2.HealthCheckRequest(service=name)
+    async for response in health_pb2_grpc.HealthStub(served.channel).Watch(request):
+        yield health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+
+async def test_inference_waits_for_every_declared_deployment(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, declare(tmp_path, "story", "other")) as served:
+        assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
+        states = watch(served, "")
+        assert await anext(states) == NOT_SERVING
+        served.publish("story")
+        await served.wait_for_state("READY")
+        assert await check_all(served) == expected(NOT_SERVING, SERVING)
+        assert await check(served, "deployment/d1") == NOT_SERVING
+        served.publish("other")
+        assert await asyncio.wait_for(anext(states), 5) == SERVING
+        assert await check_all(served) == expected(SERVING, SERVING)
+
+
+async def test_recovering_is_not_serving(served: Runtime) -> None:
+    await served.deploy()
+    states = watch(served, INFERENCE[0])
+    assert await anext(states) == SERVING
+    served.load_gate.clear()
+    served.ranks.die()
+    assert await asyncio.wait_for(anext(states), 5) == NOT_SERVING
+    assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
+    served.load_gate.set()
+    assert await asyncio.wait_for(anext(states), 5) == SERVING
+    assert await check_all(served) == expected(SERVING, SERVING)
+
+
+async def test_restored_deployments_count_from_the_start(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as served:
+        await served.deploy()
+        await served.server.drain()
+    async with serve_runtime(tmp_path, prepare=lambda bundles: setattr(bundles, "is_away", True)) as served:
+        served.load_gate.clear()
+        assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
+        served.bundles.is_away = False
+        served.load_gate.set()
+        await served.wait_for_state("READY")
+        assert await check_all(served) == expected(SERVING, SERVING)
+
+
+async def test_a_load_by_a_call_takes_nothing_away_from_others(served: Runtime) -> None:
+    await served.deploy("e")
+    served.load_gate.clear()
+    load = asyncio.create_task(served.deploy())
+    async with asyncio.timeout(5):
+        while await check(served, "deployment/d") == "NOT_FOUND":  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert await check_all(served) == expected(SERVING, NOT_SERVING)
+    served.load_gate.set()
+    await load
+    assert await check_all(served) == expected(SERVING, SERVING)
+
+
+async def test_a_failed_load_by_a_call_is_its_callers_affair_and_a_declared_one_is_not(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as served:
+        served.start_failures = [RankDied(0, -9)]
+        async with raises("UNAVAILABLE", "RANK_DIED"):
+            await served.deploy()
+        assert await check_all(served) == expected(SERVING, NOT_SERVING)
+    folder = tmp_path / "declared"
+    folder.mkdir()
+    async with serve_runtime(folder, declare(folder, "story")) as served:
+        served.start_failures = [RankDied(0, -9)]
+        served.publish("story")
+        await served.wait_for_state("FAILED")
+        assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
+        await served.unload()
+        assert await check_all(served) == expected(SERVING, "NOT_FOUND")
+
+
+async def test_awaiting_weights_is_not_serving_until_they_come(served: Runtime) -> None:
+    await served.deploy(has_weights=False)
+    assert await check(served, "deployment/d") == NOT_SERVING
+    served.publish("weights")
+    await served.load_weights("weights")
+    assert await check(served, "deployment/d") == SERVING
+
+
+async def test_an_unloaded_deployment_is_unknown(served: Runtime) -> None:
+    await served.deploy()
+    states = watch(served, "deployment/d")
+    assert await anext(states) == SERVING
+    await served.unload()
+    assert await check_all(served) == expected(SERVING, "NOT_FOUND")
+    seen: list[str] = []
+    while not seen or seen[-1] != "SERVICE_UNKNOWN":
+        seen.append(await asyncio.wait_for(anext(states), 5))
+    assert set(seen) <= {NOT_SERVING, "SERVICE_UNKNOWN"}
+
+
+async def test_draining_is_not_serving_and_tells_what_it_does(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--drain-timeout=5") as served:
+        await served.deploy()
+        served.ranks.step_s = 0.02
+        call: Any = served.generation.Generate(token_request([5], 40))
+        await anext(aiter(call))
+        drain = asyncio.create_task(served.server.drain())
+        await asyncio.sleep(0.05)
+        assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
+        # The control service says SERVING, so it must answer; but it begins nothing.
+        assert (await served.get()).id == "d"
+        async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
+            await served.load_weights("story")
+        async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
+            await served.generate([5])
+        assert [event async for event in call]
+        await drain
+
+
+@pytest.mark.parametrize("name", ["deployment/none", "absent.Service"])
+async def test_unknown_names_are_not_found(served: Runtime, name: str) -> None:
+    assert await check(served, name) == "NOT_FOUND"

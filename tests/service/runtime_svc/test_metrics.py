@@ -1,0 +1,127 @@
+"""Metrics: every one of them moves under a scripted load."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from edge.errors import AddressUnavailable
+from runtime_svc.metrics import list_metrics
+from tests.servers.metrics import moved, scrape
+from tests.servers.runtime import hold, raises, serve_runtime, token_request
+
+
+async def test_every_metric_moves(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
+        empty = await scrape(served.server.edge.metrics_port)
+        assert empty["kiln:cores{}"] == empty["kiln:free_cores{}"] == 4
+        assert empty["kiln:memory_bytes{}"] == empty["kiln:free_memory_bytes{}"] > 0
+        await served.deploy(num_slots=2)
+        loaded = await scrape(served.server.edge.metrics_port)
+        change = moved(empty, loaded)
+        assert change["kiln:free_cores{}"] == -1
+        assert change["kiln:free_memory_bytes{}"] < 0
+        assert change["kiln:deployment_state{model_name=d,state=READY}"] == 1
+        assert change["kiln:weight_epoch{model_name=d}"] == 1
+        (cache,) = [key for key in change if key.startswith("vllm:cache_config_info")]
+        assert cache.endswith("num_gpu_blocks=2}")
+
+        # A step that does not end: of three requests, one runs.
+        served.ranks.gate.clear()
+        calls = [served.generation.Generate(token_request([5, 6, 7], 4)) for _ in range(3)]
+        await served.wait_for_slots(1)
+        async with asyncio.timeout(5):
+            while len(served.server.deployments.get("d").engine.scheduler.waiting) != 2:  # type: ignore[union-attr]  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        held = await scrape(served.server.edge.metrics_port)
+        assert held["vllm:num_requests_running{model_name=d}"] == 1
+        assert held["vllm:num_requests_waiting{model_name=d}"] == 2
+        assert held["vllm:kv_cache_usage_perc{model_name=d}"] == 0.5
+        served.ranks.gate.set()
+        for call in calls:
+            assert [event async for event in call][-1].finished.usage.generated_tokens == 4
+
+        change = moved(loaded, await scrape(served.server.edge.metrics_port))
+        assert change["vllm:prompt_tokens_total{model_name=d}"] == 9
+        assert change["vllm:generation_tokens_total{model_name=d}"] == 12
+        assert change["vllm:request_success_total{finished_reason=length,model_name=d}"] == 3
+        assert change["vllm:time_to_first_token_seconds_count{model_name=d}"] == 3
+        assert change["vllm:inter_token_latency_seconds_count{model_name=d}"] == 9
+        assert change["vllm:e2e_request_latency_seconds_count{model_name=d}"] == 3
+        for latency in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+            assert change[f"vllm:{latency}_seconds_sum{{model_name=d}}"] > 0
+            assert change[f"vllm:{latency}_seconds_bucket{{le=+Inf,model_name=d}}"] in {3, 9}
+        prompts = {key: value for key, value in change.items() if "submodel=context_encoding" in key}
+        assert sum(value for key, value in prompts.items() if key.startswith("kiln:computed_tokens_total")) == 9
+        padding = [(key, value) for key, value in prompts.items() if key.startswith("kiln:bucket_padding_tokens_total")]
+        assert sum(value for _, value in padding) == sum(
+            3 * (int(key.partition("bucket=")[2].partition(",")[0]) - 3) for key, _ in padding
+        )
+        steps = {key: value for key, value in change.items() if key.startswith("kiln:steps_total")}
+        assert sum(steps.values()) == served.server.deployments.get("d").engine.num_steps  # type: ignore[union-attr]
+
+        served.publish("story", bias=9)
+        before = await scrape(served.server.edge.metrics_port)
+        await served.load_weights("story")
+        change = moved(before, await scrape(served.server.edge.metrics_port))
+        assert change["kiln:weight_epoch{model_name=d}"] == 1
+        assert change["kiln:weight_swap_pause_seconds_count{model_name=d}"] == 1
+        assert change["kiln:weight_swap_pause_seconds_sum{model_name=d}"] > 0
+
+        call = await hold(served, token_request([5], 4, request_id="one"))
+        before = await scrape(served.server.edge.metrics_port)
+        served.ranks.die()
+        async with raises("UNAVAILABLE", "RANK_DIED"):
+            async for _ in call:
+                pass
+        await served.wait_for_state("READY")
+        change = moved(before, await scrape(served.server.edge.metrics_port))
+        assert change["kiln:rank_restarts_total{model_name=d}"] == 1
+        assert change["vllm:request_success_total{finished_reason=error,model_name=d}"] == 1
+
+        assert before["kiln:calls_total{code=OK,method=/kiln.runtime.v1.GenerationService/Generate}"] == 3
+        names = {row.name for row in list_metrics(served.server.deployments)}
+        missing = [name for name in names if not any(key.startswith(name) for key in before)]
+        assert missing == []
+
+
+async def test_metrics_of_a_deployment_end_with_it(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
+        await served.deploy()
+        assert any("model_name=d" in key for key in await scrape(served.server.edge.metrics_port))
+        await served.unload()
+        assert not any("model_name=d" in key for key in await scrape(served.server.edge.metrics_port))
+
+
+async def test_a_load_that_has_not_ended_has_a_state(tmp_path: Path) -> None:
+    (tmp_path / "deployments.json").write_text('[{"id": "d", "ref": "story"}]')
+    options = (f"--deployments={tmp_path / 'deployments.json'}", "--metrics-address=127.0.0.1:0")
+    async with serve_runtime(tmp_path, *options) as served:
+        samples = await scrape(served.server.edge.metrics_port)
+        assert samples["kiln:deployment_state{model_name=d,state=LOADING}"] == 1
+        assert samples["kiln:deployment_state{model_name=d,state=READY}"] == 0
+
+
+async def test_scrapes_do_not_disturb_a_stream(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
+        await served.deploy()
+        request = asyncio.create_task(served.generate([5], 50))
+        results = await asyncio.gather(*(scrape(served.server.edge.metrics_port) for _ in range(8)))
+        assert all("process_cpu_seconds_total{}" in samples for samples in results)
+        assert len(await request) >= 50
+
+
+async def test_metrics_are_off_by_default_and_a_taken_port_is_named(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
+        port = served.server.edge.metrics_port
+        folder = tmp_path / "second"
+        folder.mkdir()
+        with pytest.raises(AddressUnavailable, match=str(port)):
+            async with serve_runtime(folder, f"--metrics-address=127.0.0.1:{port}"):
+                pass
+    folder = tmp_path / "third"
+    folder.mkdir()
+    async with serve_runtime(folder) as served:
+        assert served.server.edge.metrics_port is None
