@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 DISTRIBUTIONS := protos bundle targets edge execution compiler_svc runtime_svc clients/python
 PACKAGES := bundle targets edge execution compiler_svc runtime_svc kiln_client
 SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python tests examples bench
+WIRE_RULES := {"version": "v2", "modules": [{"path": "."}], "breaking": {"use": ["WIRE_JSON"], "ignore": ["google"]}}
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
@@ -53,7 +54,8 @@ lint: setup protos-check
 	$(BIN)/mypy $(foreach p,$(PACKAGES),-p $(p))
 	$(BIN)/lint-imports --no-cache
 	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --exclude-path google --diff --exit-code
-	cd protos && ../$(BIN)/buf breaking --against v0.1.binpb
+	cd protos && ../$(BIN)/buf breaking --against v0.2.binpb
+	cd protos && ../$(BIN)/buf breaking --against v0.1.binpb --config '$(WIRE_RULES)'
 
 fmt: setup
 	$(BIN)/ruff check --fix $(SOURCES)

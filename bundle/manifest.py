@@ -177,6 +177,17 @@ class Limits(_Record, frozen=True):
     tkg_batch_size: int
 
 
+class GenerationDefaults(_Record, frozen=True, omit_defaults=True):
+    """Sampling values that the checkpoint names for requests that set none; None if it does not name one."""
+
+    #: 0 is greedy.
+    temperature: float | None = None
+    #: 0 keeps all candidates.
+    top_k: int | None = None
+    #: In (0, 1].
+    top_p: float | None = None
+
+
 class Serving(_Record, frozen=True, omit_defaults=True):
     """Options of the configuration that concern the runtime and not the executables.
 
@@ -187,6 +198,8 @@ class Serving(_Record, frozen=True, omit_defaults=True):
     input_truncation: bool = False
     #: Do not run every executable once after loading.
     skip_warmup: bool = False
+    #: Take precedence over the defaults in `sampling`; None if requests cannot choose, or the checkpoint names nothing.
+    generation: GenerationDefaults | None = None
 
 
 class Tokens(_Record, frozen=True):

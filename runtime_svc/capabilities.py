@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from bundle.manifest import DTYPE_SIZES_BYTES, Executable, Manifest
+from bundle.manifest import DTYPE_SIZES_BYTES, Executable, GenerationDefaults, Manifest
 from execution.ranks.step_memory import max_top_logprobs
 from runtime_svc.engine.scheduler.buckets import BucketTable
 
@@ -114,13 +114,22 @@ class Capabilities:
             logits=has_logits and vocab_size * DTYPE_SIZES_BYTES["float32"] <= MAX_LOGITS_BYTES,
             text=tokenizer is not None,
             chat=tokenizer is not None and tokenizer.chat_template is not None,
-            default_sampling=DefaultSampling(sampling.temperature, max(sampling.top_k, 0), sampling.top_p),
+            default_sampling=_default_sampling_of(manifest),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,
             input_truncation=manifest.serving.input_truncation,
             padding_side="left" if is_left_padded else "right",
             submodels=tuple(map(_shapes_of, (buckets.context_encoding, buckets.token_generation))),
         )
+
+
+def _default_sampling_of(manifest: Manifest) -> DefaultSampling:
+    sampling, named = manifest.sampling, manifest.serving.generation or GenerationDefaults()
+    return DefaultSampling(
+        temperature=sampling.temperature if named.temperature is None else named.temperature,
+        top_k=max(sampling.top_k if named.top_k is None else named.top_k, 0),
+        top_p=sampling.top_p if named.top_p is None else named.top_p,
+    )
 
 
 def _shapes_of(executables: Sequence[Executable]) -> SubmodelShapes:

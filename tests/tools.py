@@ -1,6 +1,6 @@
-"""Programs that tests start: deploy/test-packages.txt lists them with the Debian package of each.
+"""Programs and libraries that tests use: deploy/test-packages.txt lists them with the Debian package of each.
 
-A test that needs a missing program skips and names the package. If KILN_REQUIRE_TOOLS is 1, as in CI, it fails.
+A test that needs a missing one skips and names the package. If KILN_REQUIRE_TOOLS is 1, as in CI, it fails.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ LIST = ROOT / "deploy/test-packages.txt"
 #: Debian keeps a server's programs here, by version, and none of them on PATH.
 POSTGRESQL = Path("/usr/lib/postgresql")
 
+#: Paths of libraries in the list are below this.
+PREFIX = Path("/usr")
+
 
 def read_sources() -> dict[str, str]:
     """Program → the package or place that has it, as the end of a sentence."""
@@ -29,16 +32,19 @@ def read_sources() -> dict[str, str]:
 
 
 def require_tool(name: str, *, oldest: str = "") -> Path:
-    """Path of a listed program.
+    """Path of a listed program or library.
 
-    Skips the test if the program is missing, or fails it if KILN_REQUIRE_TOOLS is 1.
+    Skips the test if it is missing, or fails it if KILN_REQUIRE_TOOLS is 1.
 
     Args:
         oldest: The first version that will do, if any will not, such as "20.9".
     """
     source = read_sources()[name]
     servers = sorted(POSTGRESQL.glob("*/bin"), key=lambda path: parse_version(path.parent.name), reverse=True)
-    found = shutil.which(name, path=os.pathsep.join([os.environ["PATH"], *map(str, servers)]))
+    if "/" in name:
+        found = str(PREFIX / name) if (PREFIX / name).exists() else None
+    else:
+        found = shutil.which(name, path=os.pathsep.join([os.environ["PATH"], *map(str, servers)]))
     if found is None:
         miss(f"{name} is not installed: {source}")
     if oldest:

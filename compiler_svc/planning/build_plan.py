@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from bundle.manifest import Limits, Sampling, Serving, Tokens
+from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
+from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import fuse_qkv
@@ -78,7 +79,11 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
             tkg_batch_size=config.tkg_batch_size,
         ),
         tokens=read_token_ids(checkpoint.config, checkpoint.generation_config, description.vocab_size),
-        serving=Serving(input_truncation=config.allow_input_truncation, skip_warmup=config.skip_warmup),
+        serving=Serving(
+            input_truncation=config.allow_input_truncation,
+            skip_warmup=config.skip_warmup,
+            generation=choose_generation_defaults(checkpoint.generation_config, config),
+        ),
     )
 
 
@@ -110,6 +115,39 @@ def choose_sampling(config: NeuronConfig) -> Sampling:
         top_k=on_device.top_k if on_device.do_sample or on_device.top_k != 1 else 0,
         top_p=on_device.top_p,
     )
+
+
+def choose_generation_defaults(generation_config: Mapping[str, Any], config: NeuronConfig) -> GenerationDefaults | None:
+    """Reads what a checkpoint's `generation_config.json` names for requests that set no sampling values.
+
+    Only what the file names counts: transformers has defaults of its own beside it, such as a `top_k` of 50. Without
+    `do_sample` it is greedy there, and so it is here. A configuration with `do_sample` takes precedence.
+
+    Args:
+        generation_config: The file as an object; empty if there is none.
+        config: A `top_k` above its `global_topk` is reduced to it, because executables have no more candidates.
+
+    Returns:
+        None if the file names nothing, or if requests cannot choose or have the configuration's defaults.
+
+    Raises:
+        ModelConfigInvalid: A value of the file is no number, or out of range.
+    """
+    on_device, sampling = config.on_device_sampling_config, choose_sampling(config)
+    if not sampling.dynamic or (on_device is not None and on_device.do_sample):
+        return None
+    with AttributeReader(generation_config, prefix="generation_config.") as reader:
+        if not reader.boolean("do_sample", default=False):
+            return None
+        temperature = 0.0 if generation_config.get("temperature") == 0 else reader.number("temperature", default=1.0)
+        # Some files say -1 for no limit.
+        top_k = None if generation_config.get("top_k") is None else max(0, reader.integer("top_k", minimum=-1))
+        top_p = reader.optional_number("top_p", above=0.0)
+        if top_p is not None and top_p > 1:
+            reader.note_invalid("top_p", top_p, "a number above 0, at most 1")
+    if top_k and sampling.global_topk:
+        top_k = min(top_k, sampling.global_topk)
+    return GenerationDefaults(temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 def _sampling(

@@ -34,6 +34,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
     monkeypatch.setattr(tools, "POSTGRESQL", tmp_path / "postgresql")
+    monkeypatch.setattr(tools, "PREFIX", tmp_path / "usr")
     return directory
 
 
@@ -69,6 +70,13 @@ def test_older_program_counts_as_missing(programs: Path, monkeypatch: pytest.Mon
 def test_newest_postgresql_is_found_off_the_path(programs: Path) -> None:
     found = [write_program(tools.POSTGRESQL / version / "bin/initdb", "") for version in ("9.6", "15")]
     assert require_tool("initdb") == found[-1]
+
+
+def test_libraries_are_found_below_usr(programs: Path) -> None:
+    jar = tools.PREFIX / "share/java/guava.jar"
+    jar.parent.mkdir(parents=True)
+    jar.touch()
+    assert require_tool("share/java/guava.jar") == jar
 
 
 def test_sources_name_packages() -> None:

@@ -8,7 +8,7 @@ import pytest
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 
-from bundle.manifest import Serving
+from bundle.manifest import GenerationDefaults, Serving
 from runtime_svc.capabilities import MAX_LOGITS_BYTES, Capabilities
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens, make_manifest
 from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, token_request, tokens_of
@@ -47,6 +47,17 @@ async def test_every_capability_is_told(served: Runtime) -> None:
     assert list((await served.info()).deployments) == [
         pb.DeploymentInfo(id="d", state=pb.Deployment.STATE_READY, capabilities=expected)
     ]
+
+
+async def test_unset_sampling_values_are_those_that_the_checkpoint_names(served: Runtime) -> None:
+    named = GenerationDefaults(temperature=0.6, top_p=0.9)
+    deployment = await served.deploy(serving=Serving(generation=named))
+    default = deployment.capabilities.default_sampling
+    assert (default.temperature, default.top_k, default.top_p) == (pytest.approx(0.6), 0, pytest.approx(0.9))
+    request = token_request([3], 4)
+    request.sampling.CopyFrom(generation.SamplingParams(top_p=0.5, seed=9))
+    accepted = (await served.generation.Generate(request).read()).accepted
+    assert (accepted.sampling.temperature, accepted.sampling.top_p) == (pytest.approx(0.6), pytest.approx(0.5))
 
 
 async def test_what_a_bundle_lacks_is_told_and_refused_by_name(served: Runtime) -> None:

@@ -26,6 +26,7 @@ neuron_config:
   on_device_sampling_config: {dynamic: true, global_topk: 32}
 """
 PROMPT = "Once upon a time"
+GREEDY = ("--max-new-tokens", "12", "--temperature", "0")
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +71,10 @@ def kiln(addresses: dict[str, str], *words: object) -> str:
 
 
 def test_command_line_and_sdk_generate_the_same(addresses: dict[str, str], deployment: str) -> None:
-    shown = kiln(addresses, "generate", "--deployment", deployment, "--prompt", PROMPT, "--max-new-tokens", "12")
+    shown = kiln(addresses, "generate", "--deployment", deployment, "--prompt", PROMPT, *GREEDY)
     with Runtime(addresses["runtime"]) as runtime:
-        events = list(runtime.generate(deployment, PROMPT, max_new_tokens=12))
-        completion = runtime.complete(deployment, PROMPT, max_new_tokens=12)
+        events = list(runtime.generate(deployment, PROMPT, max_new_tokens=12, temperature=0.0))
+        completion = runtime.complete(deployment, PROMPT, max_new_tokens=12, temperature=0.0)
         assert runtime.detokenize(deployment, completion.token_ids) == completion.text
         assert runtime.tokenize(deployment, PROMPT)
         answer = runtime.complete(deployment, chat([{"role": "user", "content": "hi"}]), max_new_tokens=4)
@@ -88,7 +89,7 @@ def test_dropped_stream_frees_its_slot(addresses: dict[str, str], deployment: st
         for _ in range(6):  # three times as many as there are slots
             for _event in runtime.generate(deployment, PROMPT, ignore_eos=True):
                 break
-        completion = runtime.complete(deployment, PROMPT, max_new_tokens=2, timeout_s=20)
+        completion = runtime.complete(deployment, PROMPT, max_new_tokens=2, ignore_eos=True, timeout_s=20)
         assert completion.usage.generated_tokens == 2
         deadline = time.monotonic() + 5
         while runtime.get_deployment(deployment).load.used_slots and time.monotonic() < deadline:
@@ -113,11 +114,11 @@ def test_weights_of_a_fine_tune_are_written_and_loaded(addresses: dict[str, str]
     assert kiln(addresses, "bundles", "list", "pirate").splitlines()[1].split()[1] == "weights"
     assert kiln(addresses, "bundles", "list", "tiny").splitlines()[1].split()[1] == "full"
     with Runtime(addresses["runtime"]) as runtime:
-        before = runtime.complete(deployment, PROMPT, max_new_tokens=12).text
+        before = runtime.complete(deployment, PROMPT, max_new_tokens=12, temperature=0.0).text
         kiln(addresses, "load-weights", deployment, "pirate")
-        assert runtime.complete(deployment, PROMPT, max_new_tokens=12).text != before
+        assert runtime.complete(deployment, PROMPT, max_new_tokens=12, temperature=0.0).text != before
         kiln(addresses, "load-weights", deployment, bundle)
-        assert runtime.complete(deployment, PROMPT, max_new_tokens=12).text == before
+        assert runtime.complete(deployment, PROMPT, max_new_tokens=12, temperature=0.0).text == before
         with pytest.raises(errors.FailedPrecondition) as caught:
             runtime.load_bundle("pirate", "alone")
         assert caught.value.reason == "EXECUTABLES_MISSING"

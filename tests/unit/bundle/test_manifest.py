@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from bundle.errors import AbiUnsupported, ManifestInvalid
-from bundle.manifest import DTYPE_SIZES_BYTES, DType, Serving, parse_manifest
+from bundle.manifest import DTYPE_SIZES_BYTES, DType, GenerationDefaults, Serving, parse_manifest
 from tests.bundles.samples import DIGESTS, sample_manifest
 
 Document = dict[str, object]
@@ -43,6 +43,8 @@ def test_serving_facts_at_their_defaults_are_not_written() -> None:
     assert sample_manifest().serving == Serving()
     skipping = msgspec.structs.replace(sample_manifest(), serving=Serving(skip_warmup=True))
     assert json.loads(skipping.to_json())["serving"] == {"skip_warmup": True}
+    sampling = msgspec.structs.replace(sample_manifest(), serving=Serving(generation=GenerationDefaults(top_p=0.9)))
+    assert json.loads(sampling.to_json())["serving"] == {"generation": {"top_p": 0.9}}
     assert parse_manifest(skipping.to_json()) == skipping
     with pytest.raises(ManifestInvalid, match="time_travel"):
         parse_manifest(json.dumps(document() | {"serving": {"time_travel": True}}).encode())

@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
-from bundle.manifest import Limits, Sampling, Serving
+from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving
 from compiler_svc.config import NeuronConfig, resolve_config
-from compiler_svc.planning.build_plan import choose_sampling, plan_build
+from compiler_svc.models.errors import ModelConfigInvalid
+from compiler_svc.planning.build_plan import choose_generation_defaults, choose_sampling, plan_build
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.random_weights import write_checkpoint
 
@@ -49,6 +50,46 @@ def sampling(**values: Any) -> Sampling:
 )
 def test_sampling(on_device: dict[str, Any] | None, expected: Sampling) -> None:
     assert choose_sampling(resolve(on_device_sampling_config=on_device)) == expected
+
+
+LLAMA: dict[str, Any] = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+DYNAMIC = {"dynamic": True, "global_topk": 64}
+
+
+@pytest.mark.parametrize(
+    ("file", "on_device", "expected"),
+    [
+        (LLAMA, DYNAMIC, GenerationDefaults(temperature=0.6, top_p=0.9)),
+        (LLAMA, None, GenerationDefaults(temperature=0.6, top_p=0.9)),
+        (LLAMA | {"top_k": 50}, DYNAMIC, GenerationDefaults(temperature=0.6, top_k=50, top_p=0.9)),
+        (LLAMA | {"top_k": 100}, DYNAMIC, GenerationDefaults(temperature=0.6, top_k=64, top_p=0.9)),
+        (LLAMA | {"top_k": 100}, None, GenerationDefaults(temperature=0.6, top_k=100, top_p=0.9)),
+        (LLAMA | {"top_k": -1, "temperature": 0}, DYNAMIC, GenerationDefaults(temperature=0.0, top_k=0, top_p=0.9)),
+        ({"do_sample": True}, DYNAMIC, GenerationDefaults(temperature=1.0)),
+        # transformers is greedy without do_sample, whatever else the file says.
+        ({"temperature": 0.6}, DYNAMIC, None),
+        ({}, DYNAMIC, None),
+        # The configuration says how to sample, or that requests cannot choose.
+        (LLAMA, DYNAMIC | {"do_sample": True}, None),
+        (LLAMA, {}, None),
+        (LLAMA, {"do_sample": True, "temperature": 0.7}, None),
+    ],
+)
+def test_generation_defaults(
+    file: dict[str, Any], on_device: dict[str, Any] | None, expected: GenerationDefaults | None
+) -> None:
+    assert choose_generation_defaults(file, resolve(on_device_sampling_config=on_device)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("do_sample", "yes"), ("temperature", -1), ("temperature", "hot"), ("top_k", -2), ("top_k", 1.5), ("top_p", 1.5)],
+)
+def test_generation_defaults_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(ModelConfigInvalid) as caught:
+        choose_generation_defaults(LLAMA | {name: value}, resolve(on_device_sampling_config=DYNAMIC))
+    (violation,) = caught.value.violations
+    assert violation.field == f"generation_config.{name}"
 
 
 def test_executables_limits_and_rows(tmp_path: Path) -> None:
