@@ -21,6 +21,8 @@ _PATH: Final = "neuron_config.lora_config"
 _CONFIG_FILE: Final = "adapter_config.json"
 _MAX_FILE_BYTES: Final = 1 << 20
 _MAX_RANK: Final = 1 << 16
+#: Adapters that cannot be read and are named one by one.
+_MAX_NAMED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +65,20 @@ def read_adapters(lora: LoraServingConfig | None, model_roots: tuple[Path, ...])
     """
     if lora is None:
         return NO_ADAPTERS
-    notes: list[str] = []
     try:
         listed = [*_list_adapters(lora, model_roots)]
     except _Unreadable as error:
         return Adapters(notes=(f"{_PATH}.lora_ckpt_json: its adapters are not counted: {error}",))
     ranks: dict[str, int] = {}
+    unread: list[str] = []
     for one in listed:
         try:
             ranks[one.place] = _read_rank(one.path, model_roots)
         except _Unreadable as error:
-            notes.append(f"{one.place}: its rank is taken to be at most max_lora_rank, {lora.max_lora_rank}: {error}")
+            unread.append(f"{one.place}: its rank is taken to be at most max_lora_rank, {lora.max_lora_rank}: {error}")
+    notes = unread[:_MAX_NAMED]
+    if len(unread) > _MAX_NAMED:
+        notes.append(f"{_PATH}: {len(unread) - _MAX_NAMED} other adapters cannot be read either")
     largest = max(ranks, key=lambda place: ranks[place], default="")
     if ranks and ranks[largest] > lora.max_lora_rank:
         notes.append(
@@ -128,10 +133,10 @@ def _read_json(path: str, model_roots: tuple[Path, ...]) -> dict[str, Any]:
         if file.stat().st_size > _MAX_FILE_BYTES:
             raise _Unreadable(f"{name} has more than {_MAX_FILE_BYTES} bytes")
         value = json.loads(file.read_bytes())
-    except (KilnError, OSError) as error:
-        raise _Unreadable(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise _Unreadable(f"{name} is no JSON") from error
+    except (KilnError, OSError, RuntimeError) as error:  # the last: a link that leads to itself
+        raise _Unreadable(str(error)) from error
     if not isinstance(value, dict):
         raise _Unreadable(f"{name} holds no object")
     return value

@@ -28,7 +28,7 @@ says so. Unknown names are mistakes, and warnings in a file that NxD Inference s
 What a target makes of an attribute:
 
 - **honoured**: the value counts.
-- **hint**: the value is ignored, and the result of the compile says so.
+- **hint**: the value is ignored, and the result of the compile or the plan says so.
 - **later**: accepted at its default; other values are refused with reason FEATURE_NOT_SERVED until later work.
 - **planned**: a plan depends on the value, or on what is inside if it is an object; nothing is compiled for Neuron
   targets yet.
@@ -150,8 +150,8 @@ def _render_differences() -> str:
 
 def _render_unrecorded() -> str:
     head = (
-        "## Names that no document has\n\nNxD Inference's code has these. They are accepted at their defaults with a "
-        "note, refused otherwise (hints aside), and not recorded.\n"
+        "## Names that no document has\n\nNxD Inference's code of SDK 2.23 to 2.29 has these. They are accepted at "
+        "their defaults with a note, refused otherwise (hints aside), and not recorded.\n"
     )
     rows = (
         [

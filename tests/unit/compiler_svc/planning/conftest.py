@@ -57,6 +57,10 @@ def adapters(models: Path) -> Path:
     }.items():
         (directory / name).mkdir(parents=True, exist_ok=True)
         (directory / name / "adapter_config.json").write_text(json.dumps(config))
-    listing = {"lora-ckpt-dir": "adapters", "lora-ckpt-paths": {"a": "r8"}, "lora-ckpt-paths-cpu": {"b": "r64"}}
+    listing = {
+        "lora-ckpt-dir": "adapters",
+        "lora-ckpt-paths": {"a": "r8", "c": "r8"},
+        "lora-ckpt-paths-cpu": {"b": "r64"},
+    }
     (directory / "listing.json").write_text(json.dumps(listing))
     return directory

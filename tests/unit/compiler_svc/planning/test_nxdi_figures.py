@@ -37,8 +37,14 @@ QUANTIZED_MLP_70B: Final = 880_803_840 + 2_908_160
 POSITION_70B: Final = 40_960
 
 
-def plan_file(planner: Planner, name: str, model: str) -> PlanReport:
-    return plan(planner, model, "trn2", document=parse_document((FILES / f"{name}.json").read_text()))
+def read_file(name: str) -> dict[str, Any]:
+    return parse_document((FILES / f"{name}.json").read_text())
+
+
+def plan_file(planner: Planner, name: str, model: str, **changes: Any) -> PlanReport:
+    document = read_file(name)
+    document["neuron_config"] |= changes
+    return plan(planner, model, "trn2", document=document)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,67 @@ def test_configurations_of_aws(planner: Planner, name: str, mlp: int, kv_bytes: 
     assert planned.memory.weight_groups == WEIGHTS_70B | {"mlp": mlp}
     assert planned.memory.kv_bytes == kv_bytes
     assert planned.limit_bytes == 24 * GIB
+    assert planned.fits
+
+
+def test_the_model_cards_configuration_for_throughput(planner: Planner) -> None:
+    """Its second one: the first with eight rows on 32 ranks, which have two query heads and one KV head each."""
+    planned = plan_file(planner, "aws_llama_70b_card_1", "70b", batch_size=8, ctx_batch_size=1, tp_degree=32)
+    assert planned.memory.weight_groups == {
+        "embedding": 65_667_072,  # 128256 * 8192 / 32 items
+        "attention": 1_006_632_960,  # 80 * (2 * 8192 * 256 + 2 * 8192 * 128) items
+        "mlp": 3_523_215_360,  # 80 * 3 * 8192 * 896 items
+        "norm": WEIGHTS_70B["norm"],
+        "lm_head": 65_667_072,
+        "draft": 0,
+        "derived": 260,
+    }
+    assert planned.memory.kv_bytes == 8 * 16384 * POSITION_70B == 5_368_709_120
+    assert planned.fits
+
+
+def test_modules_that_the_fp8_tutorial_leaves_whole(planner: Planner) -> None:
+    """It quantizes the MLP of all layers but the first and the last: 78 of them, and 2 in bfloat16."""
+    skipped = ["lm_head", "layers.0.mlp", "layers.79.mlp", *(f"layers.{layer}.self_attn" for layer in range(80))]
+    planned = plan_file(planner, "aws_llama_70b_fp8", "70b", modules_to_not_convert=skipped)
+    mlp = 78 * (11_010_048 + 4 * (448 + 448 + 8192)) + 2 * 22_020_096
+    assert planned.memory.weight_groups == WEIGHTS_70B | {"mlp": mlp}
+    assert not [warning for warning in planned.warnings if "not_convert" in warning]
+
+
+def test_the_speculation_tutorial(planner: Planner) -> None:
+    """Llama 3.2 1B drafts for 70B: 16 layers, hidden 2048, intermediate 8192, 32 and 8 heads of 64, a tied head.
+
+    On 64 ranks a rank has one query head, which is padding on every other rank, and one KV head.
+    """
+    sizes: dict[str, Any] = {"batch_size": 1, "tp_degree": 64, "seq_len": 12800, "max_context_length": 12288}
+    target = sizes | {
+        "torch_dtype": "bfloat16",
+        "on_device_sampling_config": {"top_k": 1},
+        "fused_qkv": True,
+        "sequence_parallel_enabled": True,
+        "qkv_kernel_enabled": True,
+        "attn_kernel_enabled": True,
+        "mlp_kernel_enabled": True,
+        "cc_pipeline_tiling_factor": 1,
+        "enable_fused_speculation": True,
+        "speculation_length": 7,
+        "trace_tokengen_model": False,
+        "logical_neuron_cores": 2,
+        "enable_bucketing": True,
+    }
+    fused = {"draft_model_path": "1b", "draft_config": {"neuron_config": sizes}}
+    document = {"neuron_config": target, "fused_spec_config": fused, "pad_token_id": 2}
+    planned = plan(planner, "70b", "trn2", document=document)
+    draft = (
+        2 * 8_208_384  # embedding and head: 128256 * 2048 / 64 items each
+        + 16_777_216  # attention: 16 * 4 * 2048 * 64 items
+        + 25_165_824  # mlp: 16 * 3 * 2048 * 128 items
+        + 135_168  # norms: 33 * 2048 items
+    )
+    assert planned.memory.weight_groups == WEIGHTS_70B | {"draft": draft}
+    assert planned.memory.kv_bytes == 12800 * (POSITION_70B + 16 * 2 * 64 * 2)
+    assert [submodel.name for submodel in planned.submodels] == ["context_encoding", "fused_speculation"]
     assert planned.fits
 
 
@@ -153,8 +220,16 @@ class TestAdapters:
     @pytest.mark.usefixtures("adapters")
     def test_adapters_of_a_listing(self, planner: Planner) -> None:
         size_bytes, notes = self.plan(planner, lora_ckpt_json="adapters/listing.json", enable_dynamic_multi_lora=True)
-        assert size_bytes == 32 * (4096 // 32 + 128) * 64 * 2
+        assert size_bytes == 2 * 32 * (4096 // 32 + 128) * 64 * 2
         assert notes[0].endswith("the rank of neuron_config.lora_config.lora_ckpt_json, b")
+        assert notes[1] == "neuron_config.lora_config.max_loras: 1 is raised to 2, the number of adapters"
+
+    @pytest.mark.usefixtures("adapters")
+    def test_many_adapters_that_cannot_be_read_are_counted(self, planner: Planner) -> None:
+        paths = {f"a{number}": "nowhere" for number in range(20)}
+        _, notes = self.plan(planner, lora_ckpt_paths=paths, max_loras=20)
+        assert len(notes) == 17
+        assert notes[-1] == "neuron_config.lora_config: 4 other adapters cannot be read either"
 
     @pytest.mark.parametrize(
         ("path", "said"),
@@ -181,3 +256,7 @@ class TestAdapters:
         link.symlink_to(tmp_path / "secret.json")
         _, (note,) = self.plan(planner, lora_ckpt_paths={"a": "adapters/linked"})
         assert "outside of the model roots" in note
+        link.unlink()
+        link.symlink_to(link)
+        _, (note,) = self.plan(planner, lora_ckpt_paths={"a": "adapters/linked"})
+        assert "ymlink loop" in note or "symbolic links" in note
