@@ -32,7 +32,7 @@ def main() -> None:
             subprocess.run([KILN, *arguments], env=environment, cwd=ROOT, check=True)
 
         for model in ("kiln-tiny", "kiln-tiny-pirate"):
-            kiln("compile", "examples/configs/tiny.yaml", "--model", f"examples/models/{model}", "--name", model)
+            kiln("compile", "examples/configs/tiny.yaml", "--model", model, "--name", model)
         kiln("load", "kiln-tiny", "--deployment", "demo")
         kiln("generate", "--deployment", "demo", "--prompt", "Once upon a time", *SAMPLING)
         kiln("generate", "--deployment", "demo", "--chat", "examples/chat.json", *SAMPLING)

@@ -13,12 +13,13 @@ from bundle.digest import sha256_file
 from bundle.manifest import ConstantBinding, Executable
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.finished_lowerings import FinishedLowering
-from compiler_svc.database import cache
+from compiler_svc.database import actuals, cache
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.program import stage_job
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
+from compiler_svc.planning.cost import estimate_lowering_s
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import ExecutableSpec
@@ -122,13 +123,15 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     for submodel in build.plan.submodels:
         report.update(message=f"exporting {submodel.tag}")
         traced.append(_trace(build, submodel))
-    report.enter(Stage.LOWER, "compiling the graphs")
+    missing = [one for one in traced if one.job is not None]
+    eta_s = _estimate_lowering_s(build, missing)
+    report.enter(Stage.LOWER, "compiling the graphs", eta_s=eta_s)
     for one in traced:
         if one.cached is not None:
-            report.add_executable(f"{one.spec.tag} is in the cache", cached=True)
+            report.add_executable(f"{one.spec.tag} is in the cache", cached=True, eta_s=eta_s)
         elif one.finished is not None:
-            report.add_executable(f"{one.spec.tag} was compiled before the restart", cached=False)
-    finished = _lower(build, [one for one in traced if one.job is not None])
+            report.add_executable(f"{one.spec.tag} was compiled before the restart", cached=False, eta_s=eta_s)
+    finished = _lower(build, missing)
     return tuple(_store(build, one, finished) for one in traced)
 
 
@@ -165,6 +168,20 @@ def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
         build.layout.delete_blob(cached.blob)
         return None
     return cached
+
+
+def _estimate_lowering_s(build: Build, missing: Sequence[TracedExecutable]) -> float | None:
+    if not missing:
+        return None
+    spec = build.spec
+    find = partial(actuals.list_lowerings, target_kind=spec.target.kind, optimization_level=spec.optimization_level)
+    return estimate_lowering_s(
+        [one.spec.submodel for one in missing],
+        build.database.run_and_wait(find),
+        num_layers=len(build.plan.model.description.layers),
+        num_lowerings=build.job.environment.num_lowerings,
+        optimization_level=spec.optimization_level,
+    )
 
 
 def _lower(build: Build, traced: Sequence[TracedExecutable]) -> dict[str, FinishedLowering]:

@@ -25,11 +25,11 @@ class ProgressReport:
         self._entered_at_s = time.monotonic()
         self._durations_s: dict[Stage, float] = {}
 
-    def enter(self, stage: Stage, message: str) -> None:
-        """Begins a stage. Keeps the counts of earlier stages."""
+    def enter(self, stage: Stage, message: str, *, eta_s: float | None = None) -> None:
+        """Begins a stage, with an estimate of its seconds if there is one. Keeps the counts of earlier stages."""
         self._durations_s = self.measure_stages()
         self._entered_at_s = time.monotonic()
-        self._progress = msgspec.structs.replace(self._progress, stage=stage, message=message, eta_s=None)
+        self._progress = msgspec.structs.replace(self._progress, stage=stage, message=message, eta_s=eta_s)
         self._pass_on()
 
     def measure_stages(self) -> dict[Stage, float]:

@@ -41,6 +41,31 @@ def test_prompt_too_long(stack: Stack, tiny: str) -> None:
     assert "128" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted", "found"),
+    [
+        (("status",), "runtime", "compiler"),
+        (("generate", "--deployment", "nobody", "--prompt", "x"), "runtime", "compiler"),
+        (("bundles", "list"), "compiler", "runtime"),
+        (("operations", "list"), "compiler", "runtime"),
+    ],
+)
+def test_swapped_addresses(stack: Stack, words: tuple[str, ...], wanted: str, found: str) -> None:
+    error = failure(stack, "--compiler", stack.runtime, "--runtime", stack.compiler, *words)
+    assert (error["code"], error["reason"]) == ("UNIMPLEMENTED", "WRONG_SERVICE")
+    assert f"the {found} answers at" in error["message"]
+    assert error["metadata"]["wanted"] == wanted
+
+
+def test_an_unknown_version_is_told_with_those_that_exist(stack: Stack, tiny: str) -> None:
+    (bundle,) = stack.kiln("bundles", "list", "tiny").last["bundles"][:1]
+    newest = bundle["version"]
+    for command in (("bundles", "show", "tiny:v99"), ("load", "tiny:v99", "--deployment", "unknown")):
+        error = failure(stack, *command)
+        assert (error["code"], error["reason"]) == ("NOT_FOUND", "BUNDLE_NOT_FOUND")
+        assert f"no bundle 'tiny:v99': tiny has v{newest}" in error["message"]
+
+
 def test_unknown_deployment(stack: Stack) -> None:
     error = failure(stack, "generate", "--deployment", "nobody", "--prompt", "x", "--max-new-tokens", "1")
     assert (error["code"], error["reason"]) == ("NOT_FOUND", "DEPLOYMENT_NOT_FOUND")

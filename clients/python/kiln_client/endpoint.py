@@ -15,6 +15,8 @@ from kiln_client.errors import FieldViolation, InvalidArgument
 DEFAULT_ADDRESSES = {"KILN_COMPILER": "127.0.0.1:50051", "KILN_RUNTIME": "127.0.0.1:50052"}
 """Address of a server if neither an argument nor this environment variable gives one, by the variable's name."""
 
+# What gRPC resolves; any other scheme, such as that of a URL, it takes for part of a host's name.
+_GRPC_SCHEMES = ("dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds")
 _ADDRESS = re.compile(r"(?:unix:.+|(?:[a-z0-9+.-]+:///?)?(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5})")
 
 # Unary calls that only read, so that it is safe to retry them.
@@ -103,10 +105,17 @@ def resolve_address(address: str | None, variable: str) -> str:
         InvalidArgument: Reason ADDRESS_INVALID: the text is not an address.
     """
     resolved = address or os.environ.get(variable) or DEFAULT_ADDRESSES[variable]
-    if not _ADDRESS.fullmatch(resolved):
-        violation = FieldViolation("address", f"got {resolved!r}; accepted: HOST:PORT", "ADDRESS_INVALID")
-        raise InvalidArgument(f"{resolved!r} is no server address", reason="ADDRESS_INVALID", fields=(violation,))
-    return resolved
+    scheme, separator, place = resolved.partition("://")
+    accepted = "HOST:PORT"
+    if separator and scheme not in _GRPC_SCHEMES:
+        bare = place.partition("/")[0]
+        example = f", such as {bare}" if _ADDRESS.fullmatch(bare) else ""
+        tls = ", and --tls or --tls-ca for TLS (TlsOptions in the SDK)" if scheme.endswith("s") else ""
+        accepted = f"HOST:PORT without {scheme}://{example}{tls}"
+    elif _ADDRESS.fullmatch(resolved):
+        return resolved
+    violation = FieldViolation("address", f"got {resolved!r}; accepted: {accepted}", "ADDRESS_INVALID")
+    raise InvalidArgument(f"{resolved!r} is no server address", reason="ADDRESS_INVALID", fields=(violation,))
 
 
 def open_channel(address: str, tls: TlsOptions | None) -> grpc.aio.Channel:

@@ -17,6 +17,7 @@ KilnError                     root; also any status code without a class of its 
 │   └── ClientClosed          the client was closed while the call ran
 ├── DeadlineExceeded          DEADLINE_EXCEEDED
 ├── Unimplemented             UNIMPLEMENTED
+│   └── WrongService          a server that is not the one the call is for
 ├── Unavailable               UNAVAILABLE, a lost or refused connection too
 │   ├── ServiceExited         a service that `kiln up` started is gone
 │   └── ServiceNotReady       a service that `kiln up` started did not become healthy in time
@@ -201,6 +202,18 @@ class Unimplemented(KilnError):
     """The server does not have this method."""
 
     default_code = "UNIMPLEMENTED"
+
+
+class WrongService(Unimplemented):
+    """A server that is not the one the call is for, such as the compiler at the address of the runtime."""
+
+    def __init__(self, address: str, wanted: str, found: str) -> None:
+        answers = f"the {found} answers at {address}" if found else f"{address} is no {wanted} of Kiln"
+        super().__init__(
+            f"{answers}, and the call is for the {wanted}: check --{wanted}, or KILN_{wanted.upper()}",
+            reason="WRONG_SERVICE",
+            metadata={"address": address, "wanted": wanted, "found": found},
+        )
 
 
 class Unavailable(KilnError):

@@ -8,14 +8,19 @@ from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kiln_client.endpoint import Timeouts, TlsOptions, open_channel, resolve_address
-from kiln_client.errors import ClientClosed
+from kiln_client.errors import ClientClosed, KilnError, Unimplemented, WrongService
 from kiln_client.status import error_from_rpc
 from kiln_client.streams import AsyncStream, is_caller_cancelled
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+# What each server's health knows, and the other's does not.
+_SERVICES = {"compiler": "kiln.compiler.v1.CompilerService", "runtime": "kiln.runtime.v1.RuntimeService"}
+_HEALTH_TIMEOUT_S = 2.0
 
 
 class ServiceClient:
@@ -65,7 +70,7 @@ class ServiceClient:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self.address) from None
+            raise await self._explain(error) from None
         except asyncio.CancelledError:
             if is_caller_cancelled():
                 raise
@@ -73,4 +78,21 @@ class ServiceClient:
 
     def _stream(self, method: grpc.aio.UnaryStreamMultiCallable[Q, R], request: Q, timeout_s: float) -> AsyncStream[R]:
         loop = asyncio.get_running_loop()
-        return AsyncStream(method(request, timeout=timeout_s), loop, self.address)
+        return AsyncStream(method(request, timeout=timeout_s), loop, self._explain)
+
+    async def _explain(self, error: grpc.aio.AioRpcError) -> KilnError:
+        """Converts the error of a call. If the server lacks the method, asks it which service it is."""
+        known = error_from_rpc(error, self.address)
+        if not isinstance(known, Unimplemented) or known.reason != known.code:
+            return known
+        wanted = self.address_variable.removeprefix("KILN_").lower()
+        found = [role for role, service in _SERVICES.items() if await self._serves(service)]
+        return known if wanted in found else WrongService(self.address, wanted, next(iter(found), ""))
+
+    async def _serves(self, service: str) -> bool:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            await health_pb2_grpc.HealthStub(self._channel).Check(request, timeout=_HEALTH_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return True

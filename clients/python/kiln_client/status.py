@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import grpc
@@ -9,6 +10,18 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from kiln_client import errors
+
+# Causes of failed connections by what gRPC's core says about them. TlsOptions are the SDK's form of --tls and its kin.
+_CONNECTION_CAUSES = {
+    "WRONG_VERSION_NUMBER": "the server speaks plaintext, and TLS was asked for: leave out --tls and TlsOptions",
+    "CERTIFICATE_VERIFY_FAILED": "no trusted authority has issued the server's certificate: --tls-ca names one",
+    "Hostname Verification Check failed": "the server's certificate is for other hosts than the address's",
+    "failed to connect to all addresses; last error: UNAVAILABLE: .*Socket closed": (
+        "the server closed it at once, as one does that speaks TLS: if this one does, use --tls, --tls-ca or TlsOptions"
+    ),
+    "Connection refused": "nothing listens there; `kiln up` starts both services",
+    "Domain name not found": "the host has no address",
+}
 
 _CLASSES: Mapping[str, type[errors.KilnError]] = {
     error_class.default_code: error_class
@@ -46,8 +59,11 @@ def error_from_rpc(error: grpc.aio.AioRpcError, address: str) -> errors.KilnErro
         return error_from_status(status)
     code, details = error.code().name, error.details() or "no details"
     if code == "UNAVAILABLE":
+        causes = (cause for pattern, cause in _CONNECTION_CAUSES.items() if re.search(pattern, details))
         return errors.Unavailable(
-            f"connection to {address} failed: {details}", reason="CONNECTION_FAILED", metadata={"address": address}
+            f"connection to {address} failed: {next(causes, details)}",
+            reason="CONNECTION_FAILED",
+            metadata={"address": address, "detail": details},
         )
     return _CLASSES.get(code, errors.KilnError)(details, code=code, metadata={"address": address})
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
 
-from kiln_client.errors import ClientClosed
-from kiln_client.status import error_from_rpc
+from kiln_client.errors import ClientClosed, KilnError
 
 R = TypeVar("R")
 
@@ -32,11 +31,16 @@ class AsyncStream(AsyncIterator[R], Generic[R]):
     it cancels the call. Leaving an `async for` loop drops a stream unless the caller holds another reference to it.
     """
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, R], loop: asyncio.AbstractEventLoop, address: str) -> None:
+    def __init__(
+        self,
+        call: grpc.aio.UnaryStreamCall[Any, R],
+        loop: asyncio.AbstractEventLoop,
+        explain: Callable[[grpc.aio.AioRpcError], Awaitable[KilnError]],
+    ) -> None:
         self._loop = loop
         self._call = call
         self._responses = aiter(call)
-        self._address = address
+        self._explain = explain
         self._aborted = False
 
     async def __anext__(self) -> R:
@@ -45,7 +49,7 @@ class AsyncStream(AsyncIterator[R], Generic[R]):
         try:
             return await anext(self._responses)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self._address) from None
+            raise await self._explain(error) from None
         except asyncio.CancelledError:
             if is_caller_cancelled():
                 raise

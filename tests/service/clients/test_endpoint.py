@@ -49,6 +49,24 @@ def test_no_address(address: str) -> None:
     assert caught.value.fields[0].description == f"got {address!r}; accepted: HOST:PORT"
 
 
+@pytest.mark.parametrize(
+    ("address", "accepted"),
+    [
+        ("http://127.0.0.1:7002/", "HOST:PORT without http://, such as 127.0.0.1:7002"),
+        ("https://kiln.example/", "HOST:PORT without https://, and --tls or --tls-ca"),
+        (
+            "grpcs://kiln.example:443",
+            "HOST:PORT without grpcs://, such as kiln.example:443, and --tls or --tls-ca",
+        ),
+    ],
+)
+def test_a_url_is_no_address(address: str, accepted: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        AsyncRuntime(address)
+    assert caught.value.reason == "ADDRESS_INVALID"
+    assert caught.value.fields[0].description.startswith(f"got {address!r}; accepted: {accepted}")
+
+
 async def test_reads_are_tried_again(server: ScriptedServer) -> None:
     server.script("GetServerInfo", BUSY, BUSY, runtime_pb2.GetServerInfoResponse(version="1"))
     server.script("GetBundle", BUSY, GetBundleResponse(bundle=samples.bundle()))

@@ -21,13 +21,13 @@ from kiln_client.cli.generate import generate_command, tokenize_command
 from kiln_client.cli.operations import operations_group
 from kiln_client.cli.output import Output
 from kiln_client.cli.plan import plan_command
-from kiln_client.cli.session import shared_options
+from kiln_client.cli.session import Terminated, shared_options
 from kiln_client.cli.up import up_command
 from kiln_client.cli.version import version_command
 from kiln_client.errors import Cancelled, FailedPrecondition, FieldViolation, Internal, InvalidArgument, KilnError
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
-"""Exit codes: the command failed; the command line is wrong; the command was interrupted."""
+FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+"""Exit codes: the command failed; the command line is wrong; Ctrl-C, or SIGTERM, ended the command."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except KilnError as error:
         output.error(error)
-        return FAILED
+        return TERMINATED if isinstance(error, Terminated) else FAILED
     except OSError as error:
         # Without a name, it is one of the standard streams.
         subject = error.filename or "standard output"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import IO, Any, BinaryIO, ClassVar
 
 import click
 from google.protobuf.descriptor import EnumDescriptor
@@ -15,7 +16,6 @@ from kiln_client.errors import DocumentInvalid
 from kiln_client.overrides import apply_overrides, parse_override
 
 SECONDS = click.FloatRange(min=0, min_open=True)
-DOCUMENT = click.File("rb")
 OVERRIDE = click.option(
     "--override",
     "overrides",
@@ -94,6 +94,25 @@ class ByteSize(click.ParamType[int]):
         return int(number) * (unit or 1)
 
 
+class DocumentFile(click.File):
+    """A file to read, or `-` for standard input. If it does not exist, the error names files with a similar name."""
+
+    def __init__(self) -> None:
+        super().__init__("rb")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> IO[Any]:
+        """Opens the file."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            path = Path(str(value))
+            names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            similar = [str(path.parent / name) for name in get_close_matches(path.name, names)]
+            hint = f" Did you mean {' or '.join(similar)}?" if similar and not path.exists() else ""
+            self.fail(f"{error.message}{'' if error.message.endswith('.') else '.'}{hint}", param, ctx)
+
+
+DOCUMENT = DocumentFile()
 DURATION = DurationSeconds()
 BYTE_SIZE = ByteSize()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import signal
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,19 @@ from kiln_client.bundles import AsyncBundles
 from kiln_client.cli.output import Output
 from kiln_client.compiler import AsyncCompiler
 from kiln_client.endpoint import DEFAULT_ADDRESSES, TlsOptions
+from kiln_client.errors import Cancelled
 from kiln_client.runtime import AsyncRuntime
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _META = "kiln_client."
+
+
+class Terminated(Cancelled):
+    """The command was ended by SIGTERM."""
+
+    def __init__(self) -> None:
+        super().__init__("the command was terminated", reason="INTERRUPTED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +128,35 @@ def _body(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., A
     @functools.wraps(function)
     @click.pass_context
     def run(context: click.Context, /, **arguments: Any) -> None:
-        asyncio.run(function(_session(context), **arguments))
+        asyncio.run(_run_until_terminated(function(_session(context), **arguments)))
 
     return run
+
+
+async def _run_until_terminated(command: Coroutine[Any, Any, None]) -> None:
+    """Runs a command. SIGTERM cancels it, as asyncio lets Ctrl-C do, so that it can cancel what it has started.
+
+    A command that stops services replaces this reaction by its own.
+
+    Raises:
+        Terminated: SIGTERM has ended the command.
+    """
+    task, is_terminated = asyncio.current_task(), False
+    assert task is not None
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        task.cancel()
+
+    if threading.current_thread() is threading.main_thread():  # no other thread can react to signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        await command
+    except asyncio.CancelledError:
+        if is_terminated:
+            raise Terminated from None
+        raise
 
 
 def _session(context: click.Context) -> Session:

@@ -130,6 +130,15 @@ def test_optimization_levels(compiling: ScriptedServer, kiln: Kiln, config: Path
     assert name == f"OPTIMIZATION_LEVEL_O{level}"
 
 
+@pytest.mark.parametrize("words", [("compile", "--name", "tiny"), ("plan",)], ids=" ".join)
+def test_a_configuration_that_is_misspelt(kiln: Kiln, config: Path, words: tuple[str, ...]) -> None:
+    outcome = kiln(*words, "--model", "m", config.with_name("confg.yaml"), "--json")
+    assert outcome.exit_code == 2
+    assert outcome.error["message"].endswith(f"No such file or directory. Did you mean {config}?")
+    assert "Did you mean" not in kiln(*words, "--model", "m", config.with_name("llama"), "--json").error["message"]
+    assert "Did you mean" not in kiln(*words, "--model", "m", "nowhere/config.yaml", "--json").error["message"]
+
+
 def test_configuration_from_standard_input(
     compiling: ScriptedServer, kiln: Kiln, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,7 +299,8 @@ def test_a_server_that_goes_is_one_error() -> None:
     assert len(lines) == 2
 
 
-def test_interrupting_a_compile_cancels_it(server: ScriptedServer) -> None:
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupting_a_compile_cancels_it(server: ScriptedServer, number: int, exit_code: int) -> None:
     server.script("Compile", samples.OPERATION)
     server.script("WatchCompile", [samples.watch_progress("LOWER"), HANG])
     server.script("CancelOperation", Empty())
@@ -310,9 +311,9 @@ def test_interrupting_a_compile_cancels_it(server: ScriptedServer) -> None:
         process.stdin.close()
         assert json.loads(process.stdout.readline())["event"] == "started"
         assert json.loads(process.stdout.readline())["event"] == "progress"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         last = json.loads(process.stdout.read())
-        assert process.wait(_TIMEOUT_S) == 130
+        assert process.wait(_TIMEOUT_S) == exit_code
     assert last["error"]["reason"] == "INTERRUPTED"
     assert [request.name for request in server.requests["CancelOperation"]] == ["operations/7"]
 

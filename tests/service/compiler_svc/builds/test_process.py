@@ -57,6 +57,8 @@ async def test_a_checkpoint_becomes_a_bundle_and_comes_from_the_cache_afterwards
             pb.COMPILE_STAGE_VERIFY,
             pb.COMPILE_STAGE_PUBLISH,
         ]
+        lowering = [event.progress for event in events if event.progress.stage == pb.COMPILE_STAGE_LOWER]
+        assert all(progress.HasField("eta") for progress in lowering), "on a host without records, too"
         last = events[-2].progress
         assert (last.executables_done, last.executables_total, last.executables_cached) == (3, 3, 0)
         assert last.sharded_bytes >= last.total_bytes > 0

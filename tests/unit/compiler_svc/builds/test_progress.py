@@ -15,6 +15,8 @@ def test_counts_go_on_from_stage_to_stage() -> None:
     assert (last.executables_done, last.executables_cached, last.executables_total) == (2, 1, 2)
     assert (last.stage, last.message, last.eta_s) == (Stage.SHARD, "sharding", None)
     assert written[-2].eta_s == 3.0
+    report.enter(Stage.LOWER, "compiling", eta_s=20.0)
+    assert written[-1].eta_s == 20.0
 
 
 def test_bytes_are_passed_on_now_and_then_and_with_the_next_stage() -> None:

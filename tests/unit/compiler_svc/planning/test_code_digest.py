@@ -18,6 +18,7 @@ WITHOUT_EFFECT = {
     "compiler_svc/errors.py": "errors leave no bundle",
     "compiler_svc/golden": "decides whether a bundle is published, and is recorded beside it",
     "compiler_svc/planning/code_digest.py": "is the key",
+    "compiler_svc/planning/cost.py": "estimates times",
     "compiler_svc/planning/digest.py": "is a key of plans",
     "compiler_svc/planning/job_spec.py": "is the key",
     "compiler_svc/planning/weights_fit.py": "refuses weights, and makes none",

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from compiler_svc.database.actuals import BuildActual, LoweringActual
-from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
+from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost, estimate_lowering_s
 
 LOWERING = LoweringActual(submodel="token_generation", num_layers=4, duration_s=8.0, peak_memory_bytes=100)
 PREFILL = LoweringActual(submodel="context_encoding", num_layers=4, duration_s=12.0, peak_memory_bytes=300)
@@ -61,3 +61,19 @@ def test_the_middle_of_several_counts() -> None:
 )
 def test_nothing_like_it_was_built(lowerings: list[LoweringActual], builds: list[BuildActual], num_layers: int) -> None:
     assert estimate_cost(replace(WORK, num_layers=num_layers), lowerings, builds) is None
+
+
+class TestLowerings:
+    def estimate_s(self, *records: LoweringActual, missing: int = 2, num_layers: int = 4, level: int = 1) -> float:
+        return estimate_lowering_s(
+            ["token_generation"] * missing, records, num_layers=num_layers, num_lowerings=2, optimization_level=level
+        )
+
+    def test_records_of_this_host_count(self) -> None:
+        assert self.estimate_s(LOWERING) == 8
+        assert self.estimate_s(LOWERING, missing=3) == 16
+        assert self.estimate_s(LOWERING, num_layers=8) == 16
+
+    def test_the_first_compile_of_a_host_is_estimated_too(self) -> None:
+        assert 0 < self.estimate_s(level=0) < self.estimate_s(num_layers=2) < self.estimate_s(num_layers=40)
+        assert self.estimate_s(LOWERING, num_layers=40) == self.estimate_s(num_layers=40)
