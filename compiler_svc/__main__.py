@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import structlog
-
-from bundle.errors import KilnError
 from compiler_svc.compiles.build_runner import ProcessBuildRunner
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
-from edge.logs import configure_logging
+from edge.process import run_process
 
 
 async def serve(settings: Settings) -> None:
@@ -26,15 +23,8 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Reads the command line and serves; a named error ends the process with its message."""
-    configure_logging("compiler")
-    try:
-        settings = parse_settings(sys.argv[1:])
-        configure_logging("compiler", settings.log_level)
-        asyncio.run(serve(settings))
-    except KilnError as error:
-        structlog.get_logger("compiler").error("cannot serve", reason=error.reason, error=str(error))
-        sys.exit(1)
+    """Serves the compiler; see `run_process`."""
+    run_process("compiler", parse_settings, serve)
 
 
 if __name__ == "__main__":

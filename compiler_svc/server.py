@@ -38,6 +38,7 @@ from compiler_svc.planning.planner import Planner
 from compiler_svc.settings import Settings
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
+from edge.tracing import open_tracing
 
 SERVICES: Final = (
     "kiln.compiler.v1.CompilerService",
@@ -58,6 +59,7 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
         LayoutInvalid: The store is not an OCI layout.
         DatabaseUnavailable, DatabaseSchemaUnsupported: The database cannot be opened.
         AddressUnavailable: See `serve_metrics`.
+        TracingUnavailable: See `open_tracing`.
     """
     with lock_store(settings.store):
         layout = Layout.create(settings.store)
@@ -102,11 +104,18 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
             bundle_pb2_grpc.add_BundleServiceServicer_to_server(BundleService(store, importer), server)
 
         try:
-            server = EdgeServer(settings.edge, status_table=STATUS_TABLE, services=SERVICES, register=register)
-            rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
-            async with collecting(store), serve_metrics(settings.edge, rows) as server.metrics_port:
-                await queue.resume()
-                yield server
+            async with open_tracing("compiler", settings.edge.trace_endpoint) as tracing:
+                server = EdgeServer(
+                    settings.edge,
+                    status_table=STATUS_TABLE,
+                    services=SERVICES,
+                    register=register,
+                    interceptors=tracing,
+                )
+                rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
+                async with collecting(store), serve_metrics(settings.edge, rows) as server.metrics_port:
+                    await queue.resume()
+                    yield server
         finally:
             await queue.close()
             database.close()

@@ -10,9 +10,21 @@ from typing import Final
 
 from compiler_svc.compiles.journal import Retention
 from edge.config import EdgeConfig
+from edge.logs import LogConfig
 from edge.memory import measure_memory
 from edge.option_sources import read_options
-from edge.options import COUNT, DAYS, PATH, SECONDS, SERVER_OPTIONS, SIZE, TEXT, Option, read_edge_config
+from edge.options import (
+    COUNT,
+    DAYS,
+    PATH,
+    SECONDS,
+    SERVER_OPTIONS,
+    SIZE,
+    TEXT,
+    Option,
+    read_edge_config,
+    read_log_config,
+)
 
 #: Share of this process's memory limit; the rest is for the service, build processes and other processes.
 _LOWERING_SHARE: Final = 0.75
@@ -37,7 +49,7 @@ class Settings:
         lowering_timeout_s: Time limit of one lowering.
         lowering_memory_bytes: Memory limit of each process of one lowering, besides the size of the model's tensors.
         retention: How long finished operations are remembered.
-        log_level: Least severe level that the service logs.
+        logs: What is logged, and where.
     """
 
     edge: EdgeConfig
@@ -52,7 +64,7 @@ class Settings:
     lowering_timeout_s: float
     lowering_memory_bytes: int
     retention: Retention
-    log_level: str
+    logs: LogConfig
 
 
 OPTIONS: Final = (
@@ -112,7 +124,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         lowering_memory_bytes=options.lowering_memory
         or choose_lowering_memory(measure_memory(), options.lowerings * options.max_builds),
         retention=Retention(keep=options.keep_operations, days=options.keep_operations_days),
-        log_level=options.log_level,
+        logs=read_log_config(options),
     )
 
 

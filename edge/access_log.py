@@ -27,6 +27,11 @@ _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTE
 _log = structlog.get_logger("edge")
 
 
+def describe_call(**fields: object) -> None:
+    """Adds fields to the line of the call that this is called in, and to every later line of it."""
+    structlog.contextvars.bind_contextvars(**fields)
+
+
 class AccessLogInterceptor(grpc.aio.ServerInterceptor):
     """Logs method, peer, code and duration, and binds the request id for every line that the call logs.
 

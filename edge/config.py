@@ -59,6 +59,7 @@ class EdgeConfig:
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
         metrics_address: `host:port` of the metrics; None serves none.
+        trace_endpoint: URL that takes traces, OTLP over HTTP; None exports none.
 
     Raises:
         AddressInvalid: An address is not `host:port`.
@@ -74,6 +75,7 @@ class EdgeConfig:
     tls: TlsConfig | None = None
     allow_insecure: bool = False
     metrics_address: str | None = None
+    trace_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for address in (self.address, self.metrics_address):

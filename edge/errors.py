@@ -6,10 +6,12 @@ EdgeError
 ├── AddressUnavailable        a taken port, or a host of another machine
 ├── TlsFileInvalid            a certificate or key that cannot be read
 ├── OptionsInvalid            options that are missing, unknown, repeated or contradictory, or have invalid values
+├── LogFileInvalid            a log file that cannot be written
+├── TracingUnavailable        an endpoint for traces without the extra that exports them
 ├── RequestMalformed          bytes that do not parse as the method's request
 └── ShuttingDown              a new call while the server drains
 
-A starting server raises the first five; clients never see them.
+A starting server raises the first seven; clients never see them.
 """
 
 from __future__ import annotations
@@ -74,6 +76,27 @@ class OptionsInvalid(EdgeError):
     def __init__(self, violations: Iterable[FieldViolation]) -> None:
         found = tuple(violations)
         super().__init__("; ".join(map(str, found)), violations=found)
+
+
+class LogFileInvalid(EdgeError):
+    """A log file that cannot be written."""
+
+    reason = "LOG_FILE_INVALID"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"log file {path}: {detail}", path=path, detail=detail)
+
+
+class TracingUnavailable(EdgeError):
+    """An endpoint for traces without the extra that exports them."""
+
+    reason = "TRACING_UNAVAILABLE"
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"traces need the extra `tracing`, such as in `pip install 'kiln-runtime[tracing]'`: no module {module}",
+            module=module,
+        )
 
 
 class RequestMalformed(EdgeError):

@@ -1,17 +1,61 @@
-"""Structured logs: our own loggers and those of libraries write one JSON object per line to stderr."""
+"""Structured logs: one JSON object per line and nothing else.
+
+Our own loggers and those of libraries write through `logging`. Whatever else reaches standard error, from gRPC's C
+core, child processes or the interpreter, becomes a line of its own while `open_logs` lasts.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import re
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Final
 
 import structlog
 
+from edge.errors import LogFileInvalid
+
 LEVELS: Final = ("debug", "info", "warning", "error")
 
+#: A longer line becomes several.
+MAX_LINE_BYTES: Final = 1 << 20
 
-def configure_logging(service: str, level: str = "info") -> None:
+#: How long the end of the process waits for lines that are under way. Children may keep the pipe open for longer.
+_LAST_LINES_S: Final = 0.5
+_STDERR_FD: Final = 2
+#: A line of gRPC's C core, such as `E1122 08:15:00.123456 4711 add_port.cc:83] Failed to add port`.
+_CORE_LINE: Final = re.compile(r"(?P<severity>[IWEF])\d{4} [\d:.]+ +\d+ (?P<source>\S+:\d+)\] (?P<text>.*)")
+_CORE_LEVELS: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+#: The attribute of a record whose line another process has rendered.
+_RENDERED: Final = "rendered_line"
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What a server logs, and where.
+
+    Attributes:
+        level: Least severe level to write, one of LEVELS.
+        path: The file; None writes to standard error.
+        max_file_bytes: Size at which a new file begins.
+        num_backups: Older files to keep beside the current one, as `PATH.1` (the newest) and so on.
+    """
+
+    level: str = "info"
+    path: Path | None = None
+    max_file_bytes: int = 64 << 20
+    num_backups: int = 4
+
+
+def configure_logging(service: str, level: str = "info", handler: logging.Handler | None = None) -> None:
     """Configures this process's logs.
 
     Every line has `timestamp` (ISO 8601, UTC), `level`, `event`, `service`, the event's own fields, and the fields that
@@ -20,6 +64,7 @@ def configure_logging(service: str, level: str = "info") -> None:
     Args:
         service: Value of `service` in every line.
         level: Least severe level to write, one of LEVELS.
+        handler: Where lines go; None writes them to standard error.
     """
 
     def add_service(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -34,14 +79,14 @@ def configure_logging(service: str, level: str = "info") -> None:
         add_service,
         structlog.processors.format_exc_info,
     ]
-    formatter = structlog.stdlib.ProcessorFormatter(
+    formatter = _LineFormatter(
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.JSONRenderer(),
         ],
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # At debug level these two write several lines about their own loops for every call.
@@ -56,3 +101,94 @@ def configure_logging(service: str, level: str = "info") -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
+
+
+@contextmanager
+def open_logs(service: str, config: LogConfig) -> Iterator[None]:
+    """Writes the log of this process, and what it and its children write to standard error, until the context ends.
+
+    Afterwards standard error is as before. If the log is a file, later events go to both. What a process that crashes
+    writes in its last moment may be lost.
+
+    Raises:
+        LogFileInvalid: The file cannot be opened.
+    """
+    file = None if config.path is None else _open_file(config.path, config)
+    original_fd = os.dup(_STDERR_FD)
+    stderr = os.fdopen(original_fd, "w", encoding="utf-8", errors="backslashreplace")
+    handler = file or logging.StreamHandler(stderr)
+    configure_logging(service, config.level, handler)
+    # `logging` reports its own failures, such as a full disk, on standard error; logged, they would fail again.
+    logging.raiseExceptions = False
+    sys.stderr.flush()
+    read_fd, write_fd = os.pipe()
+    os.dup2(write_fd, _STDERR_FD)
+    os.close(write_fd)
+    reader = threading.Thread(target=_log_lines, args=(read_fd, handler), name="stderr", daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(original_fd, _STDERR_FD)
+        reader.join(_LAST_LINES_S)
+        if config.path is not None and not _is_open_as(config.path, original_fd):
+            also = logging.StreamHandler(stderr)
+            also.setFormatter(handler.formatter)
+            logging.getLogger().addHandler(also)
+
+
+def _is_open_as(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _open_file(path: Path, config: LogConfig) -> logging.Handler:
+    try:
+        return RotatingFileHandler(
+            path, maxBytes=config.max_file_bytes, backupCount=config.num_backups, encoding="utf-8"
+        )
+    except OSError as error:
+        raise LogFileInvalid(str(path), error.strerror or str(error)) from error
+
+
+class _LineFormatter(structlog.stdlib.ProcessorFormatter):
+    """Leaves lines as they are that another process has rendered."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line of a record."""
+        rendered: str | None = getattr(record, _RENDERED, None)
+        return super().format(record) if rendered is None else rendered
+
+
+def _log_lines(read_fd: int, handler: logging.Handler) -> None:
+    """Logs what arrives at a pipe, line by line, until its last writer has closed it."""
+    with os.fdopen(read_fd, "rb") as pipe:
+        while line := pipe.readline(MAX_LINE_BYTES):
+            text = line.decode("utf-8", "backslashreplace").rstrip()
+            if text:
+                _log_line(text, handler)
+
+
+def _log_line(text: str, handler: logging.Handler) -> None:
+    logger = logging.getLogger("stderr")
+    match = _CORE_LINE.fullmatch(text)
+    if match is not None:
+        logger.log(_CORE_LEVELS[match["severity"]], "%s", match["text"], extra={"source": match["source"]})
+    elif _is_event(text):
+        # Of a build, which has its own level. Its fields stay as they are.
+        record = logger.makeRecord(logger.name, logging.INFO, "", 0, "", (), None, extra={_RENDERED: text})
+        handler.handle(record)
+    else:
+        logger.warning("%s", text, extra={"source": "stderr"})
+
+
+def _is_event(text: str) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        return "event" in json.loads(text)
+    except ValueError:
+        return False

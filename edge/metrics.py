@@ -128,6 +128,22 @@ def _listen(address: str, tls: TlsConfig | None, registry: CollectorRegistry) ->
         if tls.client_ca_path is not None:
             files |= {"client_cafile": str(tls.client_ca_path), "client_auth_required": True}
     try:
-        return start_http_server(int(port), host.strip("[]"), registry, **files)
+        server, thread = start_http_server(int(port), host.strip("[]"), registry, **files)
     except OSError as error:
         raise AddressUnavailable(address) from error
+    server.set_app(_answer_text_only(server.get_app()))
+    return server, thread
+
+
+def _answer_text_only(app: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """Makes a WSGI application answer in Prometheus' text format, whatever the scraper would rather have.
+
+    In OpenMetrics' format prometheus-client 0.26 turns the colon in names of samples into `_`.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ.pop("HTTP_ACCEPT", None)
+        output: Iterable[bytes] = app(environ, start_response)
+        return output
+
+    return answer

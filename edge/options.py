@@ -12,7 +12,7 @@ from typing import Any, Final
 from bundle.errors import FieldViolation
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import OptionsInvalid
-from edge.logs import LEVELS
+from edge.logs import LEVELS, LogConfig
 
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,15})(|KiB|MiB|GiB|TiB)")
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -127,8 +127,27 @@ SERVER_OPTIONS: Final = (
         default=3600.0,
     ),
     Option("metrics-address", ADDRESS, "where to serve metrics for Prometheus, over HTTP", default_text="nowhere"),
+    Option(
+        "trace-endpoint",
+        TEXT,
+        "URL that takes traces, OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces",
+        default_text="no traces",
+    ),
     Option("log-level", one_of(*LEVELS), "least severe level that is logged", default="info"),
+    Option("log-file", PATH, "file of the log", default_text="standard error"),
+    Option("log-file-size", SIZE, "size at which a new log file begins", default=64 << 20, default_text="64MiB"),
+    Option("log-file-backups", COUNT, "older log files that are kept", default=4),
 )
+
+
+def read_log_config(options: Any) -> LogConfig:
+    """Makes the configuration of logs from the values of `SERVER_OPTIONS`."""
+    return LogConfig(
+        level=options.log_level,
+        path=None if options.log_file is None else options.log_file.absolute(),
+        max_file_bytes=options.log_file_size,
+        num_backups=options.log_file_backups,
+    )
 
 
 def read_edge_config(options: Any) -> EdgeConfig:
@@ -153,4 +172,5 @@ def read_edge_config(options: Any) -> EdgeConfig:
         drain_timeout_s=options.drain_timeout,
         max_connection_age_s=options.max_connection_age,
         metrics_address=options.metrics_address,
+        trace_endpoint=options.trace_endpoint,
     )

@@ -15,14 +15,15 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from edge.access_log import AccessLogInterceptor
+from bundle.errors import KilnError
+from edge.access_log import AccessLogInterceptor, describe_call
 from edge.config import EdgeConfig, TlsConfig
 from edge.drain import RunningCalls
 from edge.errors import AddressUnavailable
 from edge.health import OVERALL, Health
 from edge.metrics import MetricRow
 from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
-from edge.status import EDGE_STATUSES, StatusTable, is_mapped, status_from_error
+from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
 
 _log = structlog.get_logger("edge")
 
@@ -55,9 +56,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             # gRPC's own errors: the handler has aborted the call, or its client is gone.
             raise
         except Exception as error:  # noqa: BLE001 - the last line before the wire
+            reason = error.reason if isinstance(error, KilnError) else INTERNAL_REASON
             if not is_mapped(error, self._table):
                 _log.exception("unmapped error")
+                reason = INTERNAL_REASON
             status = status_from_error(error, self._table)
+            describe_call(reason=reason, message=status.message)
             request_id = structlog.contextvars.get_contextvars().get("request_id")
             if request_id is not None:
                 status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
@@ -83,6 +87,7 @@ class EdgeServer:
         services: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
         always_serving: Sequence[str] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         """Builds the server; call it on the running event loop.
 
@@ -92,6 +97,7 @@ class EdgeServer:
             services: Fully-qualified names of the services that `register` adds.
             register: Adds the servicers to the server.
             always_serving: Services that stay SERVING, and take calls, while the server drains.
+            interceptors: More of them, around what renders errors.
         """
         self._config = config
         self._access_log = AccessLogInterceptor()
@@ -99,7 +105,7 @@ class EdgeServer:
         self.metrics_port: int | None = None
         self._calls = RunningCalls(services, never_refused=always_serving)
         self._server = grpc.aio.server(
-            interceptors=(self._access_log, StatusInterceptor(status_table), self._calls),
+            interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table), self._calls),
             options=config.channel_options(),
         )
         register(self._server)

@@ -26,6 +26,8 @@ from bundle.errors import (
 from edge.errors import RequestMalformed, ShuttingDown
 
 DOMAIN: Final = "kiln"
+#: The reason of errors that clients are told nothing about.
+INTERNAL_REASON: Final = "INTERNAL"
 
 StatusTable = Mapping[type[KilnError], grpc.StatusCode]
 
@@ -71,7 +73,7 @@ def status_from_error(error: Exception, table: StatusTable) -> status_pb2.Status
     """
     code = _find_code(error, table)
     if code is None or not isinstance(error, KilnError):
-        return _build_status(grpc.StatusCode.INTERNAL, "internal error", [_build_error_info("INTERNAL", {})])
+        return _build_status(grpc.StatusCode.INTERNAL, "internal error", [_build_error_info(INTERNAL_REASON, {})])
     details: list[Message] = [_build_error_info(error.reason, error.metadata)]
     if error.retry_after_s is not None:
         delay = Duration()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from functools import partial
 
-import structlog
-
-from bundle.errors import KilnError
-from edge.logs import configure_logging
+from edge.process import run_process
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from runtime_svc.server import open_server
@@ -27,15 +23,8 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Reads the command line and serves. If a named error ends the process, prints its message."""
-    configure_logging("runtime")
-    try:
-        settings = parse_settings(sys.argv[1:])
-        configure_logging("runtime", settings.log_level)
-        asyncio.run(serve(settings))
-    except KilnError as error:
-        structlog.get_logger("runtime").error("cannot serve", reason=error.reason, error=str(error))
-        sys.exit(1)
+    """Serves the runtime; see `run_process`."""
+    run_process("runtime", parse_settings, serve)
 
 
 if __name__ == "__main__":

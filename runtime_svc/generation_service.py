@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -11,8 +13,11 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc
 
+from edge.access_log import describe_call
+from edge.spans import record_span
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.events import Finished
+from runtime_svc.engine.request import Usage
 from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,22 +35,26 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Generates a sequence; the call ends with the status that its terminal event names."""
+        describe_call(deployment_id=request.deployment_id)
         deadline_s = _deadline_of(context)
         deployment = self._deployments.get_for_requests(request.deployment_id)
+        arrived_ns = time.time_ns()
         stream = await deployment.generate(call_from_pb(request), deadline_s=deadline_s)
-        error = None
         try:
             async for event in stream:
-                if isinstance(event.payload, Finished):
-                    error = event.payload.finish.error
                 yield event_to_pb(event)
         finally:
+            # Here, and not at the terminal event: a client that has left gets none.
             stream.close()
-        if error is not None:
-            raise error
+            if stream.finished is not None:
+                describe_call(**_summarize(stream.finished))
+                _trace(stream.finished.usage, arrived_ns)
+        if stream.finished is not None and stream.finished.finish.error is not None:
+            raise stream.finished.finish.error
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Ends a request; its slot is free when the client gets the answer."""
+        describe_call(deployment_id=request.deployment_id)
         engine = self._deployments.get(request.deployment_id).engine
         if engine is not None and engine.requests.abort(request.request_id, "Abort"):
             return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ABORTED)
@@ -53,11 +62,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Turns text or a chat into token ids."""
+        describe_call(deployment_id=request.deployment_id)
         deployment = self._deployments.get(request.deployment_id)
         return pb.TokenizeResponse(token_ids=await deployment.tokenize(prompt_from_pb(request)))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Turns token ids into text."""
+        describe_call(deployment_id=request.deployment_id)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         deployment = self._deployments.get(request.deployment_id)
         text = await deployment.detokenize(list(request.token_ids), skip_special_tokens=skip)
@@ -70,3 +81,28 @@ def _deadline_of(context: Context) -> float | None:
     if remaining_s is None:
         return None
     return asyncio.get_running_loop().time() + remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 4)
+
+
+def _summarize(finished: Finished) -> dict[str, object]:
+    """What the log says of a sequence: why it ended, its tokens and, if it has any, the time to the first one."""
+    usage = finished.usage
+    summary: dict[str, object] = {
+        "finish_reason": finished.finish.reason.name,
+        "prompt_tokens": usage.prompt_tokens,
+        "generated_tokens": usage.generated_tokens,
+    }
+    if usage.generated_tokens:
+        summary["ttft_s"] = round(usage.queue_s + usage.prefill_s, 6)
+    return summary
+
+
+def _trace(usage: Usage, arrived_ns: int) -> None:
+    """Adds what became of a request to the trace of its call: the queue, and the steps of its prompt and its tokens."""
+    started_ns = record_span("queue", arrived_ns, usage.queue_s)
+    steps = Counter[bool]()
+    for bucket in usage.buckets:
+        steps[bucket.key.submodel == "context_encoding"] += bucket.steps
+    attributes = {"kiln.steps": steps[True], "kiln.prompt_tokens": usage.prompt_tokens}
+    decoding_ns = record_span("prefill steps", started_ns, usage.prefill_s, attributes)
+    attributes = {"kiln.steps": steps[False], "kiln.generated_tokens": usage.generated_tokens}
+    record_span("decode steps", decoding_ns, usage.decode_s, attributes)

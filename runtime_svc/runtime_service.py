@@ -12,6 +12,7 @@ from typing import Any, Final
 from kiln.runtime.v1 import runtime_pb2 as pb
 from kiln.runtime.v1 import runtime_pb2_grpc
 
+from edge.access_log import describe_call
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
@@ -46,6 +47,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def LoadBundle(self, request: pb.LoadBundleRequest, context: Any) -> AsyncIterator[pb.LoadBundleResponse]:
         """Loads a bundle; the load goes on if the client leaves."""
+        describe_call(deployment_id=request.deployment_id)
         yield pb.LoadBundleResponse(progress=pb.LoadProgress(stage=pb.LoadProgress.STAGE_RESOLVE))
         deployment = await self._deployments.load(spec_from_pb(request))
         async for progress in deployment.progress.watch():
@@ -57,6 +59,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def UnloadBundle(self, request: pb.UnloadBundleRequest, context: Any) -> pb.UnloadBundleResponse:
         """Ends a deployment."""
+        describe_call(deployment_id=request.deployment_id)
         policy = policy_from_pb(request.in_flight_policy, default=InFlightPolicy.ABORT)
         num_aborted = await self._deployments.unload(request.deployment_id, policy)
         return pb.UnloadBundleResponse(aborted_requests=num_aborted)
@@ -67,11 +70,13 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
         """Returns one deployment as it is now."""
+        describe_call(deployment_id=request.deployment_id)
         deployment = self._deployments.get(request.deployment_id)
         return pb.GetDeploymentResponse(deployment=deployment_to_pb(deployment))
 
     async def ResetKVCache(self, request: pb.ResetKVCacheRequest, context: Any) -> pb.ResetKVCacheResponse:
         """Zeroes a deployment's KV cache and returns the receipt."""
+        describe_call(deployment_id=request.deployment_id)
         check_scope(request)
         policy = policy_from_pb(request.in_flight_policy, default=InFlightPolicy.WAIT)
         deployment = self._deployments.get(request.deployment_id)
@@ -80,6 +85,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def LoadWeights(self, request: pb.LoadWeightsRequest, context: Any) -> AsyncIterator[pb.LoadWeightsResponse]:
         """Replaces a deployment's weights; if the client leaves before the swap begins, the old weights serve on."""
+        describe_call(deployment_id=request.deployment_id)
         policy, keep_kv = weight_policies_from_pb(request)
         deployment, feed = self._deployments.get(request.deployment_id), ProgressFeed()
         if deployment.followed_alias:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -17,6 +17,7 @@ from bundle.verification import BlobVerifier
 from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
+from edge.tracing import open_tracing
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
@@ -52,7 +53,13 @@ _log = structlog.get_logger("runtime")
 class RuntimeServer:
     """The gRPC server and the deployments behind it."""
 
-    def __init__(self, settings: Settings, deployments: Deployments, reconciler: Reconciler) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        deployments: Deployments,
+        reconciler: Reconciler,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         """Builds the server; call it on the running event loop."""
 
         def register(server: grpc.aio.Server) -> None:
@@ -65,6 +72,7 @@ class RuntimeServer:
             services=SERVICES,
             register=register,
             always_serving=(CONTROL_SERVICE,),
+            interceptors=interceptors,
         )
         self._drain_timeout_s = settings.edge.drain_timeout_s
         self._reconciler = reconciler
@@ -138,6 +146,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         StateInUse, StateInvalid: See `RecordStore`.
         TlsFileInvalid: See `CompilerEndpoint.connect`.
         AddressUnavailable: See `serve_metrics`.
+        TracingUnavailable: See `open_tracing`.
     """
     async with AsyncExitStack() as stack:
         records = RecordStore(settings.state)
@@ -179,7 +188,8 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
         timeout_s = settings.edge.drain_timeout_s
         reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
-        server = RuntimeServer(settings, deployments, reconciler)
+        tracing = await stack.enter_async_context(open_tracing("runtime", settings.edge.trace_endpoint))
+        server = RuntimeServer(settings, deployments, reconciler, tracing)
         rows = [*server.edge.list_metrics(), *list_metrics(deployments)]
         server.edge.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, rows))
         yield server

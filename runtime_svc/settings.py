@@ -11,9 +11,21 @@ from typing import Any, Final
 from bundle.errors import FieldViolation
 from edge.config import EdgeConfig
 from edge.errors import OptionsInvalid
+from edge.logs import LogConfig
 from edge.memory import measure_memory
 from edge.option_sources import read_options
-from edge.options import ADDRESS, COUNT, PATH, SECONDS, SERVER_OPTIONS, SIZE, Option, one_of, read_edge_config
+from edge.options import (
+    ADDRESS,
+    COUNT,
+    PATH,
+    SECONDS,
+    SERVER_OPTIONS,
+    SIZE,
+    Option,
+    one_of,
+    read_edge_config,
+    read_log_config,
+)
 from runtime_svc.bundles.channel import CompilerEndpoint
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
@@ -40,7 +52,7 @@ class Settings:
         follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
-        log_level: Least severe level to log.
+        logs: What is logged, and where.
     """
 
     edge: EdgeConfig
@@ -58,7 +70,7 @@ class Settings:
     follow_interval_s: float
     queue_capacity: int
     stream_capacity: int
-    log_level: str
+    logs: LogConfig
 
 
 OPTIONS: Final = (
@@ -124,7 +136,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
-        log_level=options.log_level,
+        logs=read_log_config(options),
     )
 
 

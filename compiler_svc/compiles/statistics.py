@@ -8,6 +8,7 @@ from typing import Final
 
 from compiler_svc.records import Stage
 from edge.histogram import Histogram
+from edge.spans import record_span
 
 #: Upper bounds in seconds.
 STAGE_BOUNDS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -32,18 +33,20 @@ class CompileStatistics:
 
 
 class StageClock:
-    """Measures the stages of one compile, which begins in QUEUED."""
+    """Measures the stages of one compile, which begins in QUEUED, and adds them to its caller's trace."""
 
     def __init__(self, statistics: CompileStatistics) -> None:
         """Starts now."""
         self._statistics = statistics
         self._stage = Stage.QUEUED
-        self._entered_s = time.monotonic()
+        self._entered_s, self._entered_ns = time.monotonic(), time.time_ns()
 
     def enter(self, stage: Stage) -> None:
         """Ends the stage that runs, unless `stage` is the same."""
         if stage is self._stage:
             return
         now_s = time.monotonic()
-        self._statistics.stages_s[self._stage].observe(now_s - self._entered_s)
+        duration_s = now_s - self._entered_s
+        self._statistics.stages_s[self._stage].observe(duration_s)
+        self._entered_ns = record_span(self._stage.value, self._entered_ns, duration_s)
         self._stage, self._entered_s = stage, now_s

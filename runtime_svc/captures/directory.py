@@ -170,6 +170,11 @@ class CapturingStream:
         self._stream = stream
         self._pending = pending
 
+    @property
+    def finished(self) -> Finished | None:
+        """See `OutputStream.finished`."""
+        return self._stream.finished
+
     def close(self) -> None:
         """Ends the request unless it has ended, and writes its capture. The consumer calls it when it leaves."""
         self._stream.close()

@@ -30,7 +30,8 @@ class OutputStream:
         self._events: deque[Event] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._next_sequence_number = 0
-        self._is_complete = False
+        #: The terminal event's payload, once there is one; it is here also if the consumer leaves without taking it.
+        self.finished: Finished | None = None
 
     @property
     def is_full(self) -> bool:
@@ -39,8 +40,9 @@ class OutputStream:
 
     def put(self, payload: Payload, weight_epoch: int) -> None:
         """Appends an event; nothing may follow `Finished`."""
-        assert not self._is_complete, "an event after the terminal one"
-        self._is_complete = isinstance(payload, Finished)
+        assert self.finished is None, "an event after the terminal one"
+        if isinstance(payload, Finished):
+            self.finished = payload
         self._events.append(Event(self._next_sequence_number, weight_epoch, payload))
         self._next_sequence_number += 1
         if self._arrived is not None and not self._arrived.done():
@@ -55,7 +57,7 @@ class OutputStream:
 
     async def __anext__(self) -> Event:
         while not self._events:
-            if self._is_complete:
+            if self.finished is not None:
                 raise StopAsyncIteration
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived

@@ -12,11 +12,19 @@ from prometheus_client.parser import text_string_to_metric_families
 Samples = Mapping[str, float]
 
 
+#: What Prometheus 2.42 would like to have.
+ACCEPTED = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5"
+)
+
+
 async def scrape(port: int | None) -> Samples:
     """Every sample that a server on loopback gives."""
 
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": ACCEPTED})
+
     def get() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(request, timeout=5) as response:
             return str(response.read().decode())
 
     return {

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from bundle.errors import BlobNotFound
+from edge.access_log import describe_call
 from tests.servers.probe import GET, READ, SERVICE, Probe, answer, serve, stub
 
 ABSENT = "sha256:" + "0" * 64
@@ -72,6 +73,39 @@ async def test_failed_call_has_its_code(logs: Logs, fail: Any, code: str, level:
             await stub(channel).GetBundle(GET)
     (line,) = calls(logs)
     assert (line["code"], line["log_level"]) == (code, level)
+
+
+async def test_refused_call_says_why(logs: Logs) -> None:
+    probe = Probe()
+    async with serve(probe) as channel:
+        for fail in (not_found, crash):
+            probe.answer = fail
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub(channel).GetBundle(GET)
+        probe.answer = answer
+        await stub(channel).GetBundle(GET)
+    refused, crashed, served = calls(logs)
+    assert refused["reason"] == "BLOB_NOT_FOUND"
+    assert ABSENT in refused["message"]
+    assert (crashed["reason"], crashed["message"]) == ("INTERNAL", "internal error")
+    assert "reason" not in served
+
+
+async def test_handlers_describe_their_call(logs: Logs) -> None:
+    probe = Probe()
+
+    async def describe_and_answer() -> Any:
+        describe_call(deployment_id="chat", generated_tokens=3)
+        return await answer()
+
+    probe.answer = describe_and_answer
+    async with serve(probe) as channel:
+        await stub(channel).GetBundle(GET)
+        probe.answer = answer
+        await stub(channel).GetBundle(GET)
+    described, other = calls(logs)
+    assert (described["deployment_id"], described["generated_tokens"]) == ("chat", 3)
+    assert "deployment_id" not in other
 
 
 async def test_cancelled_call_and_missed_deadline_differ(logs: Logs) -> None:

@@ -1,11 +1,15 @@
 import json
 import subprocess
 import sys
+import textwrap
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge.errors import LogFileInvalid
+from edge.logs import LogConfig, open_logs
 from tests.repository import ROOT
 
 
@@ -65,3 +69,87 @@ def test_level_filters_ours_and_libraries() -> None:
     assert [line["event"] for line in run_logging(code)] == ["b", "c"] * 3
     # gRPC and asyncio log their own loops at debug level.
     assert [line["event"] for line in run_logging(code, "debug")] == ["a", "b", "c"] * 2 + ["b", "c"]
+
+
+def run_open(code: str, config: str = "LogConfig()", *, exit_code: int = 0) -> list[dict[str, Any]]:
+    """Runs code while logs are open; returns the lines on stderr."""
+    program = (
+        "import logging, os, subprocess, sys, structlog\n"
+        "from pathlib import Path\n"
+        "from edge.logs import LogConfig, open_logs\n"
+        f"with open_logs('runtime', {config}):\n" + textwrap.indent(code, "    ")
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == exit_code, result.stderr
+    return [json.loads(line) for line in result.stderr.splitlines()]
+
+
+def test_what_reaches_standard_error_otherwise_becomes_an_event() -> None:
+    lines = run_open(
+        "structlog.get_logger('edge').info('ours')\n"
+        "print('printed', file=sys.stderr, flush=True)\n"
+        "subprocess.run(['sh', '-c', 'echo of a child >&2'], check=True)\n"
+        "os.write(2, b'E1122 08:15:00.123456    4711 add_port.cc:83] Failed to add port\\n')\n"
+        "os.write(2, b'no text: \\xff')\n"
+    )
+    told = [(line["event"], line["level"], line.get("source"), line["service"]) for line in lines]
+    assert sorted(told) == sorted(
+        [
+            ("ours", "info", None, "runtime"),
+            ("printed", "warning", "stderr", "runtime"),
+            ("of a child", "warning", "stderr", "runtime"),
+            ("Failed to add port", "error", "add_port.cc:83", "runtime"),
+            ("no text: \\xff", "warning", "stderr", "runtime"),
+        ]
+    )
+    assert all(datetime.fromisoformat(line["timestamp"]).utcoffset() is not None for line in lines)
+
+
+def test_lines_of_grpcs_core_are_events() -> None:
+    lines = run_open(
+        "import asyncio, grpc\n"
+        "async def main():\n"
+        "    servers = [grpc.aio.server(options=[('grpc.so_reuseport', 0)]) for _ in range(2)]\n"
+        "    port = servers[0].add_insecure_port('127.0.0.1:0')\n"
+        "    try:\n"
+        "        servers[1].add_insecure_port(f'127.0.0.1:{port}')\n"
+        "    except RuntimeError:\n"
+        "        pass\n"
+        "asyncio.run(main())\n"
+    )
+    assert any(line["level"] == "error" and ".cc:" in line["source"] for line in lines), lines
+
+
+def test_events_of_a_child_pass_as_they_are() -> None:
+    (line,) = run_open('print(\'{"event": "lowered", "service": "compiler-build"}\', file=sys.stderr)')
+    assert line == {"event": "lowered", "service": "compiler-build"}
+
+
+def test_a_file_is_rotated_and_holds_nothing_but_events(tmp_path: Path) -> None:
+    path = tmp_path / "runtime.log"
+    config = f"LogConfig(path=Path({str(path)!r}), max_file_bytes=2000, num_backups=2)"
+    code = "for number in range(100):\n    logging.info('%d', number)\n    os.write(2, b'raw\\n')\n"
+    assert run_open(code, config) == []
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["runtime.log", "runtime.log.1", "runtime.log.2"]
+    assert all(file.stat().st_size <= 2000 for file in files)
+    events = [json.loads(line)["event"] for file in reversed(files) for line in file.read_text().splitlines()]
+    assert [event for event in events if event != "raw"][-1] == "99"
+    assert "raw" in events
+
+
+def test_after_the_end_events_are_in_the_file_and_on_standard_error(tmp_path: Path) -> None:
+    path = tmp_path / "runtime.log"
+    program = (
+        "import logging\nfrom pathlib import Path\nfrom edge.logs import LogConfig, open_logs\n"
+        f"with open_logs('runtime', LogConfig(path=Path({str(path)!r}))):\n    pass\n"
+        "logging.error('cannot serve')"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(result.stderr)["event"] == json.loads(path.read_text())["event"] == "cannot serve"
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    logs = open_logs("runtime", LogConfig(path=tmp_path / "absent/runtime.log"))
+    with pytest.raises(LogFileInvalid, match=r"absent/runtime\.log: No such file or directory"), logs:
+        pass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -147,6 +149,23 @@ def test_process_that_cannot_serve_says_why(tmp_path: Path) -> None:
     _, log = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "PLAINTEXT_REFUSED" in log
+
+
+def test_everything_that_a_process_says_is_an_event(tmp_path: Path) -> None:
+    """Also gRPC's own line about the port that is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        process = start_process(tmp_path, f"--address={address}", f"--log-file={tmp_path / 'runtime.log'}")
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    events = [json.loads(line) for line in (tmp_path / "runtime.log").read_text().splitlines()]
+    assert events[-1]["reason"] == "ADDRESS_UNAVAILABLE"
+    assert any(".cc:" in event.get("source", "") for event in events)
+    # A person who starts it by hand does not look into the file first.
+    (shown,) = map(json.loads, errors.splitlines())
+    assert shown["reason"] == "ADDRESS_UNAVAILABLE"
 
 
 def test_process_takes_its_options_from_environment_and_file_too(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import OptionsInvalid, PlaintextRefused
+from edge.logs import LogConfig
 from edge.memory import measure_memory
 from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.settings import parse_settings
@@ -46,6 +47,11 @@ def test_every_option_is_read() -> None:
             "--stream-capacity=5",
             "--drain-timeout=1.5",
             "--log-level=debug",
+            "--log-file=r.log",
+            "--log-file-size=1MiB",
+            "--log-file-backups=2",
+            "--max-connection-age=60",
+            "--metrics-address=127.0.0.1:9",
             "--tls-certificate=c.pem",
             "--tls-key=k.pem",
             "--tls-client-ca=ca.pem",
@@ -61,7 +67,11 @@ def test_every_option_is_read() -> None:
     assert settings.capture_directory == Path("captures").absolute()
     assert settings.follow_interval_s == 0.5
     assert settings.compiler == CompilerEndpoint("127.0.0.1:7001", Path("ca.pem"), Path("c.pem"), Path("k.pem"))
-    assert (settings.edge.drain_timeout_s, settings.log_level) == (1.5, "debug")
+    assert (settings.edge.drain_timeout_s, settings.logs) == (
+        1.5,
+        LogConfig("debug", Path("r.log").absolute(), 1 << 20, 2),
+    )
+    assert (settings.edge.max_connection_age_s, settings.edge.metrics_address) == (60, "127.0.0.1:9")
     assert settings.edge.tls is not None
     assert settings.edge.tls.client_ca_path == Path("ca.pem")
 

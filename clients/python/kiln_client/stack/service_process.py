@@ -139,16 +139,22 @@ class ServiceProcess:
         return await asyncio.Future()  # the end of the process, or the timeout, explains more than the end of the watch
 
     async def _copy_output(self) -> None:
-        """Copies standard output to the log, and finds the announcement of the address in it."""
-        line = b""
+        """Finds the announcement of the address in standard output, and copies the rest to the log.
+
+        The log has the service's events, so the announcement would be the only line that is none.
+        """
+        kept = b""
         with self._log_path.open("ab", buffering=0) as log:
             while chunk := await self._stdout.read(_READ_BYTES):
-                log.write(chunk)
-                if not self._announced.done():
-                    line += chunk
-                    if match := _READY.search(line):
-                        self._announced.set_result(match[1].decode())
-                    line = line[line.rfind(b"\n") + 1 :]
+                kept += chunk
+                if not self._announced.done() and (match := _READY.search(kept)):
+                    self._announced.set_result(match[1].decode())
+                    kept = kept[: match.start()] + kept[match.end() :]
+                # A line that has not ended may be the announcement.
+                end = len(kept) if self._announced.done() else kept.rfind(b"\n") + 1
+                log.write(kept[:end])
+                kept = kept[end:]
+            log.write(kept)
 
     async def _last_words(self) -> None:
         # Waits only briefly for the end of the output, because a grandchild may still hold the pipe.

@@ -157,6 +157,7 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
     model_roots = (config.models_path, *config.model_roots)
     return [
         *("--address", config.compiler_address),
+        *("--log-file", str(config.logs_path / f"{COMPILER.name}.log")),
         *_server_tls_arguments(config.tls),
         *("--store", str(config.store_path)),
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
@@ -175,6 +176,7 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
     }
     return [
         *("--address", config.runtime_address),
+        *("--log-file", str(config.logs_path / f"{RUNTIME.name}.log")),
         *_server_tls_arguments(config.tls),
         *("--compiler", reachable_address(compiler_address)),
         *_compiler_tls_arguments(config.tls),

@@ -1,0 +1,110 @@
+"""Traces of calls, by OpenTelemetry, which the extra `tracing` installs; without an endpoint nothing imports it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from edge.errors import TracingUnavailable
+from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+from edge.spans import TRACER
+
+# Orchestrators and tools make these calls every second.
+_QUIET_PREFIXES: Final = ("/grpc.health.", "/grpc.reflection.")
+#: The codes for which OpenTelemetry's conventions call a server's span failed; others are the caller's affair.
+_FAILURES: Final = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+
+
+class TracingInterceptor(grpc.aio.ServerInterceptor):
+    """Makes a span of every call, below the client's span that W3C's `traceparent` names, and binds its id for logs."""
+
+    def __init__(self, tracer: Any) -> None:
+        """Takes OpenTelemetry's tracer."""
+        self._tracer = tracer
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
+        """Wraps the method's handler."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(_QUIET_PREFIXES):
+            return handler
+        return wrap_handler(handler, partial(self._trace_call, handler_call_details.method))
+
+    @asynccontextmanager
+    async def _trace_call(self, method: str, context: Context) -> AsyncIterator[None]:
+        from opentelemetry import propagate, trace  # noqa: PLC0415 - of the extra
+
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        service, _, name = method.removeprefix("/").partition("/")
+        with self._tracer.start_as_current_span(
+            f"{service}/{name}",
+            propagate.extract(metadata),
+            kind=trace.SpanKind.SERVER,
+            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            TRACER.set(self._tracer)
+            structlog.contextvars.bind_contextvars(trace_id=format(span.get_span_context().trace_id, "032x"))
+            code = grpc.StatusCode.CANCELLED
+            try:
+                yield
+                code = context.code() or grpc.StatusCode.OK
+            except grpc.aio.BaseError:
+                code = context.code() or grpc.StatusCode.CANCELLED
+                raise
+            finally:
+                span.set_attribute("rpc.grpc.status_code", code.value[0])
+                if code in _FAILURES:
+                    span.set_status(trace.StatusCode.ERROR, context.details() or code.name)
+
+
+@asynccontextmanager
+async def open_tracing(service: str, endpoint: str | None) -> AsyncIterator[tuple[grpc.aio.ServerInterceptor, ...]]:
+    """Exports traces until the context ends. OpenTelemetry's own variables (`OTEL_…`) set sampling and batches.
+
+    Args:
+        service: `compiler` or `runtime`; the spans' `service.name` is `kiln-` and this.
+        endpoint: URL that takes OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; None exports nothing.
+
+    Yields:
+        The interceptors that a server needs: none without an endpoint.
+
+    Raises:
+        TracingUnavailable: The extra is not installed.
+    """
+    if endpoint is None:
+        yield ()
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ImportError as error:
+        raise TracingUnavailable(error.name or str(error)) from error
+    provider = TracerProvider(resource=Resource.create({"service.name": f"kiln-{service}"}), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    try:
+        yield (TracingInterceptor(provider.get_tracer("kiln")),)
+    finally:
+        # It sends what is left, which may take seconds.
+        await asyncio.to_thread(provider.shutdown)

@@ -1,0 +1,80 @@
+"""A trace goes from the client through the front to the queue and the steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from edge.errors import TracingUnavailable
+from tests.servers.runtime import Runtime, raises, serve_runtime, token_request
+from tests.servers.traces import CLIENT_SPAN_ID, TRACE_ID, TRACED, UNSAMPLED, collect_traces
+
+GENERATE = "kiln.runtime.v1.GenerationService/Generate"
+ERROR = 2
+
+
+async def generate(served: Runtime, metadata: tuple[tuple[str, str], ...], **options: str) -> None:
+    async for _ in served.generation.Generate(token_request([5, 6], 4, **options), metadata=metadata):
+        pass
+
+
+async def test_a_generation_from_the_client_to_its_steps(tmp_path: Path) -> None:
+    with collect_traces() as collector, capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
+        async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
+            await served.deploy()
+            served.ranks.step_s = 0.01
+            await generate(served, TRACED)
+        call = collector.find(GENERATE)
+        assert (call.trace_id.hex(), call.parent_span_id.hex()) == (TRACE_ID, CLIENT_SPAN_ID)
+        assert collector.children(call) == ["queue", "prefill steps", "decode steps"]
+        queue, prefill, decode = map(collector.find, ("queue", "prefill steps", "decode steps"))
+        assert call.start_time_unix_nano <= queue.start_time_unix_nano
+        assert queue.end_time_unix_nano == prefill.start_time_unix_nano
+        assert prefill.end_time_unix_nano == decode.start_time_unix_nano
+        assert decode.end_time_unix_nano <= call.end_time_unix_nano
+        counts = [{one.key: one.value.int_value for one in span.attributes} for span in (prefill, decode)]
+        assert counts[0] == {"kiln.steps": 1, "kiln.prompt_tokens": 2}
+        assert counts[1] == {"kiln.steps": 3, "kiln.generated_tokens": 4}
+        assert collector.services == {"kiln-runtime"}
+    (line,) = [log for log in logs if log["event"] == "call" and log["method"].endswith("/Generate")]
+    assert line["trace_id"] == TRACE_ID
+
+
+async def test_faults_of_the_server_are_errors_and_mistakes_of_callers_are_not(tmp_path: Path) -> None:
+    with collect_traces() as collector:
+        async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
+            async with raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):
+                await generate(served, TRACED, deployment_id="none")
+            await served.deploy()
+            served.server.deployments._is_shutting_down = True
+            async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
+                await generate(served, TRACED)
+        calls = [span for span in collector.spans if span.name == GENERATE]
+        assert [span.status.code == ERROR for span in calls] == [False, True]
+        codes = [{one.key: one.value.int_value for one in span.attributes}["rpc.grpc.status_code"] for span in calls]
+        assert codes == [5, 14]
+
+
+async def test_the_client_decides_what_is_sampled(tmp_path: Path) -> None:
+    with collect_traces() as collector:
+        async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
+            await served.deploy()
+            await generate(served, UNSAMPLED)
+        assert [span.name for span in collector.spans] == ["kiln.runtime.v1.RuntimeService/LoadBundle"]
+
+
+async def test_a_collector_that_is_away_costs_no_call(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, "--trace-endpoint=http://127.0.0.1:9/v1/traces") as served:
+        await served.deploy()
+        await generate(served, TRACED)
+
+
+async def test_without_the_extra_the_option_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(TracingUnavailable, match=r"pip install 'kiln-runtime\[tracing\]'"):
+        async with serve_runtime(tmp_path, "--trace-endpoint=http://127.0.0.1:9/v1/traces"):
+            pass
