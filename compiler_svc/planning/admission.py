@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from bundle.errors import FieldViolation
@@ -22,6 +24,18 @@ from targets.registry import TARGETS
 
 #: In one list of buckets. Each bucket is one executable, or several if another list multiplies them.
 MAX_BUCKETS: Final = 128
+
+#: What `generation_config.json` can ask of transformers that our runtime does not serve yet, each with the value that
+#: changes nothing.
+UNSERVED_GENERATION: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "min_p": 0,
+        "no_repeat_ngram_size": 0,
+        "num_beams": 1,
+        "repetition_penalty": 1,
+        "typical_p": 1,
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +185,11 @@ def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
 
 def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
     """Lists the warnings about a valid compile."""
-    return (*warn_of_untrained_positions(checkpoint, config), *warn_of_unchecked_executables(config))
+    return (
+        *warn_of_untrained_positions(checkpoint, config),
+        *warn_of_unchecked_executables(config),
+        *warn_of_unserved_generation(checkpoint.generation_config),
+    )
 
 
 def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
@@ -187,6 +205,15 @@ def warn_of_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
     if not config.skip_sharding:
         return ()
     return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)
+
+
+def warn_of_unserved_generation(generation_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Warns of generation defaults of the checkpoint that requests will not have."""
+    return tuple(
+        f"generation_config.{name}: {value} is not served yet, so requests go without it"
+        for name, neutral in UNSERVED_GENERATION.items()
+        if (value := generation_config.get(name)) is not None and value != neutral
+    )
 
 
 def check_num_executables(config: NeuronConfig) -> None:
