@@ -11,6 +11,8 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc
 
+from edge.access_log import bind_request_id, bound_request_id
+from edge.request_id import REQUEST_ID
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.events import Finished
 from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_pb
@@ -30,9 +32,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Generates a sequence; the call ends with the status that its terminal event names."""
+        if REQUEST_ID.fullmatch(request.request_id):
+            bind_request_id(context, request.request_id)
         deadline_s = _deadline_of(context)
         deployment = self._deployments.get_for_requests(request.deployment_id)
-        stream = await deployment.generate(call_from_pb(request), deadline_s=deadline_s)
+        call = call_from_pb(request, request_id=request.request_id or bound_request_id())
+        stream = await deployment.generate(call, deadline_s=deadline_s)
         error = None
         try:
             async for event in stream:
