@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 import uuid
 from collections import Counter
@@ -15,11 +14,9 @@ from typing import Final
 import grpc
 import structlog
 
+from edge.request_id import REQUEST_ID, REQUEST_ID_KEY
 from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
 
-REQUEST_ID_KEY: Final = "x-request-id"
-
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Orchestrators and tools make these calls every second; their lines would say little about the service.
 _QUIET_PREFIXES: Final = ("/grpc.health.", "/grpc.reflection.")
 _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
@@ -33,9 +30,9 @@ def describe_call(**fields: object) -> None:
 
 
 class AccessLogInterceptor(grpc.aio.ServerInterceptor):
-    """Logs method, peer, code and duration, and binds the request id for every line that the call logs.
+    """Logs method, peer, code and duration, and gives the call its request id; see `bind_request_id`.
 
-    The id is the client's `x-request-id` if that is printable and has at most 128 characters, otherwise a new one.
+    The id is the client's `x-request-id` if that is one, otherwise a new one. A handler may bind the id of its request.
     """
 
     def __init__(self) -> None:
@@ -58,10 +55,24 @@ class AccessLogInterceptor(grpc.aio.ServerInterceptor):
         return wrap_handler(handler, surroundings)
 
 
+def bind_request_id(context: Context, request_id: str) -> None:
+    """Makes this the id of the running call: in each line that it logs, its error details and its trailing metadata.
+
+    The metadata trails, because gRPC retries no call whose initial metadata has reached the client.
+    """
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+    context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+
+
+def bound_request_id() -> str:
+    """Returns the id of the running call."""
+    return str(structlog.contextvars.get_contextvars()["request_id"])
+
+
 @asynccontextmanager
 async def _log_call(method: str, ended: Counter[tuple[str, str]], context: Context) -> AsyncIterator[None]:
     # gRPC runs every call in a task of its own, so the binding ends with the call.
-    structlog.contextvars.bind_contextvars(request_id=_find_request_id(context.invocation_metadata() or ()))
+    bind_request_id(context, _find_request_id(context.invocation_metadata() or ()))
     start_s = time.monotonic()
     code = grpc.StatusCode.CANCELLED
     try:
@@ -93,6 +104,6 @@ def _choose_level(method: str, code: grpc.StatusCode) -> int:
 
 def _find_request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     for key, value in metadata:
-        if key == REQUEST_ID_KEY and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+        if key == REQUEST_ID_KEY and isinstance(value, str) and REQUEST_ID.fullmatch(value):
             return value
     return uuid.uuid4().hex

@@ -65,7 +65,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             request_id = structlog.contextvars.get_contextvars().get("request_id")
             if request_id is not None:
                 status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
-            await context.abort_with_status(rpc_status.to_status(status))
+            rendered = rpc_status.to_status(status)
+            # Aborting replaces the trailing metadata that the call has so far.
+            metadata = (*rendered.trailing_metadata, *(context.trailing_metadata() or ()))
+            await context.abort(rendered.code, rendered.details, metadata)
 
 
 __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]

@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice, starmap
+from types import MappingProxyType
 from typing import Final
 
 from bundle.errors import FieldViolation
+from edge.request_id import ACCEPTED_REQUEST_ID, REQUEST_ID
 from execution.step import MAX_TOP_LOGPROBS
 from runtime_svc.capabilities import Capabilities, DefaultSampling
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
-from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from runtime_svc.text.tools import ACCEPTED_TOOL, parse_tool
+from runtime_svc.text.prompt import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from runtime_svc.text.tools import ACCEPTED_OBJECT, parse_object
 
 MAX_STOP_STRING_CHARS: Final = 256
-MAX_REQUEST_ID_CHARS: Final = 128
 MAX_TOOLS: Final = 128
 MAX_TOOL_CHARS: Final = 64 << 10
 # Errors quote invalid values, but only the beginning of long ones.
 MAX_QUOTED_CHARS: Final = 60
 # A thousand violations of one list tell the client no more than ten.
 MAX_VIOLATIONS_PER_LIST: Final = 10
+
+#: Fields of a Generate request that no deployment serves yet, each with the value that changes nothing, if it has one.
+UNSERVED: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "sampling.min_p": 0.0,
+        "sampling.frequency_penalty": 0.0,
+        "sampling.presence_penalty": 0.0,
+        "sampling.repetition_penalty": 1.0,
+        "sampling.logit_bias": None,
+        "constraint": None,
+        "num_sequences": 1,
+        "priority": 0,
+        "session_id": None,
+        "adapter": None,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,8 @@ class GenerationCall:
     logprobs: int | None = None
     logits: bool = False
     capture: CaptureCall | None = None
+    #: Values of the fields in UNSERVED that the client set.
+    unserved: Mapping[str, object] = field(default_factory=dict)
 
 
 def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
@@ -101,16 +121,13 @@ def check_token_ids(field: str, token_ids: Sequence[int], capabilities: Capabili
         raise RequestInvalid(invalid)
 
 
-def admit(
-    call: GenerationCall, token_ids: Sequence[int], capabilities: Capabilities, *, request_id: str, now_s: float
-) -> Request:
+def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabilities, *, now_s: float) -> Request:
     """Makes the request of a checked call: fills in defaults, and cuts a long prompt if the bundle allows it.
 
     Args:
         call: A call that passed `check_call`.
         token_ids: Token ids of its prompt.
         capabilities: Capabilities of the deployment.
-        request_id: The client's id, or a generated one.
         now_s: The time, in seconds of the event loop's clock.
 
     Raises:
@@ -130,7 +147,7 @@ def admit(
     limits = (room, call.max_new_tokens, capabilities.max_new_tokens)
     stop_token_ids = set(call.stop_token_ids) | (set() if call.ignore_eos else set(capabilities.eos_token_ids))
     return Request(
-        request_id=request_id,
+        request_id=call.request_id,
         prompt_token_ids=prompt_token_ids,
         sampling=SamplingParams(
             temperature=sampling.temperature,
@@ -179,8 +196,10 @@ def _resolve_capture(capture: CaptureCall | None) -> InputCapture | None:
 
 
 def _request_id_violations(request_id: str) -> Iterator[FieldViolation]:
-    if len(request_id) > MAX_REQUEST_ID_CHARS:
-        yield FieldViolation("request_id", f"{len(request_id)} characters", f"at most {MAX_REQUEST_ID_CHARS}")
+    if not REQUEST_ID.fullmatch(request_id):
+        is_short = len(request_id) <= MAX_QUOTED_CHARS
+        value = repr(request_id) if is_short else f"{len(request_id)} characters"
+        yield FieldViolation("request_id", value, ACCEPTED_REQUEST_ID)
 
 
 def _prompt_violations(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -202,21 +221,39 @@ def _prompt_violations(prompt: Prompt | None, capabilities: Capabilities) -> Ite
 def _chat_violations(prompt: ChatPrompt) -> Iterator[FieldViolation]:
     if not prompt.messages:
         yield FieldViolation("chat.messages", "none", "at least one message")
-    nobodies = [index for index, message in enumerate(prompt.messages) if not message["role"]]
+    nobodies = [index for index, message in enumerate(prompt.messages) if not message.role]
     for index in nobodies[:MAX_VIOLATIONS_PER_LIST]:
         yield FieldViolation(f"chat.messages[{index}].role", "''", "a role that the chat template knows")
+    named = ((f"chat.messages[{index}]", message) for index, message in enumerate(prompt.messages))
+    yield from islice(chain.from_iterable(starmap(_message_violations, named)), MAX_VIOLATIONS_PER_LIST)
     if len(prompt.tools_json) > MAX_TOOLS:
         yield FieldViolation("chat.tools_json", f"{len(prompt.tools_json)} tools", f"at most {MAX_TOOLS}")
         return
     for index, text in enumerate(prompt.tools_json):
-        field = f"chat.tools_json[{index}]"
-        if len(text) > MAX_TOOL_CHARS:
-            yield FieldViolation(field, f"{len(text)} characters", f"at most {MAX_TOOL_CHARS} characters")
-            continue
-        try:
-            parse_tool(text)
-        except ValueError as error:
-            yield FieldViolation(field, f"{text[:MAX_QUOTED_CHARS]!r} ({error})", ACCEPTED_TOOL)
+        yield from _object_violations(f"chat.tools_json[{index}]", text)
+
+
+def _message_violations(path: str, message: ChatMessage) -> Iterator[FieldViolation]:
+    if message.parts and message.content is not None:
+        yield FieldViolation(f"{path}.content_parts", "set beside content", "content or content_parts")
+    for index, part in enumerate(message.parts):
+        if part.kind is None:
+            yield FieldViolation(f"{path}.content_parts[{index}]", "none", "text")
+    for index, call in enumerate(message.tool_calls):
+        if not call.name:
+            yield FieldViolation(f"{path}.tool_calls[{index}].name", "''", "the name of a function")
+        if call.arguments_json:
+            yield from _object_violations(f"{path}.tool_calls[{index}].arguments_json", call.arguments_json)
+
+
+def _object_violations(path: str, text: str) -> Iterator[FieldViolation]:
+    if len(text) > MAX_TOOL_CHARS:
+        yield FieldViolation(path, f"{len(text)} characters", f"at most {MAX_TOOL_CHARS} characters")
+        return
+    try:
+        parse_object(text)
+    except ValueError as error:
+        yield FieldViolation(path, f"{text[:MAX_QUOTED_CHARS]!r} ({error})", ACCEPTED_OBJECT)
 
 
 def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -225,6 +262,16 @@ def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Itera
     if isinstance(prompt, ChatPrompt) and not capabilities.chat:
         accepted = "text or token_ids: the bundle has no chat template"
         yield FieldViolation("chat", "set", accepted if capabilities.text else "token_ids: the bundle has no tokenizer")
+    if isinstance(prompt, ChatPrompt):
+        yield from islice(_unserved_parts(prompt), MAX_VIOLATIONS_PER_LIST)
+
+
+def _unserved_parts(prompt: ChatPrompt) -> Iterator[FieldViolation]:
+    for index, message in enumerate(prompt.messages):
+        for number, part in enumerate(message.parts):
+            if part.kind not in ("text", None):
+                path = f"chat.messages[{index}].content_parts[{number}].{part.kind}"
+                yield FieldViolation(path, "set", "text: no model that Kiln serves takes anything else")
 
 
 def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -268,6 +315,11 @@ def _output_violations(call: GenerationCall, capabilities: Capabilities) -> Iter
 
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     no_logits = "the bundle outputs no logits; compile it with neuron_config.output_logits: true"
+    for path, value in call.unserved.items():
+        neutral = UNSERVED[path]
+        if value != neutral:
+            accepted = "unset" if neutral is None else f"unset or {neutral}"
+            yield FieldViolation(path, _show(value), f"{accepted}: this server does not serve it yet")
     if call.logprobs is not None and not capabilities.logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"unset: {no_logits}")
     if call.logits and not capabilities.logits:
@@ -295,6 +347,15 @@ def _token_id_violations(field: str, token_ids: Sequence[int], capabilities: Cap
     outside = [index for index, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size]
     for index in outside[:MAX_VIOLATIONS_PER_LIST]:
         yield FieldViolation(f"{field}[{index}]", str(token_ids[index]), f"0 to {vocab_size - 1}")
+
+
+def _show(value: object) -> str:
+    match value:
+        case str():
+            return repr(value[:MAX_QUOTED_CHARS])
+        case int() | float():
+            return _number(value)
+    return "set"
 
 
 def _number(value: float) -> str:

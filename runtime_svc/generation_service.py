@@ -13,7 +13,8 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc
 
-from edge.access_log import describe_call
+from edge.access_log import bind_request_id, bound_request_id, describe_call
+from edge.request_id import REQUEST_ID
 from edge.spans import record_span
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.events import Finished
@@ -36,10 +37,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Generates a sequence; the call ends with the status that its terminal event names."""
         describe_call(deployment_id=request.deployment_id)
+        if REQUEST_ID.fullmatch(request.request_id):
+            bind_request_id(context, request.request_id)
         deadline_s = _deadline_of(context)
         deployment = self._deployments.get_for_requests(request.deployment_id)
         arrived_ns = time.time_ns()
-        stream = await deployment.generate(call_from_pb(request), deadline_s=deadline_s)
+        call = call_from_pb(request, request_id=request.request_id or bound_request_id())
+        stream = await deployment.generate(call, deadline_s=deadline_s)
         try:
             async for event in stream:
                 yield event_to_pb(event)

@@ -33,7 +33,7 @@ from runtime_svc.wire.runtime import (
     weights_receipt_to_pb,
 )
 
-SCHEMA_REVISION: Final = 1
+SCHEMA_REVISION: Final = 2
 MINIMUM_CLIENT_REVISION: Final = 1
 
 

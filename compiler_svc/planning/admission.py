@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from bundle.errors import FieldViolation
@@ -25,6 +26,18 @@ from targets.registry import TARGETS
 
 #: In one list of buckets. Each bucket is one executable, or several if another list multiplies them.
 MAX_BUCKETS: Final = 128
+
+#: What `generation_config.json` can ask of transformers that our runtime does not serve yet, each with the value that
+#: changes nothing.
+UNSERVED_GENERATION: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "min_p": 0,
+        "no_repeat_ngram_size": 0,
+        "num_beams": 1,
+        "repetition_penalty": 1,
+        "typical_p": 1,
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +203,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ..
         *warn_of_untrained_positions(checkpoint, config),
         *warn_of_unchecked_executables(config),
         *warn_of_unread_tokenizer(checkpoint),
+        *warn_of_unserved_generation(checkpoint.generation_config),
     )
 
 
@@ -218,6 +232,15 @@ def warn_of_unread_tokenizer(checkpoint: Checkpoint) -> tuple[str, ...]:
         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes one"
     )
     return (warning,)
+
+
+def warn_of_unserved_generation(generation_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Warns of generation defaults of the checkpoint that requests will not have."""
+    return tuple(
+        f"generation_config.{name}: {value} is not served yet, so requests go without it"
+        for name, neutral in UNSERVED_GENERATION.items()
+        if (value := generation_config.get(name)) is not None and value != neutral
+    )
 
 
 def check_num_executables(config: NeuronConfig) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -246,8 +245,7 @@ class Deployment:
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
         token_ids = await self._encode(call.prompt)
-        request_id = call.request_id or f"req-{uuid.uuid4().hex}"
-        request = admit(call, token_ids, capabilities, request_id=request_id, now_s=now_s)
+        request = admit(call, token_ids, capabilities, now_s=now_s)
         pending = await self._begin_capture(request)
         try:
             # The deployment may have changed state while threads worked.

@@ -102,7 +102,8 @@ class Engine:
         buckets = BucketTable.from_manifest(manifest)
         num_slots = min(manifest.state.num_slots, manifest.limits.tkg_batch_size)
         policy = WholePrompts(buckets, ctx_batch_size=manifest.limits.ctx_batch_size)
-        self.scheduler = Scheduler(policy, SlotManager(num_slots), max_running=num_slots)
+        kv = SlotManager(num_slots, manifest.limits.max_length)
+        self.scheduler = Scheduler(policy, kv, max_running=num_slots)
         self.requests = RequestTable(
             self.scheduler,
             queue_capacity=config.queue_capacity,

@@ -94,6 +94,8 @@ class Usage:
     prompt_tokens: int
     cached_prompt_tokens: int
     generated_tokens: int
+    kv_blocks: int
+    kv_tokens: int
     queue_s: float
     prefill_s: float
     decode_s: float
@@ -134,6 +136,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     #: Tokens, from the first on, whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
+    #: The most blocks of the KV cache that it has held and given back.
+    num_kv_blocks: int = 0
     #: Set while the client reads too slowly; the request keeps its part of the KV cache.
     is_paused: bool = False
     #: How the request ended; only the first cause sets it.
@@ -169,6 +173,8 @@ class Request:
             prompt_tokens=len(self.prompt_token_ids),
             cached_prompt_tokens=0,
             generated_tokens=len(self.output_token_ids),
+            kv_blocks=self.num_kv_blocks,
+            kv_tokens=self.num_computed_tokens,
             queue_s=started_s - timeline.arrived_s,
             prefill_s=first_token_s - started_s,
             decode_s=timeline.ended_s - first_token_s,

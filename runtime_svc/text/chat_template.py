@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node, Scope
+from jinja2.nodes import Assign, Const, Expr, Filter, For, Getattr, Getitem, Name, Node, Scope, Template
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -35,8 +35,11 @@ class ChatTemplate:
             ChatTemplateError: The source is not valid Jinja.
         """
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            #: Whether it loops over the parts of a turn, as templates of models that also take pictures do.
+            self.takes_parts = _loops_over_content(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
 
@@ -46,7 +49,7 @@ class ChatTemplate:
         """Returns the prompt of a conversation. A template may be slow: call it in a thread.
 
         Args:
-            messages: Turns with `role` and `content`, oldest first.
+            messages: Turns with `role`, `content` and what else transformers gives to templates, oldest first.
             tools: Tools that the model may call, usually JSON schemas; the template gets None if there are none.
             add_generation_prompt: Whether the prompt opens the assistant's turn.
 
@@ -87,6 +90,27 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def _loops_over_content(template: Template) -> bool:
+    # Parameters of macros and loop variables are often called content, too.
+    names = {"content"}
+    for assignment in template.find_all(Assign):
+        if isinstance(assignment.target, Name) and _is_content(assignment.node, names):
+            names.add(assignment.target.name)
+    return any(_is_content(loop.iter, names) for loop in template.find_all(For))
+
+
+def _is_content(node: Node, names: Collection[str]) -> bool:
+    """Tells whether an expression is the content of a turn, maybe filtered; `names` are variables that hold one."""
+    match node:
+        case Getattr(attr="content") | Getitem(arg=Const(value="content")):
+            return True
+        case Name(name=name):
+            return name in names
+        case Filter(node=Expr() as filtered):
+            return _is_content(filtered, names)
+    return False
 
 
 def _tojson(

@@ -10,7 +10,7 @@ from runtime_svc.text.chat_template import ChatTemplate
 from runtime_svc.text.output import NoText, SequenceText
 from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from runtime_svc.text.tokenizer import Tokenizer, read_special_tokens
-from runtime_svc.text.tools import parse_tool
+from runtime_svc.text.tools import parse_object
 
 
 class TextCodec:
@@ -65,8 +65,8 @@ class TextCodec:
     def _render(self, prompt: ChatPrompt) -> str:
         assert self._chat_template is not None
         return self._chat_template.render(
-            prompt.messages,
-            tools=[parse_tool(tool) for tool in prompt.tools_json],
+            [message.for_template(takes_parts=self._chat_template.takes_parts) for message in prompt.messages],
+            tools=[parse_object(tool) for tool in prompt.tools_json],
             add_generation_prompt=prompt.add_generation_prompt,
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from runtime_svc.text.tools import parse_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,16 +17,81 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ContentPart:
+    """A part of a turn; `kind` is `text`, a medium such as `image`, or None for a part that this code does not know."""
+
+    kind: str | None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; `arguments_json` is one JSON object, or empty for no arguments."""
+
+    call_id: str
+    name: str
+    arguments_json: str = ""
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns the call as transformers' templates expect it: the arguments are an object, not text."""
+        function = {"name": self.name, "arguments": parse_object(self.arguments_json) if self.arguments_json else {}}
+        return {"type": "function", **({"id": self.call_id} if self.call_id else {}), "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn; None or empty is unset. It has `content` or `parts`, not both."""
+
+    role: str
+    content: str | None = None
+    parts: tuple[ContentPart, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning_content: str = ""
+
+    @property
+    def size(self) -> int:
+        """Its length in characters."""
+        return sum(map(len, self._texts()))
+
+    def for_template(self, *, takes_parts: bool) -> dict[str, Any]:
+        """Returns the turn as transformers' templates expect it. What is unset is absent, apart from the content.
+
+        Args:
+            takes_parts: Whether the template loops over parts; if not, it gets their texts, a line break between them.
+        """
+        message: dict[str, Any] = {"role": self.role, "content": self._content_for_template(takes_parts)}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        texts = {"tool_call_id": self.tool_call_id, "name": self.name, "reasoning_content": self.reasoning_content}
+        return message | {name: text for name, text in texts.items() if text}
+
+    def _content_for_template(self, takes_parts: bool) -> str | list[dict[str, str]] | None:
+        if self.parts and takes_parts:
+            return [{"type": "text", "text": part.text} for part in self.parts]
+        if self.parts:
+            return "\n".join(part.text for part in self.parts)
+        # A turn that only calls tools has no content, and some templates ask for that.
+        return "" if self.content is None and not self.tool_calls else self.content
+
+    def _texts(self) -> Iterator[str]:
+        yield from (self.content or "", self.reasoning_content, self.name)
+        yield from (part.text for part in self.parts)
+        yield from (call.arguments_json for call in self.tool_calls)
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation for the chat template.
 
     Attributes:
-        messages: Turns with `role` and `content`, oldest first.
+        messages: Turns, oldest first.
         tools_json: Tools that the model may call, one JSON object each; see `runtime_svc.text.tools`.
         add_generation_prompt: Whether the prompt opens the assistant's turn.
     """
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[ChatMessage, ...]
     tools_json: tuple[str, ...] = ()
     add_generation_prompt: bool = True
 
@@ -44,6 +112,6 @@ def prompt_size(prompt: Prompt) -> int:
         case TextPrompt(text=text):
             return len(text)
         case ChatPrompt(messages=messages, tools_json=tools):
-            return sum(len(message["content"]) for message in messages) + sum(map(len, tools))
+            return sum(message.size for message in messages) + sum(map(len, tools))
         case TokenPrompt(token_ids=token_ids):
             return len(token_ids)

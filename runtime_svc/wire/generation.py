@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from kiln.runtime.v1 import generation_pb2 as pb
 
 from bundle.errors import KilnError
 from edge.status import status_from_error
-from runtime_svc.admission import CaptureCall, GenerationCall
+from runtime_svc.admission import UNSERVED, CaptureCall, GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import FinishReason, SamplingParams, Usage
 from runtime_svc.status import STATUS_TABLE
-from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from runtime_svc.text.prompt import (
+    ChatMessage,
+    ChatPrompt,
+    ContentPart,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
 
 _FINISH_REASONS = {
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
@@ -25,11 +35,11 @@ _FINISH_REASONS = {
 }
 
 
-def call_from_pb(request: pb.GenerateRequest) -> GenerationCall:
-    """Converts a Generate request; unset fields become None."""
+def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationCall:
+    """Converts a Generate request; unset fields become None. `request_id` is the client's, or the call's."""
     sampling, stop = request.sampling, request.stop
     return GenerationCall(
-        request_id=request.request_id,
+        request_id=request_id,
         prompt=prompt_from_pb(request),
         temperature=sampling.temperature if sampling.HasField("temperature") else None,
         top_k=sampling.top_k if sampling.HasField("top_k") else None,
@@ -42,6 +52,7 @@ def call_from_pb(request: pb.GenerateRequest) -> GenerationCall:
         logprobs=request.output.logprobs if request.output.HasField("logprobs") else None,
         logits=request.output.logits,
         capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
+        unserved=dict(_find_unserved(request)),
     )
 
 
@@ -83,10 +94,33 @@ def duration_to_pb(seconds: float) -> Duration:
 
 def _chat_from_pb(chat: pb.Chat) -> ChatPrompt:
     return ChatPrompt(
-        messages=tuple({"role": message.role, "content": message.content} for message in chat.messages),
+        messages=tuple(map(_message_from_pb, chat.messages)),
         tools_json=tuple(chat.tools_json),
         add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
     )
+
+
+def _message_from_pb(message: pb.ChatMessage) -> ChatMessage:
+    return ChatMessage(
+        role=message.role,
+        content=message.content if message.HasField("content") else None,
+        parts=tuple(ContentPart(part.WhichOneof("part"), part.text) for part in message.content_parts),
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning_content=message.reasoning_content,
+    )
+
+
+def _find_unserved(request: pb.GenerateRequest) -> Iterator[tuple[str, object]]:
+    for path in UNSERVED:
+        *parents, name = path.split(".")
+        message: Message = request
+        for parent in parents:
+            message = getattr(message, parent)
+        for field, value in message.ListFields():
+            if field.name == name:
+                yield path, value
 
 
 def _capture_from_pb(capture: pb.InputCapture) -> CaptureCall:
@@ -145,6 +179,8 @@ def _usage_to_pb(usage: Usage) -> pb.Usage:
         prompt_tokens=usage.prompt_tokens,
         cached_prompt_tokens=usage.cached_prompt_tokens,
         generated_tokens=usage.generated_tokens,
+        kv_blocks=usage.kv_blocks,
+        kv_tokens=usage.kv_tokens,
         queue_duration=duration_to_pb(usage.queue_s),
         prefill_duration=duration_to_pb(usage.prefill_s),
         decode_duration=duration_to_pb(usage.decode_s),

@@ -219,10 +219,16 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
 
 
 def _load_to_pb(engine: Engine) -> pb.Load:
+    kv = engine.scheduler.kv
     return pb.Load(
         used_slots=engine.scheduler.num_running,
         total_slots=engine.scheduler.max_running,
         queued_requests=len(engine.scheduler.waiting),
         queue_capacity=engine.requests.queue_capacity,
         steps=engine.num_steps,
+        used_blocks=kv.num_used_blocks,
+        total_blocks=kv.num_blocks,
+        block_tokens=kv.block_tokens,
+        used_tokens=engine.scheduler.num_kv_tokens,
+        queued_tokens=engine.scheduler.num_waiting_tokens,
     )

@@ -75,7 +75,7 @@ def schedule(name: Any, num_tokens: int) -> tuple[Scheduler, StepPlan]:
         timeline=Timeline(arrived_s=0.0),
     )
     request.num_computed_tokens = 3 - num_tokens
-    kv = SlotManager(1)
+    kv = SlotManager(1, 64)
     placement = kv.reserve(request, 3)
     assert placement is not None
     row = ScheduledRow(0, request, request.num_computed_tokens, num_tokens, placement, samples=True)

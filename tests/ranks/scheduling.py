@@ -34,7 +34,8 @@ def make_scheduler(*, num_slots: int = 2, ctx_batch_size: int = 1, manifest: Man
     """A scheduler with the parts that an engine gives it."""
     manifest = manifest or make_manifest(num_slots=num_slots, ctx_batch_size=ctx_batch_size)
     policy = WholePrompts(BucketTable.from_manifest(manifest), ctx_batch_size=manifest.limits.ctx_batch_size)
-    return Scheduler(policy, SlotManager(manifest.state.num_slots), max_running=manifest.state.num_slots)
+    kv = SlotManager(manifest.state.num_slots, manifest.limits.max_length)
+    return Scheduler(policy, kv, max_running=manifest.state.num_slots)
 
 
 def make_async(scheduler: Scheduler) -> AsyncScheduling:
@@ -81,22 +82,28 @@ class BlockManager:
     """A KV cache in blocks of a few positions; sequences hold as many as they need, in any order."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._num_blocks = num_blocks
-        self._block_size = block_size
+        self.num_blocks = num_blocks
+        self.block_tokens = block_size
         self._free = list(range(num_blocks))
         self._held: dict[Request, tuple[int, ...]] = {}
 
     def reserve(self, request: Request, num_tokens: int) -> Placement | None:
         held = self._held.get(request, ())
-        num_missing = -(-(request.num_computed_tokens + num_tokens) // self._block_size) - len(held)
+        num_missing = -(-(request.num_computed_tokens + num_tokens) // self.block_tokens) - len(held)
         if num_missing > len(self._free):
             return None
         if num_missing > 0:
             held = self._held[request] = held + tuple(self._free.pop() for _ in range(num_missing))
         return Placement(held)
 
-    def release(self, request: Request) -> None:
-        self._free += self._held.pop(request, ())
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def release(self, request: Request) -> int:
+        blocks = self._held.pop(request, ())
+        self._free += blocks
+        return len(blocks)
 
     def reset(self) -> None:
         pass
@@ -105,10 +112,10 @@ class BlockManager:
         for request in self._held:
             assert request in requests, f"{request.request_id} holds blocks and does not run"
         for request in requests:
-            room = len(self._held.get(request, ())) * self._block_size
+            room = len(self._held.get(request, ())) * self.block_tokens
             assert request.num_computed_tokens <= room, f"{request.request_id} lost blocks"
         blocks = sorted([*self._free, *(block for held in self._held.values() for block in held)])
-        assert blocks == list(range(self._num_blocks))
+        assert blocks == list(range(self.num_blocks))
 
 
 class PromptParts:

@@ -19,6 +19,9 @@ from kiln.runtime.v1.generation_pb2 import (
 
 from kiln_client.errors import FieldViolation, InvalidArgument
 
+# What OpenAI's clients call a part that is no text.
+_MEDIA = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
+
 Prompt: TypeAlias = str | Sequence[int] | Chat
 """Text, token ids, or a conversation made by `chat`."""
 
@@ -27,7 +30,7 @@ class GenerateOptions(TypedDict, total=False):
     """Options of a generation. The server's defaults apply to omitted options; its Accepted event reports them."""
 
     request_id: str
-    """Id for `abort` and logs. Default: the server chooses one."""
+    """Id for `abort` and logs: 1 to 128 printable characters of ASCII, no spaces. Default: the server chooses one."""
     max_new_tokens: int
     """Maximum number of tokens to generate. Default: as many as the sequence length allows."""
     temperature: float
@@ -52,11 +55,12 @@ class GenerateOptions(TypedDict, total=False):
     """First step and number of steps whose inputs the runtime writes to a file. The completion names the file."""
 
 
-def chat(messages: Sequence[Mapping[str, str]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
+def chat(messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
     """Makes a conversation prompt.
 
     Args:
-        messages: Turns, oldest first, each `{"role": …, "content": …}`.
+        messages: Turns, oldest first, each `{"role": …, "content": …}`. Other keys are those of `ChatMessage`. OpenAI's
+            forms are taken too: content as a list of parts with `type`, calls of tools with `function`.
         tools: Tools that the model may call, usually JSON schemas of functions. The chat template sees their keys in
             this order.
 
@@ -76,11 +80,41 @@ def chat_from_document(document: dict[str, Any] | list[Any]) -> Chat:
     conversation = {"messages": document} if isinstance(document, list) else dict(document)
     try:
         tools = _tools_json(conversation.pop("tools", []))
+        if isinstance(conversation.get("messages"), list):
+            conversation["messages"] = [_turn(message) for message in conversation["messages"]]
         return json_format.ParseDict(conversation | {"tools_json": tools}, Chat())
-    except (json_format.ParseError, AttributeError, TypeError, ValueError) as error:
+    except (json_format.ParseError, AttributeError, LookupError, TypeError, ValueError) as error:
         accepted = "a list of {role, content}, or a mapping with messages and tools"
         violation = FieldViolation("chat", f"{error}; accepted: {accepted}", "REQUEST_INVALID")
         raise InvalidArgument("the chat is invalid", reason="REQUEST_INVALID", fields=(violation,)) from None
+
+
+def _turn(message: Any) -> Any:
+    """Writes a turn in OpenAI's form as the API's; a turn in the API's form stays as it is."""
+    if not isinstance(message, Mapping):
+        return message
+    turn = dict(message)
+    if isinstance(turn.get("content"), list):
+        turn["content_parts"] = [_content_part(part) for part in turn.pop("content")]
+    if turn.get("tool_calls") is not None:
+        turn["tool_calls"] = [_tool_call(call) for call in turn["tool_calls"]]
+    return turn
+
+
+def _content_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    kind = part.get("type")
+    if kind == "text":
+        return {"text": part["text"]}
+    # The server names the part that its model does not take.
+    return {_MEDIA[kind]: {"url": part[kind]["url"]}} if kind in _MEDIA else part
+
+
+def _tool_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "function" not in call:
+        return call
+    arguments = call["function"].get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return {"id": call.get("id", ""), "name": call["function"]["name"], "arguments_json": text}
 
 
 def _tools_json(tools: Any) -> list[str]:

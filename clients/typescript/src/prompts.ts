@@ -1,10 +1,11 @@
 /** From JavaScript values to generation requests. */
 
-import { create, isMessage } from "@bufbuild/protobuf";
+import { create, isMessage, type MessageInitShape } from "@bufbuild/protobuf";
 import type { CallOptions } from "./calls.js";
 import { fieldInvalid } from "./errors.js";
 import {
   type Chat,
+  type ChatMessageSchema,
   ChatSchema,
   type GenerateRequest,
   GenerateRequestSchema,
@@ -18,8 +19,26 @@ export type Prompt = string | readonly number[] | Chat;
 export interface ChatTurn {
   /** `system`, `user`, `assistant`, `tool` or another role that the chat template knows. */
   readonly role: string;
-  /** Text of the turn. */
-  readonly content: string;
+  /** Text of the turn, or its parts. Left out if a turn only calls tools. */
+  readonly content?: string | readonly string[];
+  /** Calls of tools that the assistant made in this turn. */
+  readonly toolCalls?: readonly ChatToolCall[];
+  /** The call that this turn of role `tool` answers. */
+  readonly toolCallId?: string;
+  /** Who speaks, or the tool that answers. */
+  readonly name?: string;
+  /** What the assistant thought before it answered. */
+  readonly reasoningContent?: string;
+}
+
+/** A call of a tool that was offered to the model. */
+export interface ChatToolCall {
+  /** Id, which the turn with the answer names. */
+  readonly id?: string;
+  /** Name of the function. */
+  readonly name: string;
+  /** Arguments: an object, or its JSON text, which is sent as it is. */
+  readonly args?: object | string;
 }
 
 /** How a conversation is rendered. */
@@ -59,8 +78,8 @@ export interface GenerateOptions extends CallOptions {
 /** Makes a conversation prompt of turns, oldest first. */
 export function chat(turns: readonly ChatTurn[], options: ChatOptions = {}): Chat {
   return create(ChatSchema, {
-    messages: turns.map(({ role, content }) => ({ role, content })),
-    toolsJson: (options.tools ?? []).map((tool) => (typeof tool === "string" ? tool : JSON.stringify(tool))),
+    messages: turns.map(messageOf),
+    toolsJson: (options.tools ?? []).map(jsonOf),
     addGenerationPrompt: options.addGenerationPrompt,
   });
 }
@@ -89,6 +108,28 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
     },
     output: { logprobs: options.logprobs, logits: options.logits },
   });
+}
+
+function messageOf(turn: ChatTurn): MessageInitShape<typeof ChatMessageSchema> {
+  const { content } = turn;
+  const parts = typeof content === "object" ? content : [];
+  return {
+    role: turn.role,
+    content: typeof content === "string" ? content : undefined,
+    contentParts: parts.map((value) => ({ part: { case: "text" as const, value } })),
+    toolCalls: (turn.toolCalls ?? []).map(({ id, name, args }) => ({
+      id,
+      name,
+      argumentsJson: args === undefined ? "" : jsonOf(args),
+    })),
+    toolCallId: turn.toolCallId,
+    name: turn.name,
+    reasoningContent: turn.reasoningContent,
+  };
+}
+
+function jsonOf(value: object | string): string {
+  return typeof value === "string" ? value : JSON.stringify(value);
 }
 
 function promptOf(prompt: Prompt): GenerateRequest["prompt"] {

@@ -24,6 +24,18 @@ class Placement(msgspec.Struct, frozen=True):
 class KvManager(Protocol):
     """Divides the KV cache among requests."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that requests hold."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens that a block has room for."""
+
     def reserve(self, request: Request, num_tokens: int) -> Placement | None:
         """Makes room for the next tokens of a request, in addition to its `num_computed_tokens`.
 
@@ -37,10 +49,13 @@ class KvManager(Protocol):
             Everything that the request holds now; None, and nothing has changed, if the cache has no room.
         """
 
-    def release(self, request: Request) -> None:
+    def release(self, request: Request) -> int:
         """Takes back every part of the cache that a request holds, if it holds any.
 
         Steps in flight may still write it. The next owner's steps run after them.
+
+        Returns:
+            The number of blocks that it held.
         """
 
     def reset(self) -> None:

@@ -12,11 +12,22 @@ from runtime_svc.engine.request import Request
 class SlotManager:
     """Hands out slots 0 to `num_slots - 1`, lowest first, so that a small load stays in the first rows."""
 
-    def __init__(self, num_slots: int) -> None:
-        """Starts with every slot free."""
+    def __init__(self, num_slots: int, slot_tokens: int) -> None:
+        """Starts with every slot free; each has room for `slot_tokens` tokens."""
+        self.block_tokens = slot_tokens
         self._slots = tuple(Placement((slot,)) for slot in range(num_slots))
         self._free = list(range(num_slots))
         self._held: dict[Request, Placement] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """All slots."""
+        return len(self._slots)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Slots that requests hold."""
+        return len(self._held)
 
     def reserve(self, request: Request, num_tokens: int) -> Placement | None:  # noqa: ARG002
         """Returns the slot of a request, which has room for all its tokens; None if other requests hold every slot."""
@@ -25,11 +36,13 @@ class SlotManager:
             placement = self._held[request] = self._slots[heapq.heappop(self._free)]
         return placement
 
-    def release(self, request: Request) -> None:
-        """Frees the slot of a request, if it has one."""
+    def release(self, request: Request) -> int:
+        """Frees the slot of a request, if it has one; returns how many it had."""
         placement = self._held.pop(request, None)
-        if placement is not None:
-            heapq.heappush(self._free, placement.blocks[0])
+        if placement is None:
+            return 0
+        heapq.heappush(self._free, placement.blocks[0])
+        return 1
 
     def reset(self) -> None:
         """Keeps all slots as they are: a request never reads values that another one left in its slot."""

@@ -54,6 +54,16 @@ class Scheduler:
         """Requests that have started."""
         return len(self._running)
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose keys and values the cache holds for running requests."""
+        return sum(request.num_computed_tokens for request in self._running)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of waiting requests."""
+        return sum(request.num_tokens for request in self._waiting)
+
     def add(self, request: Request) -> None:
         """Queues a new request."""
         assert request.finish is None
@@ -63,7 +73,7 @@ class Scheduler:
         """Takes an ended request out and frees its part of the KV cache at once; see `KvManager.release`."""
         if request in self._running:
             del self._running[request]
-            self.kv.release(request)
+            self._release(request)
         else:
             self._waiting.remove(request)
 
@@ -146,9 +156,12 @@ class Scheduler:
             return False
         newest = next((one for one in reversed(self._running) if one.num_computed_tokens and one is not oldest), None)
         assert newest is not None, f"{oldest.request_id} does not fit the KV cache alone"
-        self.kv.release(newest)
+        self._release(newest)
         newest.num_computed_tokens = 0
         return True
+
+    def _release(self, request: Request) -> None:
+        request.num_kv_blocks = max(request.num_kv_blocks, self.kv.release(request))
 
     def _take_tokens(self, request: Request, tokens: Sequence[int], now_s: float) -> list[int]:
         """Appends tokens to a request up to the one that ends it; returns those that it took."""

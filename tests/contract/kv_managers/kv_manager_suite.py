@@ -81,6 +81,17 @@ class KvManagerSuite:
         kv.check_integrity([])
         kv.check_integrity(fill(kv))
 
+    def test_blocks_are_counted(self) -> None:
+        kv = self.make_kv()
+        assert kv.num_used_blocks == 0
+        assert kv.num_blocks * kv.block_tokens >= NUM_REQUESTS * NUM_TOKENS
+        requests = fill(kv)
+        held = [len(reserve(kv, request, 1).blocks) for request in requests]
+        assert kv.num_used_blocks == sum(held) <= kv.num_blocks
+        assert [kv.release(request) for request in requests] == held
+        assert kv.release(requests[0]) == 0
+        assert kv.num_used_blocks == 0
+
     def test_reset_leaves_requests_what_they_hold(self) -> None:
         kv, request = self.make_kv(), make_request("a")
         placement = reserve(kv, request, 3)

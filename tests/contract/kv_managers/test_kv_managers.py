@@ -5,7 +5,7 @@ from tests.ranks.scheduling import BlockManager
 
 class TestSlotManager(KvManagerSuite):
     def make_kv(self) -> SlotManager:
-        return SlotManager(NUM_REQUESTS)
+        return SlotManager(NUM_REQUESTS, NUM_TOKENS)
 
     def test_lowest_slot_comes_first(self) -> None:
         kv, requests = self.make_kv(), [make_request(name) for name in "abc"]

@@ -140,6 +140,26 @@ async def test_request_id_of_the_client_is_on_every_line_of_its_call(logs: Logs)
         assert sorted(log["request_id"] for log in logs if log["event"] == event) == requests
 
 
+async def test_request_id_comes_back_whatever_becomes_of_the_call(logs: Logs) -> None:
+    probe = Probe()
+    metadata = (("x-request-id", "abc-1"),)
+    async with serve(probe) as channel:
+        fine = stub(channel).GetBundle(GET, metadata=metadata)
+        await fine
+        stream = stub(channel).ReadBlob(READ, metadata=metadata)
+        assert len([chunk async for chunk in stream]) == 2
+        probe.answer = not_found
+        failed = stub(channel).GetBundle(GET, metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await failed
+        for call in (fine, stream, failed):
+            assert dict(await call.trailing_metadata())["x-request-id"] == "abc-1"
+        unnamed = stub(channel).GetBundle(GET)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await unnamed
+        assert dict(await unnamed.trailing_metadata())["x-request-id"] == calls(logs)[-1]["request_id"]
+
+
 @pytest.mark.parametrize("request_id", ["", "x" * 129, "two words"])
 async def test_unfit_request_id_is_replaced(logs: Logs, request_id: str) -> None:
     async with serve(Probe()) as channel:

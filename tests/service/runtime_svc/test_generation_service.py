@@ -29,6 +29,7 @@ async def test_stream_follows_the_contract(served: Runtime) -> None:
     assert finished.WhichOneof("matched_stop") is None
     usage = finished.usage
     assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.generated_tokens) == (2, 0, 7)
+    assert (usage.kv_blocks, usage.kv_tokens) == (1, 8)
     buckets = [(one.submodel, list(one.bucket), one.steps, one.padding_tokens) for one in usage.buckets]
     assert buckets == [("context_encoding", [8], 1, 6), ("token_generation", [16], 6, 0)]
     for duration in (usage.queue_duration, usage.prefill_duration, usage.decode_duration):

@@ -118,7 +118,9 @@ async def test_slow_client_pauses_its_own_sequence_only(tmp_path: Path) -> None:
             steps = (await served.get()).load.steps
             await asyncio.sleep(0.2)
         assert steps < 7_000
-        assert (await served.get()).load.used_slots == 1
+        load = (await served.get()).load
+        assert (load.used_slots, load.used_blocks) == (1, 1)
+        assert 1 < load.used_tokens < load.block_tokens
         assert tokens_of(await served.generate([6], 40)) == expected_tokens([6], 40)
         events = [first] + [event async for event in slow]
         assert tokens_of(events) == expected_tokens([5], 8_000)

@@ -48,6 +48,7 @@ async def test_load_reports_every_stage_and_the_deployment(served: Runtime) -> N
     )
     assert list(capabilities.eos_token_ids) == [2]
     assert (deployment.load.used_slots, deployment.load.total_slots, deployment.load.queue_capacity) == (0, 4, 256)
+    assert (deployment.load.used_blocks, deployment.load.total_blocks, deployment.load.block_tokens) == (0, 4, 64)
     assert (deployment.weights_bytes, deployment.kv_bytes) == (1000, STATE_BYTES)
     assert served.ranks.is_warm
     assert served.started_with == [{"num_threads": 1}]

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as pb
 
+from runtime_svc import admission
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, token_request, tokens_of
 
@@ -77,6 +78,89 @@ async def test_no_limit_of_candidates(served: Runtime, top_k: int) -> None:
     events = await served.generate([5, 6], 3, temperature=0.0, top_k=top_k)
     assert events[0].accepted.sampling.top_k == 0
     assert tokens_of(events) == expected_tokens([5, 6], 3)
+
+
+UNSERVED: list[tuple[str, dict[str, Any], str]] = [
+    ("sampling.min_p", {"sampling": pb.SamplingParams(min_p=0.1)}, "got 0.1; accepted: unset or 0.0"),
+    ("sampling.frequency_penalty", {"sampling": pb.SamplingParams(frequency_penalty=1)}, "got 1; accepted: unset or 0"),
+    ("sampling.presence_penalty", {"sampling": pb.SamplingParams(presence_penalty=-2)}, "got -2; accepted: unset or 0"),
+    (
+        "sampling.repetition_penalty",
+        {"sampling": pb.SamplingParams(repetition_penalty=1.5)},
+        "got 1.5; accepted: unset or 1",
+    ),
+    ("sampling.logit_bias", {"sampling": pb.SamplingParams(logit_bias={5: 0})}, "got set; accepted: unset"),
+    ("constraint", {"constraint": pb.OutputConstraint(json_schema="{}")}, "got set; accepted: unset"),
+    ("num_sequences", {"num_sequences": 2}, "got 2; accepted: unset or 1"),
+    ("priority", {"priority": -1}, "got -1; accepted: unset or 0"),
+    ("session_id", {"session_id": "s"}, "got 's'; accepted: unset"),
+    ("adapter", {"adapter": "sql"}, "got 'sql'; accepted: unset"),
+]
+
+
+def test_every_field_that_is_not_served_has_a_case() -> None:
+    assert [path for path, *_ in UNSERVED] == list(admission.UNSERVED)
+
+
+@pytest.mark.parametrize(("path", "options", "description"), UNSERVED, ids=[path for path, *_ in UNSERVED])
+async def test_field_that_is_not_served_yet_is_named(
+    served: Runtime, path: str, options: dict[str, Any], description: str
+) -> None:
+    await served.deploy()
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await served.generation.Generate(pb.GenerateRequest(deployment_id="d", text="x", **options)).read()
+    (violation,) = details_of(caught[0])[1].field_violations
+    assert violation.field == path
+    assert violation.description.startswith(description)
+    assert violation.description.endswith("this server does not serve it yet")
+
+
+async def test_values_that_change_nothing_are_taken(served: Runtime) -> None:
+    await served.deploy()
+    neutral = {"min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+    request = token_request([5], 3)
+    request.MergeFrom(pb.GenerateRequest(sampling=pb.SamplingParams(**neutral), num_sequences=1, priority=0))  # type: ignore[arg-type]
+    assert tokens_of([event async for event in served.generation.Generate(request)]) == expected_tokens([5], 3)
+
+
+def turn(**fields: Any) -> dict[str, Any]:
+    return {"chat": pb.Chat(messages=[pb.ChatMessage(role="user", content="x"), pb.ChatMessage(role="user", **fields)])}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "field"),
+    [
+        (
+            turn(content="x", content_parts=[pb.ContentPart(text="y")]),
+            "REQUEST_INVALID",
+            "chat.messages[1].content_parts",
+        ),
+        (turn(content_parts=[pb.ContentPart()]), "REQUEST_INVALID", "chat.messages[1].content_parts[0]"),
+        (
+            turn(content_parts=[pb.ContentPart(text="y"), pb.ContentPart(image=pb.Media(url="http://x"))]),
+            "FEATURE_NOT_SERVED",
+            "chat.messages[1].content_parts[1].image",
+        ),
+        (
+            turn(content_parts=[pb.ContentPart(audio={})]),
+            "FEATURE_NOT_SERVED",
+            "chat.messages[1].content_parts[0].audio",
+        ),
+        (turn(tool_calls=[pb.ToolCall(id="1")]), "REQUEST_INVALID", "chat.messages[1].tool_calls[0].name"),
+        (
+            turn(tool_calls=[pb.ToolCall(name="f", arguments_json="[]")]),
+            "REQUEST_INVALID",
+            "chat.messages[1].tool_calls[0].arguments_json",
+        ),
+    ],
+)
+async def test_turns_that_no_template_can_render(
+    served: Runtime, options: dict[str, Any], reason: str, field: str
+) -> None:
+    await served.deploy()
+    async with raises("INVALID_ARGUMENT", reason) as caught:
+        await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", **options))
+    assert fields_of(caught[0]) == [field]
 
 
 async def test_template_that_refuses_says_why(served: Runtime) -> None:
@@ -202,7 +286,8 @@ async def test_full_queue_says_when_to_retry(tmp_path: Path) -> None:
         calls = [served.generation.Generate(token_request([5], 3)) for _ in range(3)]
         for call in calls:
             await anext(aiter(call))
-        assert (await served.get()).load.queued_requests == 2
+        load = (await served.get()).load
+        assert (load.queued_requests, load.queued_tokens) == (2, 2)
         async with raises("RESOURCE_EXHAUSTED", "QUEUE_FULL") as caught:
             await served.generate([5])
         status = rpc_status.from_call(caught[0])

@@ -86,7 +86,7 @@ async def test_deployments_are_listed_by_id(served: Runtime) -> None:
 
 async def test_server_tells_what_it_is(served: Runtime) -> None:
     info = await served.control.GetServerInfo(pb.GetServerInfoRequest())
-    assert (info.schema_revision, info.minimum_client_revision, info.target) == (1, 1, "cpu")
+    assert (info.schema_revision, info.minimum_client_revision, info.target) == (2, 1, "cpu")
     assert tuple(info.isas) == CPU.isas.list_supported()
     assert info.version
     assert info.start_time.seconds > 1_700_000_000

@@ -84,6 +84,17 @@ def test_command_line_and_sdk_generate_the_same(addresses: dict[str, str], deplo
     assert answer.usage.generated_tokens >= 1
 
 
+def test_defaults_are_those_of_the_checkpoint(addresses: dict[str, str], deployment: str) -> None:
+    named = json.loads((ROOT / "examples/models/kiln-tiny/generation_config.json").read_text())
+    with Runtime(addresses["runtime"]) as runtime:
+        told = runtime.get_deployment(deployment).capabilities.default_sampling
+        used = runtime.complete(deployment, PROMPT, max_new_tokens=1).accepted.sampling
+    for sampling in (told, used):
+        assert sampling.temperature == pytest.approx(named["temperature"])
+        assert sampling.top_p == pytest.approx(named["top_p"])
+        assert sampling.top_k == 32 < named["top_k"], "the bundle has no more candidates"
+
+
 def test_dropped_stream_frees_its_slot(addresses: dict[str, str], deployment: str) -> None:
     with Runtime(addresses["runtime"]) as runtime:
         for _ in range(6):  # three times as many as there are slots

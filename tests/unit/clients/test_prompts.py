@@ -62,6 +62,38 @@ def test_conversation() -> None:
     assert not chat_from_document({"messages": [], "add_generation_prompt": False}).add_generation_prompt
 
 
+def test_turns_in_the_form_of_openai() -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1.0}'}},
+                {"id": "2", "type": "function", "function": {"name": "g", "arguments": {"größe": 2}}},
+            ],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x", "detail": "low"}}]},
+    ]
+    user, assistant, tool, picture = chat(messages).messages
+    assert ([part.text for part in user.content_parts], user.name) == (["a", "b"], "ann")
+    assert not user.HasField("content")
+    assert not assistant.HasField("content")
+    assert assistant.reasoning_content == "hm"
+    calls = [(call.id, call.name, call.arguments_json) for call in assistant.tool_calls]
+    assert calls == [("1", "f", '{"a": 1.0}'), ("2", "g", '{"größe": 2}')]
+    assert (tool.content, tool.tool_call_id) == ("3", "1")
+    assert picture.content_parts[0].image.url == "http://x"
+
+
+def test_turns_in_the_form_of_the_api() -> None:
+    call = {"id": "1", "name": "f", "arguments_json": "{}"}
+    (turn,) = chat([{"role": "user", "content_parts": [{"text": "a"}], "tool_calls": [call]}]).messages
+    assert (turn.content_parts[0].text, turn.tool_calls[0].arguments_json) == ("a", "{}")
+
+
 def test_tools_that_are_not_json() -> None:
     for value in (float("nan"), object()):
         with pytest.raises(errors.InvalidArgument, match="JSON") as caught:
@@ -86,6 +118,10 @@ def test_tools_are_written_as_they_were_given() -> None:
         ({"mesages": []}, "mesages"),
         ([{"role": 1}], "role"),
         (["hi"], "ChatMessage"),
+        ([{"role": "user", "content": [{"type": "smell", "smell": "x"}]}], "type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "text"),
+        ([{"role": "user", "content": ["hi"]}], "get"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "name"),
         ({"messages": "hi"}, "messages"),
         ([{"role": "user", "content": "\ud800"}], "surrogate"),
     ],

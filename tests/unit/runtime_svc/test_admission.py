@@ -28,7 +28,7 @@ TOKEN_IDS = st.lists(st.integers(-1, VOCAB_SIZE), max_size=20)
 @st.composite
 def requests(draw: st.DrawFn) -> pb.GenerateRequest:
     """Any Generate request, often a sound one."""
-    request = pb.GenerateRequest(request_id=draw(st.text(max_size=200)))
+    request = pb.GenerateRequest(request_id=draw(st.text(max_size=200) | st.sampled_from(["", "mine"])))
     kind = draw(st.sampled_from(["none", "text", "chat", "token_ids", "token_ids"]))
     if kind == "text":
         request.text = draw(st.text(max_size=10))
@@ -59,20 +59,22 @@ def validate(call: GenerationCall, capabilities: Capabilities) -> Request | Runt
     try:
         check_call(call, capabilities)
         token_ids = call.prompt.token_ids if isinstance(call.prompt, TokenPrompt) else [5] * 3
-        return admit(call, token_ids, capabilities, request_id="r", now_s=0.0)
+        return admit(call, token_ids, capabilities, now_s=0.0)
     except (RequestInvalid, FeatureNotServed, PromptTooLong) as error:
         return error
 
 
 @given(requests(), st.sampled_from(CAPABILITIES))
 def test_anything_is_admitted_or_refused_by_name(request_: pb.GenerateRequest, capabilities: Capabilities) -> None:
-    call = call_from_pb(request_)
+    call = call_from_pb(request_, request_id=request_.request_id or "made")
     outcome = validate(call, capabilities)
     if not isinstance(outcome, Request):
         assert outcome.violations
         assert all(violation.field and violation.accepted for violation in outcome.violations)
         return
     request = outcome
+    assert request.request_id == (request_.request_id or "made")
+    assert request.request_id.isascii()
     assert 1 <= request.num_tokens <= capabilities.max_context_length
     assert 1 <= request.stop.max_new_tokens <= capabilities.max_length - request.num_tokens
     assert request.sampling.temperature >= 0

@@ -45,6 +45,25 @@ it("sends text, token ids and conversations", () => {
   assert.equal(chat([]).addGenerationPrompt, undefined);
 });
 
+it("sends turns that call tools, and their answers", () => {
+  const { messages } = chat([
+    { role: "user", content: ["a", "b"], name: "ann" },
+    { role: "assistant", toolCalls: [{ id: "1", name: "now", args: { zone: "UTC" } }], reasoningContent: "hm" },
+    { role: "tool", content: "noon", toolCallId: "1" },
+  ]);
+  const [user, assistant, tool] = messages;
+  const parts = user?.contentParts.map(({ part }) => part);
+  assert.deepEqual(parts, [
+    { case: "text", value: "a" },
+    { case: "text", value: "b" },
+  ]);
+  assert.deepEqual([user?.content, user?.name], [undefined, "ann"]);
+  const calls = assistant?.toolCalls.map(({ id, name, argumentsJson }) => [id, name, argumentsJson]);
+  assert.deepEqual(calls, [["1", "now", '{"zone":"UTC"}']]);
+  assert.deepEqual([assistant?.content, assistant?.reasoningContent], [undefined, "hm"]);
+  assert.deepEqual([tool?.content, tool?.toolCallId], ["noon", "1"]);
+});
+
 it("keeps every bit of a seed", () => {
   assert.equal(sent("hi", { seed: 2n ** 64n - 1n }).sampling?.seed, 2n ** 64n - 1n);
   assert.equal(sent("hi", { seed: Number.MAX_SAFE_INTEGER }).sampling?.seed, 2n ** 53n - 1n);

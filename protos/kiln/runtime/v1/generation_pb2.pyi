@@ -75,12 +75,28 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment to use. Required."""
     request_id: _builtins.str
-    """Client-chosen id for Abort and logs, unique among running requests. Default: chosen by the server."""
+    """Client-chosen id for Abort and logs, unique among the deployment's running requests: 1 to 128 printable characters of
+    ASCII, no spaces. Default: the `x-request-id` of the call's metadata, or else one that the server makes. The call's
+    trailing metadata has it as `x-request-id`.
+    """
     text: _builtins.str
     """Text, tokenized with the tokenizer's own special tokens."""
+    num_sequences: _builtins.int
+    """Sequences to generate for the prompt; at least 1. Default 1; more are not served yet."""
+    priority: _builtins.int
+    """Requests of higher priority start first. Default 0; others are not served yet."""
+    session_id: _builtins.str
+    """Session whose keys and values the request continues. Not served yet."""
+    adapter: _builtins.str
+    """Adapter to use, one of `Capabilities.adapters`. Not served yet."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """Messages, rendered with the bundle's chat template."""
@@ -101,6 +117,10 @@ class GenerateRequest(_message.Message):
     def output(self) -> Global___OutputOptions:
         """What the events carry besides token ids and text."""
 
+    @_builtins.property
+    def constraint(self) -> Global___OutputConstraint:
+        """Text that the output must match. Not served yet."""
+
     def __init__(
         self,
         *,
@@ -112,16 +132,96 @@ class GenerateRequest(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         stop: Global___StopConditions | None = ...,
         output: Global___OutputOptions | None = ...,
+        constraint: Global___OutputConstraint | None = ...,
+        num_sequences: _builtins.int | None = ...,
+        priority: _builtins.int | None = ...,
+        session_id: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "deployment_id", b"deployment_id", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_sequences: _TypeAlias = _typing.Literal["num_sequences"]  # noqa: Y015
+    _WhichOneofArgType__num_sequences: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_sequences) -> _WhichOneofReturnType__num_sequences | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class OutputConstraint(_message.Message):
+    """OutputConstraint is what the generated text must match."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """JSON schema, as JSON text."""
+    json_object: _builtins.bool
+    """Any JSON object."""
+    regex: _builtins.str
+    """Regular expression that the whole text matches."""
+    grammar: _builtins.str
+    """Context-free grammar in EBNF."""
+    @_builtins.property
+    def choices(self) -> Global___Choices:
+        """One of some texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        grammar: _builtins.str = ...,
+        choices: Global___Choices | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "grammar", "choices"]  # noqa: Y015
+    _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
+
+Global___OutputConstraint: _TypeAlias = OutputConstraint  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    """Choices are texts of which one is generated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts. At least one."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):
@@ -163,29 +263,161 @@ Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """ChatMessage is one turn."""
+    """ChatMessage is one turn. Templates see its fields under their names, and `content_parts` as `content`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    CONTENT_PARTS_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "user", "assistant", "tool" or another role that the template knows. Required."""
     content: _builtins.str
-    """Text of the turn."""
+    """Text of the turn. Templates see none if it is unset in a turn that calls tools, else empty text."""
+    tool_call_id: _builtins.str
+    """The call that this turn of role "tool" answers."""
+    name: _builtins.str
+    """Who speaks, or the tool that answers."""
+    reasoning_content: _builtins.str
+    """What the assistant thought before it answered, without the marks that the model puts around it."""
+    @_builtins.property
+    def content_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """The turn in parts, in place of `content`. A template that does not loop over parts sees their texts, a line break between
+        them.
+        """
+
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls of tools that the assistant made in this turn."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
-        content: _builtins.str = ...,
+        content: _builtins.str | None = ...,
+        content_parts: _abc.Iterable[Global___ContentPart] | None = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "content_parts", b"content_parts", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
+    _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ContentPart(_message.Message):
+    """ContentPart is a part of a turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
+    VIDEO_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text."""
+    @_builtins.property
+    def image(self) -> Global___Media:
+        """A picture. No served model takes it."""
+
+    @_builtins.property
+    def audio(self) -> Global___Media:
+        """A sound. No served model takes it."""
+
+    @_builtins.property
+    def video(self) -> Global___Media:
+        """A film. No served model takes it."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: Global___Media | None = ...,
+        audio: Global___Media | None = ...,
+        video: Global___Media | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "image", b"image", "part", b"part", "text", b"text", "video", b"video"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "image", b"image", "part", b"part", "text", b"text", "video", b"video"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image", "audio", "video"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
+
+@_typing.final
+class Media(_message.Message):
+    """Media is the content of a part that is no text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Address to fetch it from."""
+    data: _builtins.bytes
+    """The bytes of a file."""
+    media_type: _builtins.str
+    """Media type of `data`, such as "image/png"."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+        media_type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "url", b"url"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type", "source", b"source", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["url", "data"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___Media: _TypeAlias = Media  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """ToolCall is a call of a tool that was offered to the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id, which the turn with the answer names."""
+    name: _builtins.str
+    """Name of the function. Required."""
+    arguments_json: _builtins.str
+    """Arguments, one JSON object. Text, so that templates see keys and numbers as they were written. Default: no arguments."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -219,10 +451,35 @@ class SamplingParams(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits; 0 is greedy. At least 0."""
     top_k: _builtins.int
@@ -231,6 +488,20 @@ class SamplingParams(_message.Message):
     """Keeps the smallest set of tokens whose probability reaches p. In (0, 1]."""
     seed: _builtins.int
     """Seeds the request's own random numbers: the same seed gives the same tokens whatever shares the batch. Default: random."""
+    min_p: _builtins.float
+    """Drops tokens less likely than this share of the most likely one. In [0, 1]; default 0; others are not served yet."""
+    frequency_penalty: _builtins.float
+    """Taken off a token's logit for each time that it was generated. Default 0; others are not served yet."""
+    presence_penalty: _builtins.float
+    """Taken off a token's logit once it was generated. Default 0; others are not served yet."""
+    repetition_penalty: _builtins.float
+    """Divides positive logits and multiplies negative ones of tokens of the prompt and the output. Default 1; others are not
+    served yet.
+    """
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to logits, by token id. Not served yet."""
+
     def __init__(
         self,
         *,
@@ -238,11 +509,24 @@ class SamplingParams(_message.Message):
         top_k: _builtins.int | None = ...,
         top_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
+        min_p: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -251,6 +535,14 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -636,12 +928,18 @@ class Usage(_message.Message):
     PREFILL_DURATION_FIELD_NUMBER: _builtins.int
     DECODE_DURATION_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
     """Of those, tokens found in the KV cache."""
     generated_tokens: _builtins.int
     """Tokens generated, a stop token included."""
+    kv_blocks: _builtins.int
+    """Most blocks of the KV cache that it held at once."""
+    kv_tokens: _builtins.int
+    """Tokens whose keys and values were computed or found in the cache."""
     @_builtins.property
     def queue_duration(self) -> _duration_pb2.Duration:
         """From arrival to the first step."""
@@ -668,10 +966,12 @@ class Usage(_message.Message):
         prefill_duration: _duration_pb2.Duration | None = ...,
         decode_duration: _duration_pb2.Duration | None = ...,
         buckets: _abc.Iterable[Global___BucketUsage] | None = ...,
+        kv_blocks: _builtins.int = ...,
+        kv_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_duration", b"decode_duration", "prefill_duration", b"prefill_duration", "queue_duration", b"queue_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "cached_prompt_tokens", b"cached_prompt_tokens", "decode_duration", b"decode_duration", "generated_tokens", b"generated_tokens", "prefill_duration", b"prefill_duration", "prompt_tokens", b"prompt_tokens", "queue_duration", b"queue_duration"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "cached_prompt_tokens", b"cached_prompt_tokens", "decode_duration", b"decode_duration", "generated_tokens", b"generated_tokens", "kv_blocks", b"kv_blocks", "kv_tokens", b"kv_tokens", "prefill_duration", b"prefill_duration", "prompt_tokens", b"prompt_tokens", "queue_duration", b"queue_duration"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -457,6 +457,11 @@ class Load(_message.Message):
     QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     QUEUE_CAPACITY_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    USED_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     used_slots: _builtins.int
     """KV slots that sequences hold."""
     total_slots: _builtins.int
@@ -467,6 +472,16 @@ class Load(_message.Message):
     """Requests that may wait."""
     steps: _builtins.int
     """Steps since the load."""
+    used_blocks: _builtins.int
+    """Blocks of the KV cache that sequences hold. In a contiguous cache a slot is a block."""
+    total_blocks: _builtins.int
+    """Blocks of the KV cache in all."""
+    block_tokens: _builtins.int
+    """Tokens that a block has room for."""
+    used_tokens: _builtins.int
+    """Tokens whose keys and values the cache holds for running requests."""
+    queued_tokens: _builtins.int
+    """Tokens of the prompts of waiting requests."""
     def __init__(
         self,
         *,
@@ -475,10 +490,15 @@ class Load(_message.Message):
         queued_requests: _builtins.int = ...,
         queue_capacity: _builtins.int = ...,
         steps: _builtins.int = ...,
+        used_blocks: _builtins.int = ...,
+        total_blocks: _builtins.int = ...,
+        block_tokens: _builtins.int = ...,
+        used_tokens: _builtins.int = ...,
+        queued_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_capacity", b"queue_capacity", "queued_requests", b"queued_requests", "steps", b"steps", "total_slots", b"total_slots", "used_slots", b"used_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "queue_capacity", b"queue_capacity", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "steps", b"steps", "total_blocks", b"total_blocks", "total_slots", b"total_slots", "used_blocks", b"used_blocks", "used_slots", b"used_slots", "used_tokens", b"used_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

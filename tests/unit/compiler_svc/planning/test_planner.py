@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,14 @@ class TestRefusals:
         planned = plan(planner, "tiny", "cpu", seq_len=256, scratchpad_page_size=32)
         assert [(hint.field, hint.value) for hint in planned.hints] == [("neuron_config.scratchpad_page_size", 32)]
         assert planned.warnings == ("neuron_config.seq_len: 256 tokens exceed the model's 128 positions",)
+
+
+def test_generation_defaults_that_are_not_served_are_named(planner: Planner, models: Path) -> None:
+    directory = write_checkpoint(models / "penalized")
+    values = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.05, "num_beams": 1, "min_p": None}
+    (directory / "generation_config.json").write_text(json.dumps(values))
+    warning = "generation_config.repetition_penalty: 1.05 is not served yet, so requests go without it"
+    assert plan(planner, "penalized", "cpu", optimization_level=0).warnings == (warning,)
 
 
 def test_pickles_stay_closed(planner: Planner, models: Path) -> None:

@@ -38,8 +38,9 @@ async def test_stream_of_one_request(start_engine: StartEngine) -> None:
     assert finished.finish.reason is FinishReason.LENGTH
     usage = finished.usage
     assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.generated_tokens) == (3, 0, 20)
+    assert (usage.kv_blocks, usage.kv_tokens) == (1, 22), "the last token is never computed"
     assert min(usage.queue_s, usage.prefill_s, usage.decode_s) >= 0
-    # Positions 3 to 15 take bucket 16, the rest 64; the last token is never computed.
+    # Positions 3 to 15 take bucket 16, the rest 64.
     assert {(one.key, one.steps, one.padding_tokens) for one in usage.buckets} == {
         (BucketKey("context_encoding", (8,)), 1, 5),
         (BucketKey("token_generation", (16,)), 13, 0),
@@ -183,7 +184,8 @@ async def test_abort_of_a_waiting_request(start_engine: StartEngine) -> None:
     events = await collect(waiting)
     assert tokens_of(events) == []
     assert finished_of(events).usage.generated_tokens == 0
-    assert finished_of(events).usage.prefill_s == 0
+    usage = finished_of(events).usage
+    assert (usage.prefill_s, usage.kv_blocks, usage.kv_tokens) == (0, 0, 0)
 
 
 async def test_deadline_ends_running_and_waiting_requests(start_engine: StartEngine) -> None:

@@ -255,7 +255,7 @@ def test_a_row_without_a_token_computes_its_newest_again() -> None:
 
 
 def test_a_prompt_in_parts_gives_a_token_with_its_last_part() -> None:
-    scheduler = make_parts_scheduler(SlotManager(2), max_running=2, max_tokens=4)
+    scheduler = make_parts_scheduler(SlotManager(2, 64), max_running=2, max_tokens=4)
     request = make_request("a", 10)
     scheduler.add(request)
     parts = []
@@ -269,7 +269,7 @@ def test_a_prompt_in_parts_gives_a_token_with_its_last_part() -> None:
 
 
 def test_one_step_computes_parts_of_prompts_and_new_tokens() -> None:
-    scheduler = make_parts_scheduler(SlotManager(2), max_running=2, max_tokens=4)
+    scheduler = make_parts_scheduler(SlotManager(2, 64), max_running=2, max_tokens=4)
     scheduler.add(make_request("short", 2))
     run_step(scheduler)
     scheduler.add(make_request("long", 9))

@@ -9,15 +9,15 @@ import pytest
 from runtime_svc.admission import MAX_TOOL_CHARS, MAX_TOOLS, check_prompt
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.errors import RequestInvalid
-from runtime_svc.text.prompt import ChatPrompt
-from runtime_svc.text.tools import parse_tool
+from runtime_svc.text.prompt import ChatMessage, ChatPrompt
+from runtime_svc.text.tools import parse_object
 from tests.unit.runtime_svc.test_admission import CAPABILITIES
 
 CHAT: Capabilities = CAPABILITIES[0]
 
 
 def violations_of(*tools: str) -> list[tuple[str, str, str]]:
-    prompt = ChatPrompt(messages=({"role": "user", "content": "hi"},), tools_json=tools)
+    prompt = ChatPrompt(messages=(ChatMessage("user", "hi"),), tools_json=tools)
     with pytest.raises(RequestInvalid) as caught:
         check_prompt(prompt, CHAT)
     return [(one.field, one.value, one.accepted) for one in caught.value.violations]
@@ -25,7 +25,7 @@ def violations_of(*tools: str) -> list[tuple[str, str, str]]:
 
 def test_order_and_integers_are_kept() -> None:
     text = '{"z": 18446744073709551617, "a": 1.0, "m": {"y": 1, "b": [true, null]}}'
-    assert json.dumps(parse_tool(text)) == text
+    assert json.dumps(parse_object(text)) == text
 
 
 @pytest.mark.parametrize(

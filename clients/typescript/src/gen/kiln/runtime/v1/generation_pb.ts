@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/generation.proto.
  */
 export const file_kiln_runtime_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIr8CCg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zQggKBnByb21wdCKIAQoEQ2hhdBIuCghtZXNzYWdlcxgBIAMoCzIcLmtpbG4ucnVudGltZS52MS5DaGF0TWVzc2FnZRISCgp0b29sc19qc29uGAIgAygJEiIKFWFkZF9nZW5lcmF0aW9uX3Byb21wdBgDIAEoCEgAiAEBQhgKFl9hZGRfZ2VuZXJhdGlvbl9wcm9tcHQiLAoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIPCgdjb250ZW50GAIgASgJIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSKSAQoOU2FtcGxpbmdQYXJhbXMSGAoLdGVtcGVyYXR1cmUYASABKAJIAIgBARISCgV0b3BfaxgCIAEoBUgBiAEBEhIKBXRvcF9wGAMgASgCSAKIAQESEQoEc2VlZBgEIAEoBEgDiAEBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQgcKBV9zZWVkIpYBCg5TdG9wQ29uZGl0aW9ucxIbCg5tYXhfbmV3X3Rva2VucxgBIAEoBUgAiAEBEhQKDHN0b3Bfc3RyaW5ncxgCIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgDIAMoBRIXCgppZ25vcmVfZW9zGAQgASgISAGIAQFCEQoPX21heF9uZXdfdG9rZW5zQg0KC19pZ25vcmVfZW9zInoKDU91dHB1dE9wdGlvbnMSFQoIbG9ncHJvYnMYASABKAVIAIgBARIOCgZsb2dpdHMYAiABKAgSNQoOY2FwdHVyZV9pbnB1dHMYAyABKAsyHS5raWxuLnJ1bnRpbWUudjEuSW5wdXRDYXB0dXJlQgsKCV9sb2dwcm9icyJICgxJbnB1dENhcHR1cmUSEgoKZmlyc3Rfc3RlcBgBIAEoBRIWCgludW1fc3RlcHMYAiABKAVIAIgBAUIMCgpfbnVtX3N0ZXBzIu4BChBHZW5lcmF0ZVJlc3BvbnNlEhcKD3NlcXVlbmNlX251bWJlchgBIAEoAxIWCg5zZXF1ZW5jZV9pbmRleBgCIAEoBRIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSLQoIYWNjZXB0ZWQYBCABKAsyGS5raWxuLnJ1bnRpbWUudjEuQWNjZXB0ZWRIABIsCgVkZWx0YRgFIAEoCzIbLmtpbG4ucnVudGltZS52MS5Ub2tlbkRlbHRhSAASLQoIZmluaXNoZWQYBiABKAsyGS5raWxuLnJ1bnRpbWUudjEuRmluaXNoZWRIAEIHCgVldmVudCKfAQoIQWNjZXB0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRIaChJwcm9tcHRfdG9rZW5fY291bnQYAiABKAUSMQoIc2FtcGxpbmcYAyABKAsyHy5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMSFgoObWF4X25ld190b2tlbnMYBCABKAUSGAoQdHJ1bmNhdGVkX3Rva2VucxgFIAEoBSJCCgpUb2tlbkRlbHRhEgwKBHRleHQYASABKAkSJgoGdG9rZW5zGAIgAygLMhYua2lsbi5ydW50aW1lLnYxLlRva2VuIogBCgVUb2tlbhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEhQKB2xvZ3Byb2IYAyABKAJIAIgBARIzCgx0b3BfbG9ncHJvYnMYBCADKAsyHS5raWxuLnJ1bnRpbWUudjEuVG9rZW5Mb2dwcm9iEg4KBmxvZ2l0cxgFIAMoAkIKCghfbG9ncHJvYiI5CgxUb2tlbkxvZ3Byb2ISCgoCaWQYASABKAUSDAoEdGV4dBgCIAEoCRIPCgdsb2dwcm9iGAMgASgCIo4CCghGaW5pc2hlZBItCgZyZWFzb24YASABKA4yHS5raWxuLnJ1bnRpbWUudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEiUKBXVzYWdlGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLlVzYWdlEiIKBnN0YXR1cxgFIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEhwKFGNhcHR1cmVkX2lucHV0c19wYXRoGAYgASgJEioKDmNhcHR1cmVfc3RhdHVzGAcgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNCDgoMbWF0Y2hlZF9zdG9wIqECCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgFEhwKFGNhY2hlZF9wcm9tcHRfdG9rZW5zGAIgASgFEhgKEGdlbmVyYXRlZF90b2tlbnMYAyABKAUSMQoOcXVldWVfZHVyYXRpb24YBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMwoQcHJlZmlsbF9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIyCg9kZWNvZGVfZHVyYXRpb24YBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLQoHYnVja2V0cxgHIAMoCzIcLmtpbG4ucnVudGltZS52MS5CdWNrZXRVc2FnZSJWCgtCdWNrZXRVc2FnZRIQCghzdWJtb2RlbBgBIAEoCRIOCgZidWNrZXQYAiADKAUSDQoFc3RlcHMYAyABKAUSFgoOcGFkZGluZ190b2tlbnMYBCABKAMiOQoMQWJvcnRSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSEgoKcmVxdWVzdF9pZBgCIAEoCSKfAQoNQWJvcnRSZXNwb25zZRI3CgdvdXRjb21lGAEgASgOMiYua2lsbi5ydW50aW1lLnYxLkFib3J0UmVzcG9uc2UuT3V0Y29tZSJVCgdPdXRjb21lEhcKE09VVENPTUVfVU5TUEVDSUZJRUQQABITCg9PVVRDT01FX0FCT1JURUQQARIcChhPVVRDT01FX0FMUkVBRFlfRklOSVNIRUQQAiJpCg9Ub2tlbml6ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRIOCgR0ZXh0GAIgASgJSAASJQoEY2hhdBgDIAEoCzIVLmtpbG4ucnVudGltZS52MS5DaGF0SABCCAoGcHJvbXB0IiUKEFRva2VuaXplUmVzcG9uc2USEQoJdG9rZW5faWRzGAEgAygFIncKEURldG9rZW5pemVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSEQoJdG9rZW5faWRzGAIgAygFEiAKE3NraXBfc3BlY2lhbF90b2tlbnMYAyABKAhIAIgBAUIWChRfc2tpcF9zcGVjaWFsX3Rva2VucyIiChJEZXRva2VuaXplUmVzcG9uc2USDAoEdGV4dBgBIAEoCSrQAQoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIcChhGSU5JU0hfUkVBU09OX1NUT1BfVE9LRU4QARIdChlGSU5JU0hfUkVBU09OX1NUT1BfU1RSSU5HEAISGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQAxIWChJGSU5JU0hfUkVBU09OX1RJTUUQBBIZChVGSU5JU0hfUkVBU09OX0FCT1JURUQQBRIXChNGSU5JU0hfUkVBU09OX0VSUk9SEAYy1gIKEUdlbmVyYXRpb25TZXJ2aWNlElEKCEdlbmVyYXRlEiAua2lsbi5ydW50aW1lLnYxLkdlbmVyYXRlUmVxdWVzdBohLmtpbG4ucnVudGltZS52MS5HZW5lcmF0ZVJlc3BvbnNlMAESRgoFQWJvcnQSHS5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXF1ZXN0Gh4ua2lsbi5ydW50aW1lLnYxLkFib3J0UmVzcG9uc2USTwoIVG9rZW5pemUSIC5raWxuLnJ1bnRpbWUudjEuVG9rZW5pemVSZXF1ZXN0GiEua2lsbi5ydW50aW1lLnYxLlRva2VuaXplUmVzcG9uc2USVQoKRGV0b2tlbml6ZRIiLmtpbG4ucnVudGltZS52MS5EZXRva2VuaXplUmVxdWVzdBojLmtpbG4ucnVudGltZS52MS5EZXRva2VuaXplUmVzcG9uc2VCiAEKE2Rldi5raWxuLnJ1bnRpbWUudjFQAVona2lsbi5sb2NhbC9nby9raWxuL3J1bnRpbWUvdjE7cnVudGltZXYxqgIPS2lsbi5SdW50aW1lLlYxugINS2lsblJ1bnRpbWVWMcoCD0tpbG5cUnVudGltZVxWMeoCEUtpbG46OlJ1bnRpbWU6OlYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_rpc_status]);
+  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIu0DCg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zEjUKCmNvbnN0cmFpbnQYCSABKAsyIS5raWxuLnJ1bnRpbWUudjEuT3V0cHV0Q29uc3RyYWludBIaCg1udW1fc2VxdWVuY2VzGAogASgFSAGIAQESFQoIcHJpb3JpdHkYCyABKAVIAogBARISCgpzZXNzaW9uX2lkGAwgASgJEg8KB2FkYXB0ZXIYDSABKAlCCAoGcHJvbXB0QhAKDl9udW1fc2VxdWVuY2VzQgsKCV9wcmlvcml0eSKfAQoQT3V0cHV0Q29uc3RyYWludBIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEhUKC2pzb25fb2JqZWN0GAIgASgISAASDwoFcmVnZXgYAyABKAlIABIRCgdncmFtbWFyGAQgASgJSAASKwoHY2hvaWNlcxgFIAEoCzIYLmtpbG4ucnVudGltZS52MS5DaG9pY2VzSABCDAoKY29uc3RyYWludCIYCgdDaG9pY2VzEg0KBXRleHRzGAEgAygJIogBCgRDaGF0Ei4KCG1lc3NhZ2VzGAEgAygLMhwua2lsbi5ydW50aW1lLnYxLkNoYXRNZXNzYWdlEhIKCnRvb2xzX2pzb24YAiADKAkSIgoVYWRkX2dlbmVyYXRpb25fcHJvbXB0GAMgASgISACIAQFCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCLgAQoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIUCgdjb250ZW50GAIgASgJSACIAQESMwoNY29udGVudF9wYXJ0cxgDIAMoCzIcLmtpbG4ucnVudGltZS52MS5Db250ZW50UGFydBItCgp0b29sX2NhbGxzGAQgAygLMhkua2lsbi5ydW50aW1lLnYxLlRvb2xDYWxsEhQKDHRvb2xfY2FsbF9pZBgFIAEoCRIMCgRuYW1lGAYgASgJEhkKEXJlYXNvbmluZ19jb250ZW50GAcgASgJQgoKCF9jb250ZW50IqABCgtDb250ZW50UGFydBIOCgR0ZXh0GAEgASgJSAASJwoFaW1hZ2UYAiABKAsyFi5raWxuLnJ1bnRpbWUudjEuTWVkaWFIABInCgVhdWRpbxgDIAEoCzIWLmtpbG4ucnVudGltZS52MS5NZWRpYUgAEicKBXZpZGVvGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLk1lZGlhSABCBgoEcGFydCJECgVNZWRpYRINCgN1cmwYASABKAlIABIOCgRkYXRhGAIgASgMSAASEgoKbWVkaWFfdHlwZRgDIAEoCUIICgZzb3VyY2UiPAoIVG9vbENhbGwSCgoCaWQYASABKAkSDAoEbmFtZRgCIAEoCRIWCg5hcmd1bWVudHNfanNvbhgDIAEoCSIXCghUb2tlbklkcxILCgNpZHMYASADKAUiyAMKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhEKBHNlZWQYBCABKARIA4gBARISCgVtaW5fcBgFIAEoAkgEiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAYgASgCSAWIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgHIAEoAkgGiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgIIAEoAkgHiAEBEkIKCmxvZ2l0X2JpYXMYCSADKAsyLi5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIHCgVfc2VlZEIICgZfbWluX3BCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHkilgEKDlN0b3BDb25kaXRpb25zEhsKDm1heF9uZXdfdG9rZW5zGAEgASgFSACIAQESFAoMc3RvcF9zdHJpbmdzGAIgAygJEhYKDnN0b3BfdG9rZW5faWRzGAMgAygFEhcKCmlnbm9yZV9lb3MYBCABKAhIAYgBAUIRCg9fbWF4X25ld190b2tlbnNCDQoLX2lnbm9yZV9lb3MiegoNT3V0cHV0T3B0aW9ucxIVCghsb2dwcm9icxgBIAEoBUgAiAEBEg4KBmxvZ2l0cxgCIAEoCBI1Cg5jYXB0dXJlX2lucHV0cxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5JbnB1dENhcHR1cmVCCwoJX2xvZ3Byb2JzIkgKDElucHV0Q2FwdHVyZRISCgpmaXJzdF9zdGVwGAEgASgFEhYKCW51bV9zdGVwcxgCIAEoBUgAiAEBQgwKCl9udW1fc3RlcHMi7gEKEEdlbmVyYXRlUmVzcG9uc2USFwoPc2VxdWVuY2VfbnVtYmVyGAEgASgDEhYKDnNlcXVlbmNlX2luZGV4GAIgASgFEhQKDHdlaWdodF9lcG9jaBgDIAEoAxItCghhY2NlcHRlZBgEIAEoCzIZLmtpbG4ucnVudGltZS52MS5BY2NlcHRlZEgAEiwKBWRlbHRhGAUgASgLMhsua2lsbi5ydW50aW1lLnYxLlRva2VuRGVsdGFIABItCghmaW5pc2hlZBgGIAEoCzIZLmtpbG4ucnVudGltZS52MS5GaW5pc2hlZEgAQgcKBWV2ZW50Ip8BCghBY2NlcHRlZBISCgpyZXF1ZXN0X2lkGAEgASgJEhoKEnByb21wdF90b2tlbl9jb3VudBgCIAEoBRIxCghzYW1wbGluZxgDIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxIWCg5tYXhfbmV3X3Rva2VucxgEIAEoBRIYChB0cnVuY2F0ZWRfdG9rZW5zGAUgASgFIkIKClRva2VuRGVsdGESDAoEdGV4dBgBIAEoCRImCgZ0b2tlbnMYAiADKAsyFi5raWxuLnJ1bnRpbWUudjEuVG9rZW4iiAEKBVRva2VuEgoKAmlkGAEgASgFEgwKBHRleHQYAiABKAkSFAoHbG9ncHJvYhgDIAEoAkgAiAEBEjMKDHRvcF9sb2dwcm9icxgEIAMoCzIdLmtpbG4ucnVudGltZS52MS5Ub2tlbkxvZ3Byb2ISDgoGbG9naXRzGAUgAygCQgoKCF9sb2dwcm9iIjkKDFRva2VuTG9ncHJvYhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEg8KB2xvZ3Byb2IYAyABKAIijgIKCEZpbmlzaGVkEi0KBnJlYXNvbhgBIAEoDjIdLmtpbG4ucnVudGltZS52MS5GaW5pc2hSZWFzb24SFQoLc3RvcF9zdHJpbmcYAiABKAlIABIXCg1zdG9wX3Rva2VuX2lkGAMgASgFSAASJQoFdXNhZ2UYBCABKAsyFi5raWxuLnJ1bnRpbWUudjEuVXNhZ2USIgoGc3RhdHVzGAUgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMSHAoUY2FwdHVyZWRfaW5wdXRzX3BhdGgYBiABKAkSKgoOY2FwdHVyZV9zdGF0dXMYByABKAsyEi5nb29nbGUucnBjLlN0YXR1c0IOCgxtYXRjaGVkX3N0b3AixwIKBVVzYWdlEhUKDXByb21wdF90b2tlbnMYASABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAiABKAUSGAoQZ2VuZXJhdGVkX3Rva2VucxgDIAEoBRIxCg5xdWV1ZV9kdXJhdGlvbhgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIzChBwcmVmaWxsX2R1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjIKD2RlY29kZV9kdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhItCgdidWNrZXRzGAcgAygLMhwua2lsbi5ydW50aW1lLnYxLkJ1Y2tldFVzYWdlEhEKCWt2X2Jsb2NrcxgIIAEoBRIRCglrdl90b2tlbnMYCSABKAUiVgoLQnVja2V0VXNhZ2USEAoIc3VibW9kZWwYASABKAkSDgoGYnVja2V0GAIgAygFEg0KBXN0ZXBzGAMgASgFEhYKDnBhZGRpbmdfdG9rZW5zGAQgASgDIjkKDEFib3J0UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkinwEKDUFib3J0UmVzcG9uc2USNwoHb3V0Y29tZRgBIAEoDjImLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlLk91dGNvbWUiVQoHT3V0Y29tZRIXChNPVVRDT01FX1VOU1BFQ0lGSUVEEAASEwoPT1VUQ09NRV9BQk9SVEVEEAESHAoYT1VUQ09NRV9BTFJFQURZX0ZJTklTSEVEEAIiaQoPVG9rZW5pemVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSDgoEdGV4dBgCIAEoCUgAEiUKBGNoYXQYAyABKAsyFS5raWxuLnJ1bnRpbWUudjEuQ2hhdEgAQggKBnByb21wdCIlChBUb2tlbml6ZVJlc3BvbnNlEhEKCXRva2VuX2lkcxgBIAMoBSJ3ChFEZXRva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhEKCXRva2VuX2lkcxgCIAMoBRIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAMgASgISACIAQFCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMiIgoSRGV0b2tlbml6ZVJlc3BvbnNlEgwKBHRleHQYASABKAkq0AEKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASHAoYRklOSVNIX1JFQVNPTl9TVE9QX1RPS0VOEAESHQoZRklOSVNIX1JFQVNPTl9TVE9QX1NUUklORxACEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAMSFgoSRklOSVNIX1JFQVNPTl9USU1FEAQSGQoVRklOSVNIX1JFQVNPTl9BQk9SVEVEEAUSFwoTRklOSVNIX1JFQVNPTl9FUlJPUhAGMtYCChFHZW5lcmF0aW9uU2VydmljZRJRCghHZW5lcmF0ZRIgLmtpbG4ucnVudGltZS52MS5HZW5lcmF0ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXNwb25zZTABEkYKBUFib3J0Eh0ua2lsbi5ydW50aW1lLnYxLkFib3J0UmVxdWVzdBoeLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlEk8KCFRva2VuaXplEiAua2lsbi5ydW50aW1lLnYxLlRva2VuaXplUmVxdWVzdBohLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlc3BvbnNlElUKCkRldG9rZW5pemUSIi5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlc3BvbnNlQogBChNkZXYua2lsbi5ydW50aW1lLnYxUAFaJ2tpbG4ubG9jYWwvZ28va2lsbi9ydW50aW1lL3YxO3J1bnRpbWV2MaoCD0tpbG4uUnVudGltZS5WMboCDUtpbG5SdW50aW1lVjHKAg9LaWxuXFJ1bnRpbWVcVjHqAhFLaWxuOjpSdW50aW1lOjpWMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_rpc_status]);
 
 /**
  * GenerateRequest is one prompt and how to continue it.
@@ -32,7 +32,9 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
   deploymentId: string;
 
   /**
-   * Client-chosen id for Abort and logs, unique among running requests. Default: chosen by the server.
+   * Client-chosen id for Abort and logs, unique among the deployment's running requests: 1 to 128 printable characters of
+   * ASCII, no spaces. Default: the `x-request-id` of the call's metadata, or else one that the server makes. The call's
+   * trailing metadata has it as `x-request-id`.
    *
    * @generated from field: string request_id = 2;
    */
@@ -89,6 +91,41 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
    * @generated from field: kiln.runtime.v1.OutputOptions output = 8;
    */
   output?: OutputOptions;
+
+  /**
+   * Text that the output must match. Not served yet.
+   *
+   * @generated from field: kiln.runtime.v1.OutputConstraint constraint = 9;
+   */
+  constraint?: OutputConstraint;
+
+  /**
+   * Sequences to generate for the prompt; at least 1. Default 1; more are not served yet.
+   *
+   * @generated from field: optional int32 num_sequences = 10;
+   */
+  numSequences?: number;
+
+  /**
+   * Requests of higher priority start first. Default 0; others are not served yet.
+   *
+   * @generated from field: optional int32 priority = 11;
+   */
+  priority?: number;
+
+  /**
+   * Session whose keys and values the request continues. Not served yet.
+   *
+   * @generated from field: string session_id = 12;
+   */
+  sessionId: string;
+
+  /**
+   * Adapter to use, one of `Capabilities.adapters`. Not served yet.
+   *
+   * @generated from field: string adapter = 13;
+   */
+  adapter: string;
 };
 
 /**
@@ -97,6 +134,88 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
  */
 export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_generation, 0);
+
+/**
+ * OutputConstraint is what the generated text must match.
+ *
+ * @generated from message kiln.runtime.v1.OutputConstraint
+ */
+export type OutputConstraint = Message<"kiln.runtime.v1.OutputConstraint"> & {
+  /**
+   * The constraint. Required.
+   *
+   * @generated from oneof kiln.runtime.v1.OutputConstraint.constraint
+   */
+  constraint: {
+    /**
+     * JSON schema, as JSON text.
+     *
+     * @generated from field: string json_schema = 1;
+     */
+    value: string;
+    case: "jsonSchema";
+  } | {
+    /**
+     * Any JSON object.
+     *
+     * @generated from field: bool json_object = 2;
+     */
+    value: boolean;
+    case: "jsonObject";
+  } | {
+    /**
+     * Regular expression that the whole text matches.
+     *
+     * @generated from field: string regex = 3;
+     */
+    value: string;
+    case: "regex";
+  } | {
+    /**
+     * Context-free grammar in EBNF.
+     *
+     * @generated from field: string grammar = 4;
+     */
+    value: string;
+    case: "grammar";
+  } | {
+    /**
+     * One of some texts.
+     *
+     * @generated from field: kiln.runtime.v1.Choices choices = 5;
+     */
+    value: Choices;
+    case: "choices";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message kiln.runtime.v1.OutputConstraint.
+ * Use `create(OutputConstraintSchema)` to create a new message.
+ */
+export const OutputConstraintSchema: GenMessage<OutputConstraint> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 1);
+
+/**
+ * Choices are texts of which one is generated.
+ *
+ * @generated from message kiln.runtime.v1.Choices
+ */
+export type Choices = Message<"kiln.runtime.v1.Choices"> & {
+  /**
+   * The texts. At least one.
+   *
+   * @generated from field: repeated string texts = 1;
+   */
+  texts: string[];
+};
+
+/**
+ * Describes the message kiln.runtime.v1.Choices.
+ * Use `create(ChoicesSchema)` to create a new message.
+ */
+export const ChoicesSchema: GenMessage<Choices> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 2);
 
 /**
  * Chat is a conversation.
@@ -132,10 +251,10 @@ export type Chat = Message<"kiln.runtime.v1.Chat"> & {
  * Use `create(ChatSchema)` to create a new message.
  */
 export const ChatSchema: GenMessage<Chat> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 1);
+  messageDesc(file_kiln_runtime_v1_generation, 3);
 
 /**
- * ChatMessage is one turn.
+ * ChatMessage is one turn. Templates see its fields under their names, and `content_parts` as `content`.
  *
  * @generated from message kiln.runtime.v1.ChatMessage
  */
@@ -148,11 +267,47 @@ export type ChatMessage = Message<"kiln.runtime.v1.ChatMessage"> & {
   role: string;
 
   /**
-   * Text of the turn.
+   * Text of the turn. Templates see none if it is unset in a turn that calls tools, else empty text.
    *
-   * @generated from field: string content = 2;
+   * @generated from field: optional string content = 2;
    */
-  content: string;
+  content?: string;
+
+  /**
+   * The turn in parts, in place of `content`. A template that does not loop over parts sees their texts, a line break between
+   * them.
+   *
+   * @generated from field: repeated kiln.runtime.v1.ContentPart content_parts = 3;
+   */
+  contentParts: ContentPart[];
+
+  /**
+   * Calls of tools that the assistant made in this turn.
+   *
+   * @generated from field: repeated kiln.runtime.v1.ToolCall tool_calls = 4;
+   */
+  toolCalls: ToolCall[];
+
+  /**
+   * The call that this turn of role "tool" answers.
+   *
+   * @generated from field: string tool_call_id = 5;
+   */
+  toolCallId: string;
+
+  /**
+   * Who speaks, or the tool that answers.
+   *
+   * @generated from field: string name = 6;
+   */
+  name: string;
+
+  /**
+   * What the assistant thought before it answered, without the marks that the model puts around it.
+   *
+   * @generated from field: string reasoning_content = 7;
+   */
+  reasoningContent: string;
 };
 
 /**
@@ -160,7 +315,139 @@ export type ChatMessage = Message<"kiln.runtime.v1.ChatMessage"> & {
  * Use `create(ChatMessageSchema)` to create a new message.
  */
 export const ChatMessageSchema: GenMessage<ChatMessage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 2);
+  messageDesc(file_kiln_runtime_v1_generation, 4);
+
+/**
+ * ContentPart is a part of a turn.
+ *
+ * @generated from message kiln.runtime.v1.ContentPart
+ */
+export type ContentPart = Message<"kiln.runtime.v1.ContentPart"> & {
+  /**
+   * The part. Required.
+   *
+   * @generated from oneof kiln.runtime.v1.ContentPart.part
+   */
+  part: {
+    /**
+     * Text.
+     *
+     * @generated from field: string text = 1;
+     */
+    value: string;
+    case: "text";
+  } | {
+    /**
+     * A picture. No served model takes it.
+     *
+     * @generated from field: kiln.runtime.v1.Media image = 2;
+     */
+    value: Media;
+    case: "image";
+  } | {
+    /**
+     * A sound. No served model takes it.
+     *
+     * @generated from field: kiln.runtime.v1.Media audio = 3;
+     */
+    value: Media;
+    case: "audio";
+  } | {
+    /**
+     * A film. No served model takes it.
+     *
+     * @generated from field: kiln.runtime.v1.Media video = 4;
+     */
+    value: Media;
+    case: "video";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message kiln.runtime.v1.ContentPart.
+ * Use `create(ContentPartSchema)` to create a new message.
+ */
+export const ContentPartSchema: GenMessage<ContentPart> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 5);
+
+/**
+ * Media is the content of a part that is no text.
+ *
+ * @generated from message kiln.runtime.v1.Media
+ */
+export type Media = Message<"kiln.runtime.v1.Media"> & {
+  /**
+   * Where it is. Required.
+   *
+   * @generated from oneof kiln.runtime.v1.Media.source
+   */
+  source: {
+    /**
+     * Address to fetch it from.
+     *
+     * @generated from field: string url = 1;
+     */
+    value: string;
+    case: "url";
+  } | {
+    /**
+     * The bytes of a file.
+     *
+     * @generated from field: bytes data = 2;
+     */
+    value: Uint8Array;
+    case: "data";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * Media type of `data`, such as "image/png".
+   *
+   * @generated from field: string media_type = 3;
+   */
+  mediaType: string;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.Media.
+ * Use `create(MediaSchema)` to create a new message.
+ */
+export const MediaSchema: GenMessage<Media> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 6);
+
+/**
+ * ToolCall is a call of a tool that was offered to the model.
+ *
+ * @generated from message kiln.runtime.v1.ToolCall
+ */
+export type ToolCall = Message<"kiln.runtime.v1.ToolCall"> & {
+  /**
+   * Id, which the turn with the answer names.
+   *
+   * @generated from field: string id = 1;
+   */
+  id: string;
+
+  /**
+   * Name of the function. Required.
+   *
+   * @generated from field: string name = 2;
+   */
+  name: string;
+
+  /**
+   * Arguments, one JSON object. Text, so that templates see keys and numbers as they were written. Default: no arguments.
+   *
+   * @generated from field: string arguments_json = 3;
+   */
+  argumentsJson: string;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.ToolCall.
+ * Use `create(ToolCallSchema)` to create a new message.
+ */
+export const ToolCallSchema: GenMessage<ToolCall> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 7);
 
 /**
  * TokenIds is a sequence of tokens.
@@ -181,7 +468,7 @@ export type TokenIds = Message<"kiln.runtime.v1.TokenIds"> & {
  * Use `create(TokenIdsSchema)` to create a new message.
  */
 export const TokenIdsSchema: GenMessage<TokenIds> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 3);
+  messageDesc(file_kiln_runtime_v1_generation, 8);
 
 /**
  * SamplingParams chooses tokens. Unset is not zero: an unset field takes the default that GetDeployment reports, and
@@ -217,6 +504,42 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
    * @generated from field: optional uint64 seed = 4;
    */
   seed?: bigint;
+
+  /**
+   * Drops tokens less likely than this share of the most likely one. In [0, 1]; default 0; others are not served yet.
+   *
+   * @generated from field: optional float min_p = 5;
+   */
+  minP?: number;
+
+  /**
+   * Taken off a token's logit for each time that it was generated. Default 0; others are not served yet.
+   *
+   * @generated from field: optional float frequency_penalty = 6;
+   */
+  frequencyPenalty?: number;
+
+  /**
+   * Taken off a token's logit once it was generated. Default 0; others are not served yet.
+   *
+   * @generated from field: optional float presence_penalty = 7;
+   */
+  presencePenalty?: number;
+
+  /**
+   * Divides positive logits and multiplies negative ones of tokens of the prompt and the output. Default 1; others are not
+   * served yet.
+   *
+   * @generated from field: optional float repetition_penalty = 8;
+   */
+  repetitionPenalty?: number;
+
+  /**
+   * Added to logits, by token id. Not served yet.
+   *
+   * @generated from field: map<int32, float> logit_bias = 9;
+   */
+  logitBias: { [key: number]: number };
 };
 
 /**
@@ -224,7 +547,7 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
  * Use `create(SamplingParamsSchema)` to create a new message.
  */
 export const SamplingParamsSchema: GenMessage<SamplingParams> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 4);
+  messageDesc(file_kiln_runtime_v1_generation, 9);
 
 /**
  * StopConditions end a sequence. The context's end always does.
@@ -266,7 +589,7 @@ export type StopConditions = Message<"kiln.runtime.v1.StopConditions"> & {
  * Use `create(StopConditionsSchema)` to create a new message.
  */
 export const StopConditionsSchema: GenMessage<StopConditions> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 5);
+  messageDesc(file_kiln_runtime_v1_generation, 10);
 
 /**
  * OutputOptions chooses what events carry.
@@ -304,7 +627,7 @@ export type OutputOptions = Message<"kiln.runtime.v1.OutputOptions"> & {
  * Use `create(OutputOptionsSchema)` to create a new message.
  */
 export const OutputOptionsSchema: GenMessage<OutputOptions> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 6);
+  messageDesc(file_kiln_runtime_v1_generation, 11);
 
 /**
  * InputCapture chooses steps whose inputs are written to a file, in safetensors format: `STEP.INPUT`, in the shapes of the
@@ -333,7 +656,7 @@ export type InputCapture = Message<"kiln.runtime.v1.InputCapture"> & {
  * Use `create(InputCaptureSchema)` to create a new message.
  */
 export const InputCaptureSchema: GenMessage<InputCapture> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 7);
+  messageDesc(file_kiln_runtime_v1_generation, 12);
 
 /**
  * GenerateResponse is one event of the stream.
@@ -399,7 +722,7 @@ export type GenerateResponse = Message<"kiln.runtime.v1.GenerateResponse"> & {
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 8);
+  messageDesc(file_kiln_runtime_v1_generation, 13);
 
 /**
  * Accepted reports how the request was understood.
@@ -448,7 +771,7 @@ export type Accepted = Message<"kiln.runtime.v1.Accepted"> & {
  * Use `create(AcceptedSchema)` to create a new message.
  */
 export const AcceptedSchema: GenMessage<Accepted> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 9);
+  messageDesc(file_kiln_runtime_v1_generation, 14);
 
 /**
  * TokenDelta holds tokens generated since the previous event.
@@ -476,7 +799,7 @@ export type TokenDelta = Message<"kiln.runtime.v1.TokenDelta"> & {
  * Use `create(TokenDeltaSchema)` to create a new message.
  */
 export const TokenDeltaSchema: GenMessage<TokenDelta> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 10);
+  messageDesc(file_kiln_runtime_v1_generation, 15);
 
 /**
  * Token is one generated token.
@@ -525,7 +848,7 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
  * Use `create(TokenSchema)` to create a new message.
  */
 export const TokenSchema: GenMessage<Token> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 11);
+  messageDesc(file_kiln_runtime_v1_generation, 16);
 
 /**
  * TokenLogprob is an alternative token.
@@ -560,7 +883,7 @@ export type TokenLogprob = Message<"kiln.runtime.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 12);
+  messageDesc(file_kiln_runtime_v1_generation, 17);
 
 /**
  * Finished ends a sequence.
@@ -632,7 +955,7 @@ export type Finished = Message<"kiln.runtime.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 13);
+  messageDesc(file_kiln_runtime_v1_generation, 18);
 
 /**
  * Usage is what a sequence cost.
@@ -688,6 +1011,20 @@ export type Usage = Message<"kiln.runtime.v1.Usage"> & {
    * @generated from field: repeated kiln.runtime.v1.BucketUsage buckets = 7;
    */
   buckets: BucketUsage[];
+
+  /**
+   * Most blocks of the KV cache that it held at once.
+   *
+   * @generated from field: int32 kv_blocks = 8;
+   */
+  kvBlocks: number;
+
+  /**
+   * Tokens whose keys and values were computed or found in the cache.
+   *
+   * @generated from field: int32 kv_tokens = 9;
+   */
+  kvTokens: number;
 };
 
 /**
@@ -695,7 +1032,7 @@ export type Usage = Message<"kiln.runtime.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 14);
+  messageDesc(file_kiln_runtime_v1_generation, 19);
 
 /**
  * BucketUsage tells how well an executable's static shape fitted.
@@ -737,7 +1074,7 @@ export type BucketUsage = Message<"kiln.runtime.v1.BucketUsage"> & {
  * Use `create(BucketUsageSchema)` to create a new message.
  */
 export const BucketUsageSchema: GenMessage<BucketUsage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 15);
+  messageDesc(file_kiln_runtime_v1_generation, 20);
 
 /**
  * AbortRequest names requests to end.
@@ -765,7 +1102,7 @@ export type AbortRequest = Message<"kiln.runtime.v1.AbortRequest"> & {
  * Use `create(AbortRequestSchema)` to create a new message.
  */
 export const AbortRequestSchema: GenMessage<AbortRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 16);
+  messageDesc(file_kiln_runtime_v1_generation, 21);
 
 /**
  * AbortResponse tells what happened.
@@ -786,7 +1123,7 @@ export type AbortResponse = Message<"kiln.runtime.v1.AbortResponse"> & {
  * Use `create(AbortResponseSchema)` to create a new message.
  */
 export const AbortResponseSchema: GenMessage<AbortResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 17);
+  messageDesc(file_kiln_runtime_v1_generation, 22);
 
 /**
  * Outcome of an abort.
@@ -820,7 +1157,7 @@ export enum AbortResponse_Outcome {
  * Describes the enum kiln.runtime.v1.AbortResponse.Outcome.
  */
 export const AbortResponse_OutcomeSchema: GenEnum<AbortResponse_Outcome> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_generation, 17, 0);
+  enumDesc(file_kiln_runtime_v1_generation, 22, 0);
 
 /**
  * TokenizeRequest holds what to tokenize.
@@ -864,7 +1201,7 @@ export type TokenizeRequest = Message<"kiln.runtime.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 18);
+  messageDesc(file_kiln_runtime_v1_generation, 23);
 
 /**
  * TokenizeResponse holds token ids.
@@ -885,7 +1222,7 @@ export type TokenizeResponse = Message<"kiln.runtime.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 19);
+  messageDesc(file_kiln_runtime_v1_generation, 24);
 
 /**
  * DetokenizeRequest holds token ids.
@@ -920,7 +1257,7 @@ export type DetokenizeRequest = Message<"kiln.runtime.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 20);
+  messageDesc(file_kiln_runtime_v1_generation, 25);
 
 /**
  * DetokenizeResponse holds text.
@@ -941,7 +1278,7 @@ export type DetokenizeResponse = Message<"kiln.runtime.v1.DetokenizeResponse"> &
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 21);
+  messageDesc(file_kiln_runtime_v1_generation, 26);
 
 /**
  * FinishReason is why a sequence ended.
