@@ -41,6 +41,12 @@ COMMANDS = list(commands())
 
 def test_the_commands_of_the_contract_are_there() -> None:
     assert {" ".join(words) for words in COMMANDS} == {
+        "run",
+        "serve",
+        "pull",
+        "ps",
+        "logs",
+        "down",
         "up",
         "compile",
         "plan",
@@ -125,7 +131,8 @@ CALLS = {
 
 
 def test_every_remote_command_is_called_below() -> None:
-    assert {*CALLS, ("up",), ("version",)} == set(COMMANDS)
+    local = {("run",), ("serve",), ("pull",), ("ps",), ("logs",), ("down",), ("up",), ("version",)}
+    assert {*CALLS, *local} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", CALLS, ids=" ".join)
