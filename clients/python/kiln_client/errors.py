@@ -5,12 +5,19 @@ KilnError                     root; also any status code without a class of its 
 │   ├── DocumentInvalid       a YAML or JSON document that the client cannot read
 │   └── OverrideInvalid       an override of a configuration that says nothing, or leads nowhere
 ├── NotFound                  NOT_FOUND
+│   └── ModelNotFound         `kiln run` or `kiln serve` with a model that is nowhere
 ├── AlreadyExists             ALREADY_EXISTS
 ├── PermissionDenied          PERMISSION_DENIED
 ├── Unauthenticated           UNAUTHENTICATED
 ├── FailedPrecondition        FAILED_PRECONDITION
 │   ├── ServiceNotInstalled   `kiln up` without the service's distribution
-│   └── HomeInUse             `kiln up` on a home directory that another one serves
+│   ├── HomeInUse             `kiln up` or `kiln serve` on a home directory that another process serves
+│   ├── HubNotInstalled       a download without the distribution huggingface_hub
+│   ├── HomeBusy              services that `kiln run` would start again answer requests
+│   ├── ModelRootMissing      running services may not read the checkpoint
+│   ├── ModelTooLarge         a model that does not fit into the runtime's memory
+│   ├── ServicesNotRunning    no process serves the home directory
+│   └── ServicesNotStopped    services that `kiln down` could not end
 ├── ResourceExhausted         RESOURCE_EXHAUSTED, usually with retry_after_s
 ├── Aborted                   ABORTED
 ├── Cancelled                 CANCELLED
@@ -20,7 +27,9 @@ KilnError                     root; also any status code without a class of its 
 │   └── WrongService          a server that is not the one the call is for
 ├── Unavailable               UNAVAILABLE, a lost or refused connection too
 │   ├── ServiceExited         a service that `kiln up` started is gone
-│   └── ServiceNotReady       a service that `kiln up` started did not become healthy in time
+│   ├── ServiceNotReady       a service that `kiln up` started did not become healthy in time
+│   ├── HubFailed             a model that the Hub does not give
+│   └── ServicesNotStarted    services that `kiln run` started in the background did not come up
 ├── DataLoss                  DATA_LOSS
 └── Internal                  INTERNAL and UNKNOWN
     └── StreamIncomplete      a stream that ended well without its result
@@ -121,6 +130,15 @@ class NotFound(KilnError):
     default_code = "NOT_FOUND"
 
 
+class ModelNotFound(NotFound):
+    """`kiln run` or `kiln serve` was given a model that is nowhere."""
+
+    def __init__(self, model: str, accepted: str) -> None:
+        violation = FieldViolation("model", f"got {model!r}; accepted: {accepted}", "MODEL_NOT_FOUND")
+        message = f"there is no model {model!r}"
+        super().__init__(message, reason="MODEL_NOT_FOUND", fields=(violation,), metadata={"model": model})
+
+
 class AlreadyExists(KilnError):
     """What the request would create exists."""
 
@@ -157,13 +175,79 @@ class ServiceNotInstalled(FailedPrecondition):
 
 
 class HomeInUse(FailedPrecondition):
-    """`kiln up` was asked to serve a home directory that another `kiln up` serves."""
+    """`kiln up` or `kiln serve` was asked to serve a home directory that another process serves."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(
-            f"another `kiln up` serves {home}: stop it or choose another --home",
+            f"another process serves {home}: end it with `kiln down --home {home}`, or choose another --home",
             reason="HOME_IN_USE",
             metadata={"home": str(home)},
+        )
+
+
+class HubNotInstalled(FailedPrecondition):
+    """A download was asked for, and the distribution that talks to the Hub is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "downloads need the distribution huggingface_hub: install kiln-client[hub]", reason="HUB_NOT_INSTALLED"
+        )
+
+
+class HomeBusy(FailedPrecondition):
+    """Services that must start again, to read another directory, are answering requests."""
+
+    def __init__(self, path: Path, home: Path) -> None:
+        super().__init__(
+            f"the services of {home} must start again to read {path}, but they are answering requests: try again when"
+            " those have ended, or end the services with `kiln down`",
+            reason="HOME_BUSY",
+            metadata={"home": str(home), "path": str(path)},
+        )
+
+
+class ModelRootMissing(FailedPrecondition):
+    """Services that a person started may not read the checkpoint."""
+
+    def __init__(self, path: Path, home: Path, model_roots: Sequence[str]) -> None:
+        super().__init__(
+            f"the services of {home} read checkpoints below {', '.join(model_roots)} only: start them with"
+            f" --model-root {path}",
+            reason="MODEL_ROOT_MISSING",
+            metadata={"home": str(home), "path": str(path)},
+        )
+
+
+class ModelTooLarge(FailedPrecondition):
+    """A model does not fit into the runtime's memory, even with the shortest sequences."""
+
+    def __init__(self, model: str, needed_bytes: int, memory_bytes: int) -> None:
+        super().__init__(
+            f"{model} needs {needed_bytes / 2**30:.1f} GiB, and the runtime has {memory_bytes / 2**30:.1f} GiB",
+            reason="MODEL_TOO_LARGE",
+            metadata={"model": model, "needed_bytes": str(needed_bytes), "memory_bytes": str(memory_bytes)},
+        )
+
+
+class ServicesNotRunning(FailedPrecondition):
+    """No process serves the home directory."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(
+            f"no services run on {home}: `kiln run MODEL` starts them, and so does `kiln up --home {home}`",
+            reason="SERVICES_NOT_RUNNING",
+            metadata={"home": str(home)},
+        )
+
+
+class ServicesNotStopped(FailedPrecondition):
+    """Services were asked to end and still run."""
+
+    def __init__(self, home: Path, pid: int) -> None:
+        super().__init__(
+            f"the services of {home} were asked to end, and process {pid} still runs",
+            reason="SERVICES_NOT_STOPPED",
+            metadata={"home": str(home), "pid": str(pid)},
         )
 
 
@@ -243,6 +327,27 @@ class ServiceNotReady(Unavailable):
             f"the {service} service was not ready after {timeout_s:g} s; its log is {log_path}",
             reason="SERVICE_NOT_READY",
             metadata={"service": service, "timeout_s": f"{timeout_s:g}", "log": str(log_path)},
+        )
+
+
+class HubFailed(Unavailable):
+    """The Hub does not give a model: it does not exist, the user may not read it, or the Hub cannot be reached."""
+
+    def __init__(self, repo_id: str, detail: str) -> None:
+        super().__init__(
+            f"{repo_id} cannot be downloaded: {detail}", reason="HUB_FAILED", metadata={"repo_id": repo_id}
+        )
+
+
+class ServicesNotStarted(Unavailable):
+    """Services that `kiln run` started in the background did not come up."""
+
+    def __init__(self, detail: str, log_path: Path, log_tail: str) -> None:
+        message = f"the services did not start: {detail}; their log is {log_path}"
+        super().__init__(
+            f"{message}\n{log_tail}" if log_tail else message,
+            reason="SERVICES_NOT_STARTED",
+            metadata={"log": str(log_path)},
         )
 
 

@@ -8,6 +8,7 @@ import click
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from rich.text import Text
 
+from kiln_client.cli.output import Output
 from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, UINT64, IntegerList, StepRange, read_document
 from kiln_client.cli.records import record_from_completion, record_from_message
 from kiln_client.cli.session import Session, remote_command
@@ -73,7 +74,7 @@ async def generate_command(
         try:
             async for event in events:
                 builder.add(event)
-                _show(session, event)
+                show_event(session.output, event)
         finally:
             session.output.end_text()
     completion = builder.build()
@@ -119,13 +120,14 @@ def _read_prompt(prompt: str | None, chat: BinaryIO | None, token_ids: tuple[int
     return prompts[0]
 
 
-def _show(session: Session, event: GenerateResponse) -> None:
+def show_event(output: Output, event: GenerateResponse) -> None:
+    """Shows one event of a generation: to a program all of it, to a person its text."""
     kind = event.WhichOneof("event") or "unknown"
     record = record_from_message(event)
     payload = {name: record.pop(name) for name in ("accepted", "delta", "finished")}.get(kind)
-    session.output.event(kind, record | (payload or {}))
+    output.event(kind, record | (payload or {}))
     if kind == "delta":
-        session.output.text(event.delta.text)
+        output.text(event.delta.text)
 
 
 def _finish(completion: Completion) -> str:

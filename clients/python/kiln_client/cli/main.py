@@ -21,6 +21,10 @@ from kiln_client.cli.generate import generate_command, tokenize_command
 from kiln_client.cli.operations import operations_group
 from kiln_client.cli.output import Output
 from kiln_client.cli.plan import plan_command
+from kiln_client.cli.pull import pull_command
+from kiln_client.cli.run import run_command
+from kiln_client.cli.serve import serve_command
+from kiln_client.cli.services import down_command, logs_command, ps_command
 from kiln_client.cli.session import Terminated, shared_options
 from kiln_client.cli.up import up_command
 from kiln_client.cli.version import version_command
@@ -36,6 +40,9 @@ def kiln() -> None:
     """Compile models into bundles, load them, and stream tokens from them.
 
     \b
+    kiln run ./checkpoint                                 chat, in one command
+
+    \b
     kiln up --home .kiln                                  start both services
     kiln compile config.yaml --model DIR --name tiny      make a bundle
     kiln load tiny --deployment demo                      load it
@@ -44,6 +51,12 @@ def kiln() -> None:
 
 
 for _command in (
+    run_command,
+    serve_command,
+    pull_command,
+    ps_command,
+    logs_command,
+    down_command,
     up_command,
     compile_command,
     plan_command,

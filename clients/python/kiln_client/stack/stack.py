@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from kiln_client.endpoint import TlsOptions
-from kiln_client.errors import HomeInUse
+from kiln_client.stack.home import StackRecord, announced, locked_home
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -59,6 +60,7 @@ class StackConfig:
         tls: Files for TLS; None serves in plaintext.
         ready_timeout_s: Seconds in which a service must become healthy.
         stop_timeout_s: Seconds in which a service must end before it is killed.
+        is_detached: Whether the stack runs in the background, for `kiln run`.
     """
 
     home: Path
@@ -74,6 +76,7 @@ class StackConfig:
     tls: StackTls | None
     ready_timeout_s: float
     stop_timeout_s: float
+    is_detached: bool = False
 
     @property
     def store_path(self) -> Path:
@@ -96,6 +99,15 @@ class StackConfig:
         return self.home / "models"
 
     @property
+    def all_model_roots(self) -> tuple[Path, ...]:
+        """Every directory of checkpoints."""
+        return (self.models_path, *self.model_roots)
+
+    def with_model_roots(self, model_roots: Iterable[Path]) -> StackConfig:
+        """Returns this configuration with more model roots."""
+        return replace(self, model_roots=(*self.model_roots, *model_roots))
+
+    @property
     def logs_path(self) -> Path:
         """Directory of the services' logs."""
         return self.home / "logs"
@@ -113,8 +125,17 @@ COMPILER = Service("compiler", "compiler_svc", "kiln-compiler")
 RUNTIME = Service("runtime", "runtime_svc", "kiln-runtime")
 
 
-async def run_stack(config: StackConfig, on_ready: Callable[[StackAddresses], None]) -> None:
+async def run_stack(
+    config: StackConfig,
+    on_ready: Callable[[StackAddresses], None],
+    work: Callable[[StackAddresses], Awaitable[None]] | None = None,
+) -> None:
     """Starts both services, reports them, and stops them on SIGTERM, SIGINT or SIGHUP.
+
+    Args:
+        config: The configuration of both services.
+        on_ready: Called when both are healthy.
+        work: Runs beside the services, after `on_ready`. The services go on when it ends; if it raises, they stop.
 
     Raises:
         ServiceNotInstalled: A service's module is missing.
@@ -124,9 +145,10 @@ async def run_stack(config: StackConfig, on_ready: Callable[[StackAddresses], No
     """
     for service in (COMPILER, RUNTIME):
         service.require_installed()
-    with _locked_home(config):
+    _make_directories(config)
+    with locked_home(config.home):
         started: list[ServiceProcess] = []
-        serving = asyncio.create_task(_serve(config, started, on_ready))
+        serving = asyncio.create_task(_serve(config, started, on_ready, work))
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
         try:
@@ -137,7 +159,10 @@ async def run_stack(config: StackConfig, on_ready: Callable[[StackAddresses], No
 
 
 async def _serve(
-    config: StackConfig, started: list[ServiceProcess], on_ready: Callable[[StackAddresses], None]
+    config: StackConfig,
+    started: list[ServiceProcess],
+    on_ready: Callable[[StackAddresses], None],
+    work: Callable[[StackAddresses], Awaitable[None]] | None,
 ) -> None:
     async def start(service: Service, arguments: Sequence[str]) -> ServiceProcess:
         process = await ServiceProcess.start(service, arguments, config.logs_path / f"{service.name}.log")
@@ -149,12 +174,31 @@ async def _serve(
     compiler_address = await compiler.ready(config.ready_timeout_s, tls)
     runtime = await start(RUNTIME, _runtime_arguments(config, compiler_address))
     runtime_address = await first_of(runtime.ready(config.ready_timeout_s, tls), compiler.failure())
-    on_ready(StackAddresses(compiler_address, runtime_address))
-    await first_of(compiler.failure(), runtime.failure())
+    addresses = StackAddresses(compiler_address, runtime_address)
+
+    async def work_and_stay() -> NoReturn:
+        if work is not None:
+            await work(addresses)
+        await asyncio.Future()
+        raise AssertionError("the future has no result")
+
+    with announced(config.home, _record(config, addresses)):
+        on_ready(addresses)
+        await first_of(compiler.failure(), runtime.failure(), work_and_stay())
+
+
+def _record(config: StackConfig, addresses: StackAddresses) -> StackRecord:
+    return StackRecord(
+        pid=os.getpid(),
+        compiler=reachable_address(addresses.compiler),
+        runtime=reachable_address(addresses.runtime),
+        model_roots=tuple(str(root.resolve()) for root in config.all_model_roots),
+        is_detached=config.is_detached,
+        tls=None if config.tls is None else config.tls.client_options(),
+    )
 
 
 def _compiler_arguments(config: StackConfig) -> list[str]:
-    model_roots = (config.models_path, *config.model_roots)
     return [
         *("--address", config.compiler_address),
         *("--log-file", str(config.logs_path / f"{COMPILER.name}.log")),
@@ -162,7 +206,7 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
         *("--store", str(config.store_path)),
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
         *("--cache", str(config.cache_path / COMPILER.name)),
-        *(word for root in model_roots for word in ("--model-root", str(root))),
+        *(word for root in config.all_model_roots for word in ("--model-root", str(root))),
         *(word for root in config.import_roots for word in ("--import-root", str(root))),
     ]
 
@@ -214,14 +258,7 @@ def _option_words(options: Mapping[str, object]) -> list[str]:
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
-@contextlib.contextmanager
-def _locked_home(config: StackConfig) -> Iterator[None]:
+def _make_directories(config: StackConfig) -> None:
     caches = (config.cache_path / service.name for service in (COMPILER, RUNTIME))
     for path in (config.models_path, config.store_path, config.state_path, config.logs_path, *caches):
         path.mkdir(parents=True, exist_ok=True)
-    with (config.home / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HomeInUse(config.home) from None
-        yield

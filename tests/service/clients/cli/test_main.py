@@ -70,6 +70,12 @@ CALLS = {
 
 def test_the_commands_of_the_contract_are_there() -> None:
     assert {" ".join(words) for words in COMMANDS} == {
+        "run",
+        "serve",
+        "pull",
+        "ps",
+        "logs",
+        "down",
         "up",
         "compile",
         "plan",
@@ -150,7 +156,8 @@ def test_every_command_reports_usage_errors_as_json(kiln: Kiln, words: tuple[str
 
 
 def test_every_remote_command_is_called_below() -> None:
-    assert {*CALLS, ("up",), ("version",)} == set(COMMANDS)
+    local = {("run",), ("serve",), ("pull",), ("ps",), ("logs",), ("down",), ("up",), ("version",)}
+    assert {*CALLS, *local} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", CALLS, ids=" ".join)

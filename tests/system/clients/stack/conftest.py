@@ -69,8 +69,8 @@ def gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    """Starts `kiln up` on free ports; keyword arguments are the behaviour of each stand-in."""
+def stand_ins(tmp_path: Path) -> Path:
+    """A folder with stand-ins of both services' packages."""
     modules = tmp_path / "modules"
     for name in ("compiler", "runtime"):
         package = modules / f"{name}_svc"
@@ -78,11 +78,17 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
         (package / "__init__.py").touch()
         script = str(Path(__file__).with_name("stand_in.py"))
         (package / "__main__.py").write_text(_MODULE.format(name=name, script=script))
+    return modules
+
+
+@pytest.fixture
+def up(tmp_path: Path, stand_ins: Path) -> Iterator[Callable[..., Up]]:
+    """Starts `kiln up` on free ports; keyword arguments are the behaviour of each stand-in."""
     started: list[Up] = []
 
     def start(*words: object, as_json: bool = True, **behaviour: dict[str, int]) -> Up:
         variables = {f"STAND_IN_{name.upper()}": json.dumps(how) for name, how in behaviour.items()}
-        environment = python_environment(modules, STAND_IN_FOLDER=str(tmp_path), **variables)
+        environment = python_environment(stand_ins, STAND_IN_FOLDER=str(tmp_path), **variables)
         addresses = ("--compiler-address", "127.0.0.1:0", "--runtime-address", "127.0.0.1:0")
         home = tmp_path / "home"
         command = [*KILN, "up", "--home", str(home), *addresses, *map(str, words), *(["--json"] if as_json else [])]

@@ -1,0 +1,133 @@
+"""A conversation with a deployment: its history, and the loop that reads a person's lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kiln.runtime.v1.generation_pb2 import GenerateResponse
+from kiln.runtime.v1.runtime_pb2 import Deployment
+
+from kiln_client.cli.generate import show_event
+from kiln_client.cli.output import Output
+from kiln_client.cli.signals import blocking_signals
+from kiln_client.completion import Completion, CompletionBuilder
+from kiln_client.errors import KilnError, Unavailable
+from kiln_client.prompts import Prompt, chat
+from kiln_client.runtime import AsyncRuntime
+from kiln_client.streams import AsyncStream
+
+_PROMPT: Final = ">>> "
+_HELP: Final = "/reset forgets the conversation, /bye ends the chat, Ctrl-C ends an answer"
+
+
+class Conversation:
+    """The turns of a chat. A model without a chat template has none: it completes each text by itself."""
+
+    def __init__(self, runtime: AsyncRuntime, deployment: Deployment, options: Mapping[str, Any]) -> None:
+        """Begins a conversation.
+
+        Args:
+            runtime: Client of the runtime.
+            deployment: Deployment that answers.
+            options: GenerateOptions.
+        """
+        self.has_turns = deployment.capabilities.chat
+        self._runtime = runtime
+        self._deployment_id = deployment.id
+        self._options = options
+        self._turns: list[dict[str, str]] = []
+
+    def ask(self, text: str) -> AsyncStream[GenerateResponse]:
+        """Sends the conversation with one more turn of the person, which stays only if `keep` follows."""
+        prompt: Prompt = chat([*self._turns, {"role": "user", "content": text}]) if self.has_turns else text
+        return self._runtime.generate(self._deployment_id, prompt, **self._options)
+
+    def keep(self, text: str, answered: str) -> None:
+        """Remembers a turn of the person, and its answer, as far as it came."""
+        self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answered}]
+
+    def reset(self) -> None:
+        """Forgets every turn."""
+        self._turns.clear()
+
+
+async def answer(output: Output, conversation: Conversation, text: str) -> Completion:
+    """Shows the answer to one text as it arrives.
+
+    Raises:
+        KilnError: The runtime refuses the request, or ends it.
+    """
+    builder = CompletionBuilder()
+    async with conversation.ask(text) as events:
+        try:
+            async for event in events:
+                builder.add(event)
+                show_event(output, event)
+        finally:
+            output.end_text()
+    return builder.build()
+
+
+async def converse(output: Output, conversation: Conversation) -> None:
+    """Answers line by line until `/bye` or the end of the input. Without a terminal, each line of the input is a turn.
+
+    Raises:
+        Unavailable: The runtime is gone. After any other error the chat goes on.
+    """
+    kind = "" if conversation.has_turns else "the model has no chat template, and completes each line; "
+    output.remark(f"{kind}{_HELP}")
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401, PLC0415 - `input` uses it for editing and for the lines before
+    while (line := _read_line()) is not None:
+        match line.strip():
+            case "":
+                continue
+            case "/bye":
+                return
+            case "/reset":
+                conversation.reset()
+                output.remark("the conversation begins again")
+            case command if command.startswith("/") and " " not in command:
+                output.remark(f"there is no {command}: {_HELP}")
+            case text:
+                await _take_turn(output, conversation, text)
+
+
+async def _take_turn(output: Output, conversation: Conversation, text: str) -> None:
+    pieces: list[str] = []
+    loop = asyncio.get_running_loop()
+    events = conversation.ask(text)
+    loop.add_signal_handler(signal.SIGINT, events.abort)
+    try:
+        async for event in events:
+            pieces.append(event.delta.text)
+            show_event(output, event)
+    except Unavailable:
+        raise
+    except KilnError as error:
+        output.end_text()
+        output.error(error)
+        return
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        output.end_text()
+    if answered := "".join(pieces):  # nothing came if Ctrl-C was quick
+        conversation.keep(text, answered)
+
+
+def _read_line() -> str | None:
+    """Reads what a person types; empty if Ctrl-C gave it up, None at the end of the input."""
+    try:
+        with blocking_signals():
+            return input(_PROMPT if sys.stdin.isatty() else "")
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return ""
+    except EOFError:
+        return None

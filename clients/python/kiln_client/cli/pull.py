@@ -1,0 +1,88 @@
+"""The command `kiln pull`, and the download that `kiln run` and `kiln serve` ask for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.filesize import decimal
+from rich.text import Text
+
+from kiln_client.cli.homes import HOME, YES
+from kiln_client.cli.output import Output
+from kiln_client.cli.session import Session, local_command
+from kiln_client.cli.signals import blocking_signals
+from kiln_client.local.hub import Download, HubFile, download_files, hide_bars, plan_download
+
+
+@click.command("pull")
+@click.argument("repo_id", metavar="ID")
+@click.option("--revision", help="Branch, tag or commit. Default: the default branch.")
+@click.option("--token", envvar="HF_TOKEN", show_envvar=True, help="Token of the Hub. Default: the one that is saved.")
+@HOME
+@YES
+@local_command
+async def pull_command(
+    session: Session, *, repo_id: str, revision: str | None, token: str | None, home: Path, yes: bool
+) -> None:
+    """Download a checkpoint from the Hugging Face Hub.
+
+    ID is ORG/NAME. The files go to HOME/models/ORG/NAME, so that ORG/NAME is a name for `kiln run` and for --model. If
+    the command is interrupted, the next one downloads the files that are missing. HF_ENDPOINT names another server than
+    the Hub.
+    """
+    download = pull(session.output, repo_id, home, revision=revision, token=token, yes=yes)
+    record = {
+        "event": "result",
+        "model": repo_id,
+        "revision": download.commit,
+        "path": str(download.path),
+        "downloaded_bytes": download.missing_bytes,
+    }
+    session.output.result(record, Text(f"{repo_id} at {download.commit[:12]} is in {download.path}"))
+
+
+def pull(
+    output: Output, repo_id: str, home: Path, *, revision: str | None = None, token: str | None = None, yes: bool
+) -> Download:
+    """Downloads a model into a home, after asking.
+
+    Args:
+        output: Shows the progress.
+        repo_id: Such as `meta-llama/Llama-3.2-1B`.
+        home: Home whose model root the files go to.
+        revision: Branch, tag or commit; None takes the default branch.
+        token: Token of the user; None takes the saved one.
+        yes: Download without asking.
+
+    Raises:
+        click.Abort: The person does not want it, or has interrupted it.
+        click.UsageError: There is no terminal to ask at, and `yes` is not given.
+        HubNotInstalled: `huggingface_hub` is missing.
+        HubFailed: The Hub does not give the model.
+    """
+    if output.as_json or not output.remarks.is_terminal:
+        hide_bars()
+
+    def show(file: HubFile) -> None:
+        output.event("download", {"file": file.name, "size_bytes": file.size_bytes})
+        output.remark(f"downloading {file.name}, {decimal(file.size_bytes)}")
+
+    try:
+        with blocking_signals():
+            download = plan_download(repo_id, home / "models", revision=revision, token=token)
+            if download.missing and not yes:
+                _ask(download)
+            download_files(download, show)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    return download
+
+
+def _ask(download: Download) -> None:
+    size = decimal(download.missing_bytes)
+    question = f"Download {download.repo_id}, {size} in {len(download.missing)} files, to {download.path}?"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} There is no terminal to ask at: give --yes")
+    click.confirm(question, default=True, abort=True, err=True)

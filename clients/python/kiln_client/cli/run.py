@@ -1,0 +1,98 @@
+"""The command `kiln run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+from kiln.runtime.v1.runtime_pb2 import Deployment
+
+from kiln_client.cli.chat import Conversation, answer, converse
+from kiln_client.cli.local_models import PreparationView, find_here, model_options, prepare, read_given
+from kiln_client.cli.parameters import INT32, UINT64
+from kiln_client.cli.records import record_from_completion
+from kiln_client.cli.session import Session, local_command
+from kiln_client.cli.views import usage_line
+from kiln_client.errors import NotFound
+from kiln_client.local.lookup import name_of
+from kiln_client.local.services import reach_services
+from kiln_client.runtime import AsyncRuntime
+from kiln_client.stack.home import StackRecord, read_record
+
+_BATCH_SIZE = 1
+
+
+@click.command("run")
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option(
+    "--max-new-tokens", type=INT32, help="Tokens of an answer at most. Default: all that the sequence length allows."
+)
+@click.option("--temperature", type=float, help="Divide the logits by this number; 0 is greedy.")
+@click.option("--top-k", type=INT32, help="Keep the K most likely tokens; 0 keeps all that the bundle considers.")
+@click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P.")
+@click.option("--seed", type=UINT64, help="Equal seeds give equal tokens. Default: random.")
+@model_options
+@local_command
+async def run_command(
+    session: Session,
+    *,
+    model: str,
+    prompt: str | None,
+    home: Path,
+    model_roots: tuple[Path, ...],
+    config: BinaryIO | None,
+    overrides: tuple[str, ...],
+    optimization_level: str | None,
+    yes: bool,
+    **options: Any,
+) -> None:
+    """Answer PROMPT with a model, or chat with it.
+
+    MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path that
+    begins with `.` or `/`, or ORG/NAME of the Hugging Face Hub.
+
+    The command uses the services of the home, or starts them in the background, where they stay until `kiln down`. It
+    compiles the model if the cache lacks it. In a chat, Ctrl-C ends an answer, `/reset` forgets the conversation, and
+    `/bye` or Ctrl-D ends the chat.
+    """
+    if prompt is None and session.output.as_json:
+        raise click.UsageError("--json needs a PROMPT: a chat is no JSON")
+    given = read_given(config, overrides, optimization_level)
+    running = read_record(home)
+    known_roots = (home / "models", *map(Path, running.model_roots if running else ()), *model_roots)
+    found = find_here(session.output, model, known_roots, home, yes=yes)
+    services, deployment = running, None
+    if running is not None and not given.says_something:
+        deployment = await _find_served(running, found.name if found else name_of(model))
+    if services is None or deployment is None:
+        needed_roots = [*(root.resolve() for root in model_roots), *(found.roots if found else ())]
+        services = await reach_services(home, needed_roots, session.output.remark)
+        with PreparationView(session.output) as view:
+            deployment = await prepare(
+                services, found or model, given, _BATCH_SIZE, view, may_replace=services.is_detached
+            )
+    given_options = {name: value for name, value in options.items() if value is not None}
+    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+        conversation = Conversation(runtime, deployment, given_options)
+        if prompt is None:
+            await converse(session.output, conversation)
+            return
+        completion = await answer(session.output, conversation, prompt)
+    usage = usage_line(completion.usage, finish=completion.finish_reason, weight_epoch=completion.weight_epoch)
+    session.output.remark(usage)
+    record = {"event": "result", "deployment_id": deployment.id, **record_from_completion(completion)}
+    session.output.result(record)
+
+
+async def _find_served(services: StackRecord, name: str) -> Deployment | None:
+    """Finds the deployment of that name that a person serves; None in the background, where the checkpoint decides."""
+    if services.is_detached:
+        return None
+    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+        try:
+            deployment = await runtime.get_deployment(name)
+        except NotFound:
+            return None
+    return deployment if deployment.state == Deployment.STATE_READY else None

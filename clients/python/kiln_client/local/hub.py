@@ -1,0 +1,164 @@
+"""Downloads checkpoints from the Hugging Face Hub, or from a server that speaks its protocol (`HF_ENDPOINT`).
+
+`huggingface_hub` does the work: it reads the user's token, goes on with a file whose connection breaks, and downloads
+no file again that is there. It is an extra, `kiln-client[hub]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kiln_client.errors import HubFailed, HubNotInstalled
+
+_CONFIG: Final = "config.json"
+_SAFETENSORS: Final = "*.safetensors"
+_PICKLES: Final = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
+#: What a checkpoint is made of. Other files of a repository are copies of the weights in other formats, or pictures.
+_FILES: Final = ("*.json", _SAFETENSORS, *_PICKLES, "*.model", "*.jinja", "*.txt", "LICENSE*", "README.md")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One file of a model.
+
+    Attributes:
+        name: Path in the repository.
+        size_bytes: Its size; 0 if the server does not say.
+        is_present: Whether this host has it.
+    """
+
+    name: str
+    size_bytes: int
+    is_present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What a download brings.
+
+    Attributes:
+        repo_id: Such as `meta-llama/Llama-3.2-1B`.
+        commit: Commit that the revision names.
+        path: Directory that the files go to.
+        files: Every file of the checkpoint; `config.json` comes last, so that a directory which has it is whole.
+        token: Token of the user; None takes the one that `hf auth login` has saved, or `HF_TOKEN`.
+    """
+
+    repo_id: str
+    commit: str
+    path: Path
+    files: tuple[HubFile, ...]
+    token: str | None
+
+    @property
+    def missing(self) -> list[HubFile]:
+        """The files that this host lacks."""
+        return [file for file in self.files if not file.is_present]
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that are to be downloaded."""
+        return sum(file.size_bytes for file in self.missing)
+
+
+def plan_download(repo_id: str, models_path: Path, *, revision: str | None, token: str | None) -> Download:
+    """Asks the Hub what a model consists of, and looks what of it is here.
+
+    Args:
+        repo_id: Such as `meta-llama/Llama-3.2-1B`.
+        models_path: Model root; the files go to `models_path/repo_id`.
+        revision: Branch, tag or commit; None takes the default branch.
+        token: Token of the user; None takes the saved one.
+
+    Raises:
+        HubNotInstalled: `huggingface_hub` is missing.
+        HubFailed: There is no such model or revision, the user may not read it, or the Hub cannot be reached.
+    """
+    with _translated(repo_id):
+        from huggingface_hub import snapshot_download  # noqa: PLC0415 - an extra
+
+        path = models_path / repo_id
+        found = snapshot_download(
+            repo_id, revision=revision, local_dir=path, token=token, allow_patterns=list(_FILES), dry_run=True
+        )
+    names = [file.filename for file in found]
+    if _CONFIG not in names:
+        raise HubFailed(repo_id, f"it has no {_CONFIG}: it is no model of the transformers library")
+    has_safetensors = any(name.endswith(".safetensors") for name in names)
+    files = [
+        HubFile(file.filename, file.file_size or 0, not file.will_download)
+        for file in found
+        if not (has_safetensors and _is_pickle(file.filename))
+    ]
+    files.sort(key=lambda file: (file.name == _CONFIG, file.name))
+    return Download(repo_id, found[0].commit_hash, path, tuple(files), token)
+
+
+def download_files(download: Download, on_file: Callable[[HubFile], None]) -> None:
+    """Downloads what is missing, file by file. If it is interrupted, the next plan lacks the files that are there.
+
+    On a terminal, `huggingface_hub` draws a bar for each file.
+
+    Args:
+        download: Made by `plan_download`.
+        on_file: Called before each file.
+
+    Raises:
+        HubFailed: The Hub cannot be reached any more, or a file cannot be written.
+    """
+    with _translated(download.repo_id):
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - an extra
+
+        for file in download.missing:
+            on_file(file)
+            hf_hub_download(
+                download.repo_id, file.name, revision=download.commit, local_dir=download.path, token=download.token
+            )
+
+
+def hide_bars() -> None:
+    """Keeps `huggingface_hub` from drawing bars, for output that is no terminal.
+
+    Raises:
+        HubNotInstalled: `huggingface_hub` is missing.
+    """
+    with _translated(""):
+        from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - an extra
+
+        disable_progress_bars()
+
+
+def _is_pickle(name: str) -> bool:
+    return any(Path(name).match(pattern) for pattern in _PICKLES)
+
+
+@contextmanager
+def _translated(repo_id: str) -> Iterator[None]:
+    """Turns errors of `huggingface_hub` into this package's."""
+    try:
+        from huggingface_hub import errors  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise HubNotInstalled from error
+    explanations: dict[type[Exception], str] = {
+        errors.GatedRepoError: "its owner must grant access first, on the model's page; then give a token",
+        errors.RepositoryNotFoundError: "the Hub has no such model, or hides it: a private one needs a token",
+        errors.RevisionNotFoundError: "it has no such revision",
+    }
+    try:
+        yield
+    except Exception as error:  # of its HTTP client, of the file system, of the id
+        for cause in _causes(error):
+            for kind, explanation in explanations.items():
+                if isinstance(cause, kind):
+                    raise HubFailed(repo_id, explanation) from error
+        raise HubFailed(repo_id, (str(error).strip() or repr(error)).splitlines()[0]) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,158 @@
+"""Makes a model ready on running services: compiles it if the cache lacks it, and loads it unless it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Final, Protocol
+
+from kiln.bundle.v1.bundle_pb2 import Bundle
+from kiln.compiler.v1.compiler_pb2 import CompileMetadata
+from kiln.runtime.v1.runtime_pb2 import Deployment, LoadProgress
+
+from kiln_client.compiler import AsyncCompiler, compile_request
+from kiln_client.errors import AlreadyExists, NotFound, Unavailable
+from kiln_client.local.configuration import Configuration, Given, configure
+from kiln_client.local.lookup import Checkpoint, name_of
+from kiln_client.runtime import AsyncRuntime
+from kiln_client.stack.home import StackRecord
+
+_POLL_S: Final = 0.1
+_UNDER_WAY: Final = (Deployment.STATE_LOADING, Deployment.STATE_RECOVERING, Deployment.STATE_UNLOADING)
+
+
+class Progress(Protocol):
+    """Shows a person what happens."""
+
+    def configured(self, configuration: Configuration) -> None:
+        """Called before the compile."""
+
+    def compiled(self, progress: CompileMetadata) -> None:
+        """Called with each progress event of the compile."""
+
+    def lost(self, error: Unavailable) -> None:
+        """Called when the connection to the compiler was lost."""
+
+    def loaded(self, progress: LoadProgress) -> None:
+        """Called with each progress event of the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """A bundle with a name for its deployment.
+
+    Attributes:
+        name: Id of the deployment, unless another bundle has it.
+        ref: `NAME:vN`, or the digest.
+        digest: Digest of the bundle.
+        num_ranks: Processes that compute it.
+    """
+
+    name: str
+    ref: str
+    digest: str
+    num_ranks: int
+
+
+async def compile_model(
+    services: StackRecord, model: Checkpoint, given: Given, *, batch_size: int, progress: Progress
+) -> CompiledModel:
+    """Compiles a checkpoint for this host, or finds the bundle in the cache. Cancelling it cancels the compile.
+
+    Its bundle is called `NAME.auto`, so that NAME goes on to mean the checkpoint, as it is when it is asked for.
+
+    Args:
+        services: The services of the home.
+        model: What to compile.
+        given: What the person says of the configuration.
+        batch_size: Rows of the KV cache, if the person gives none.
+        progress: Told what happens.
+    """
+    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+        memory_bytes = (await runtime.get_server_info()).total_memory_bytes
+    async with AsyncCompiler(services.compiler, tls=services.tls) as compiler:
+        configuration = await configure(compiler, model, given, batch_size=batch_size, memory_bytes=memory_bytes)
+        progress.configured(configuration)
+        request = compile_request(f"{model.name}.auto", str(model.path), configuration.document, **given.build_options)
+        response = await compiler.compile(request, on_progress=progress.compiled, on_lost=progress.lost)
+    ref = f"{response.name}:v{response.version}"
+    return CompiledModel(model.name, ref, response.digest, configuration.num_ranks)
+
+
+def take_bundle(ref: str, bundle: Bundle) -> CompiledModel:
+    """Takes a bundle that a person named."""
+    name = name_of(bundle.name or bundle.digest.removeprefix("sha256:")[:12])
+    return CompiledModel(name, ref, bundle.digest, json.loads(bundle.manifest_json)["tp_degree"])
+
+
+async def load_model(
+    services: StackRecord, model: CompiledModel, *, may_replace: bool, progress: Progress
+) -> Deployment:
+    """Loads a bundle, or finds the deployment that serves it.
+
+    Args:
+        services: The services of the home.
+        model: What to load.
+        may_replace: Whether an idle deployment of that name, which serves another bundle, is unloaded.
+        progress: Told what happens.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // model.num_ranks)
+    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+        while True:
+            place = await _find_place(runtime, model, may_replace=may_replace)
+            if isinstance(place, Deployment):
+                return place
+            try:
+                return await runtime.load_bundle(
+                    model.ref, place, threads_per_core=threads, on_progress=progress.loaded
+                )
+            except AlreadyExists:  # another command loads it, too: `_find_place` waits for that one
+                continue
+
+
+async def _find_place(runtime: AsyncRuntime, model: CompiledModel, *, may_replace: bool) -> Deployment | str:
+    """Finds the deployment that serves a bundle, or else an id that is free, after unloading what is in the way."""
+    deployments: dict[str, Deployment] = {}
+    for listed in await runtime.list_deployments():
+        deployment = await _settle(runtime, listed) if listed.id == model.name else listed
+        if deployment is not None:
+            deployments[deployment.id] = deployment
+    for deployment in deployments.values():
+        if deployment.state == Deployment.STATE_READY and _serves(deployment, model.digest):
+            return deployment
+    old = deployments.get(model.name)
+    if old is not None and (_is_idle(old) if may_replace else old.state == Deployment.STATE_FAILED):
+        await runtime.unload_bundle(old.id)
+        del deployments[old.id]
+    return next(name for name in _candidates(model.name) if name not in deployments)
+
+
+def _is_idle(deployment: Deployment) -> bool:
+    return not deployment.load.used_slots and not deployment.load.queued_requests
+
+
+def _serves(deployment: Deployment, digest: str) -> bool:
+    """Whether a deployment runs the executables and the weights of one bundle."""
+    return all(digest == role.bundle_digest == role.weights_digest for role in deployment.roles)
+
+
+def _candidates(name: str) -> Iterator[str]:
+    return chain((name,), (f"{name}-{number}" for number in count(2)))
+
+
+async def _settle(runtime: AsyncRuntime, deployment: Deployment) -> Deployment | None:
+    """Waits until a deployment is neither being loaded nor being unloaded; returns None if it is gone.
+
+    A runtime loads the deployments of its last life when it starts.
+    """
+    while deployment.state in _UNDER_WAY:
+        await asyncio.sleep(_POLL_S)
+        try:
+            deployment = await runtime.get_deployment(deployment.id)
+        except NotFound:
+            return None
+    return deployment
