@@ -1,6 +1,6 @@
 """Configures a model for one person on this host, from its checkpoint and the runtime's memory.
 
-The compiler's plan knows memory and the model, so the sequence length comes from a plan: see decision 81.
+The compiler's plan knows memory and the model, so the sequence length comes from a plan: see decision 73.
 """
 
 from __future__ import annotations
