@@ -1,4 +1,4 @@
-"""Bundles in a directory that somebody else fills: an OCI image layout, or a directory of such. Only read."""
+"""Bundles in a directory that another program fills: an OCI image layout, or a directory of such. Only read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine counts for metrics: integers and histograms, which are read when somebody asks."""
+"""What an engine counts for metrics: integers and histograms, which are read when Prometheus asks."""
 
 from __future__ import annotations
 
