@@ -25,7 +25,9 @@ def test_json(generating: ScriptedServer, kiln: Kiln) -> None:
     outcome = kiln("generate", "--deployment", "demo", "--prompt", "x", "--max-new-tokens", "2", "--json")
     assert outcome.exit_code == 0
     assert [line["event"] for line in outcome.lines] == ["accepted", "delta", "delta", "finished", "result"]
-    assert outcome.lines[0]["sampling"] == {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "seed": 2**63 + 1}
+    sampling = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "seed": 2**63 + 1, "logit_bias": {}}
+    unset = dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"))
+    assert outcome.lines[0]["sampling"] == sampling | unset
     assert outcome.lines[1] == {
         "event": "delta",
         "sequence_number": 1,
@@ -42,6 +44,8 @@ def test_json(generating: ScriptedServer, kiln: Kiln) -> None:
         "prefill_seconds": 0.03,
         "decode_seconds": 0.1,
         "buckets": [{"submodel": "context_encoding", "bucket": [64], "steps": 1, "padding_tokens": 60}],
+        "kv_blocks": 1,
+        "kv_tokens": 5,
     }
     assert outcome.lines[3]["usage"] == usage
     assert outcome.last == {
