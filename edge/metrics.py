@@ -29,7 +29,7 @@ Sample = tuple[tuple[str, ...], float | Histogram]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric: what it is called, and where its values are read when Prometheus asks.
+    """One metric: what it is called, and where a scrape reads its values.
 
     Attributes:
         name: Its name; that of a counter is without `_total`.

@@ -15,7 +15,7 @@ from kiln.runtime.v1 import generation_pb2_grpc
 
 from edge.access_log import bind_request_id, bound_request_id, describe_call
 from edge.request_id import REQUEST_ID
-from edge.spans import record_span
+from edge.spans import TRACER, record_span
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.events import Finished
 from runtime_svc.engine.request import Usage
@@ -52,7 +52,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             stream.close()
             if stream.finished is not None:
                 describe_call(**_summarize(stream.finished))
-                _trace(stream.finished.usage, arrived_ns)
+                if TRACER.get() is not None:
+                    _trace(stream.finished.usage, arrived_ns)
         if stream.finished is not None and stream.finished.finish.error is not None:
             raise stream.finished.finish.error
 

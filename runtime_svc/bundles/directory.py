@@ -1,4 +1,4 @@
-"""Bundles in a directory that another program fills: an OCI image layout, or a directory of such. Only read."""
+"""Bundles in a directory that the runtime only reads: an OCI image layout, or a directory of such."""
 
 from __future__ import annotations
 

@@ -148,13 +148,16 @@ class RequestTable:
 
     def _conclude(self, request: Request, finish: Finish) -> None:
         self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
-        self._scheduler.statistics.count_finish(request)
+        statistics, timeline = self._scheduler.statistics, request.timeline
+        assert timeline.ended_s is not None
+        statistics.finished[finish.reason] += 1
+        statistics.request_s.observe(timeline.ended_s - timeline.arrived_s)
         self.num_captures -= request.capture is not None
         deadline = self._deadlines.pop(request.request_id, None)
         if deadline is not None:
             deadline.cancel()
-        if request.timeline.started_s is not None and request.timeline.ended_s is not None:
-            running_s = request.timeline.ended_s - request.timeline.started_s
+        if timeline.started_s is not None:
+            running_s = timeline.ended_s - timeline.started_s
             self._mean_running_s += SMOOTHING * (running_s - self._mean_running_s)
         if not self._publishers:
             self._became_empty.set()

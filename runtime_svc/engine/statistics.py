@@ -1,4 +1,4 @@
-"""What an engine counts for metrics: integers and histograms, which are read when Prometheus asks."""
+"""What an engine counts for metrics: integers and histograms, which a scrape reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from edge.histogram import Histogram
-from runtime_svc.engine.request import BucketKey, FinishReason, Request
+from runtime_svc.engine.request import BucketKey, FinishReason
 
 #: Upper bounds in seconds. Those of vLLM for the same metrics, so that its boards and rules fit.
 FIRST_TOKEN_BOUNDS_S: Final = (
@@ -25,7 +25,7 @@ SWAP_PAUSE_BOUNDS_S: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5
 
 
 class EngineStatistics:
-    """Counts of one engine since it started."""
+    """Counts of one engine since it started. Scheduler, requests and engine write them."""
 
     def __init__(self) -> None:
         """Starts at zero."""
@@ -44,21 +44,3 @@ class EngineStatistics:
         self.padding_tokens: Counter[BucketKey] = Counter()
         #: How often dead ranks were replaced.
         self.rank_restarts = 0
-
-    def count_tokens(self, request: Request, count: int, now_s: float) -> None:
-        """Counts new tokens of a request, of which a step gave `count` at once, at least 1."""
-        self.generated_tokens += count
-        timeline = request.timeline
-        if timeline.newest_token_s is None:
-            self.prompt_tokens += len(request.prompt_token_ids)
-            self.first_token_s.observe(now_s - timeline.arrived_s)
-        else:
-            self.inter_token_s.observe(now_s - timeline.newest_token_s)
-        timeline.newest_token_s = now_s
-
-    def count_finish(self, request: Request) -> None:
-        """Counts a request that has ended."""
-        assert request.finish is not None
-        assert request.timeline.ended_s is not None
-        self.finished[request.finish.reason] += 1
-        self.request_s.observe(request.timeline.ended_s - request.timeline.arrived_s)

@@ -126,7 +126,7 @@ class Scheduler:
             request.num_computed_tokens = request.num_tokens - 1 if row.samples else row.start + row.num_tokens
             if new_tokens:
                 outputs.append(RowTokens(row, new_tokens))
-                self.statistics.count_tokens(request, len(new_tokens), now_s)
+                self._count_tokens(request, len(new_tokens), now_s)
         self.statistics.steps[key] += 1
         self.statistics.computed_tokens[key] += num_computed
         self.statistics.padding_tokens[key] += num_padding
@@ -162,6 +162,16 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         request.num_kv_blocks = max(request.num_kv_blocks, self.kv.release(request))
+
+    def _count_tokens(self, request: Request, count: int, now_s: float) -> None:
+        timeline, statistics = request.timeline, self.statistics
+        statistics.generated_tokens += count
+        if timeline.newest_token_s is None:
+            statistics.prompt_tokens += len(request.prompt_token_ids)
+            statistics.first_token_s.observe(now_s - timeline.arrived_s)
+        else:
+            statistics.inter_token_s.observe(now_s - timeline.newest_token_s)
+        timeline.newest_token_s = now_s
 
     def _take_tokens(self, request: Request, tokens: Sequence[int], now_s: float) -> list[int]:
         """Appends tokens to a request up to the one that ends it; returns those that it took."""

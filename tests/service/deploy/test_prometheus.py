@@ -79,7 +79,7 @@ async def run_prometheus(directory: Path, target: int | None) -> AsyncIterator[i
     )
     try:
         async with asyncio.timeout(60):
-            while not await is_scraping(port):  # noqa: ASYNC110 - Prometheus announces no scrape
+            while not await is_scraping(port):  # noqa: ASYNC110 - Prometheus sends no event
                 await asyncio.sleep(0.1)
         yield port
     finally:
