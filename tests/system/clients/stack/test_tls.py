@@ -9,7 +9,7 @@ import pytest
 from kiln_client.cli.main import main
 
 from tests.servers.authority import Authority
-from tests.system.clients.stack.conftest import TIMEOUT_S, Up
+from tests.system.clients.stack.conftest import TIMEOUT_S, Up, Up
 
 Start = Callable[..., Up]
 
@@ -27,34 +27,36 @@ def words(options: dict[str, Path]) -> list[object]:
     return [word for option in options.items() for word in option]
 
 
+def options_of(running: Up, service: str) -> dict[str, str]:
+    """The options that a service was started with, each of which has one value."""
+    arguments = running.service(service)["arguments"]
+    return {name: value for name, value in zip(arguments, arguments[1:], strict=False) if name.startswith("--")}
+
+
 def test_both_services_serve_tls_and_are_asked_over_it(up: Start, files: dict[str, Path]) -> None:
     running = up(*words(files))
     assert running.read()["event"] == "ready"
-    server = ["--tls-certificate", str(files["--tls-cert"]), "--tls-key", str(files["--tls-key"])]
-    assert running.service("compiler")["arguments"][2:6] == server
-    runtime = running.service("runtime")["arguments"]
-    assert runtime[2:6] == server
-    assert runtime[8:10] == ["--compiler-ca", str(files["--tls-ca"])]
+    server = {"--tls-certificate": str(files["--tls-cert"]), "--tls-key": str(files["--tls-key"])}
+    assert options_of(running, "compiler").items() >= server.items()
+    runtime = options_of(running, "runtime")
+    assert runtime.items() >= {**server, "--compiler-ca": str(files["--tls-ca"])}.items()
     assert "--compiler-certificate" not in runtime
 
 
 def test_mutual_tls(up: Start, files: dict[str, Path]) -> None:
     running = up(*words(files), "--tls-client-ca", files["--tls-ca"])
     assert running.read()["event"] == "ready"
-    client_ca = ["--tls-client-ca", str(files["--tls-ca"])]
-    assert running.service("compiler")["arguments"][6:8] == client_ca
-    runtime = running.service("runtime")["arguments"]
-    assert runtime[6:8] == client_ca
-    shown = ["--compiler-certificate", str(files["--tls-cert"]), "--compiler-key", str(files["--tls-key"])]
-    assert runtime[12:16] == shown
+    client_ca = {"--tls-client-ca": str(files["--tls-ca"])}
+    assert options_of(running, "compiler").items() >= client_ca.items()
+    shown = {"--compiler-certificate": str(files["--tls-cert"]), "--compiler-key": str(files["--tls-key"])}
+    assert options_of(running, "runtime").items() >= {**client_ca, **shown}.items()
 
 
 def test_every_address_is_reached_over_loopback(up: Start, files: dict[str, Path]) -> None:
     running = up(*words(files), "--compiler-address", "0.0.0.0:0")
     ready = running.read()
     assert ready["compiler"].startswith("0.0.0.0:")
-    runtime = running.service("runtime")["arguments"]
-    assert runtime[6:8] == ["--compiler", ready["compiler"].replace("0.0.0.0", "127.0.0.1")]
+    assert options_of(running, "runtime")["--compiler"] == ready["compiler"].replace("0.0.0.0", "127.0.0.1")
 
 
 def test_a_certificate_of_somebody_else_is_not_trusted(up: Start, files: dict[str, Path], tmp_path: Path) -> None:
