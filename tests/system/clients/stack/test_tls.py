@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from kiln_client.cli.main import main
 
 from tests.servers.authority import Authority
-from tests.system.clients.stack.conftest import TIMEOUT_S, Up, Up
+from tests.system.clients.stack.conftest import TIMEOUT_S, Up
 
 Start = Callable[..., Up]
 
@@ -30,7 +31,7 @@ def words(options: dict[str, Path]) -> list[object]:
 def options_of(running: Up, service: str) -> dict[str, str]:
     """The options that a service was started with, each of which has one value."""
     arguments = running.service(service)["arguments"]
-    return {name: value for name, value in zip(arguments, arguments[1:], strict=False) if name.startswith("--")}
+    return {name: value for name, value in itertools.pairwise(arguments) if name.startswith("--")}
 
 
 def test_both_services_serve_tls_and_are_asked_over_it(up: Start, files: dict[str, Path]) -> None:
