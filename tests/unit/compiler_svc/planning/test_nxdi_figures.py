@@ -235,7 +235,7 @@ class TestAdapters:
         ("path", "said"),
         [
             ("nowhere", "no such directory"),
-            ("../..", "stays under a model root"),
+            ("../..", "--model-root DIR"),
             ("adapters/broken", "r and rank_pattern"),
         ],
     )
