@@ -11,8 +11,8 @@ import pytest
 from tests.repository import ROOT
 
 WIRE = {"grpc", "google", "kiln", "edge"}
-#: What of `edge` knows no wire: the engine counts with it.
-WIRELESS = {"edge", "edge.histogram"}
+#: What of `edge` knows no wire: what the engine counts with, and what a request id is.
+WIRELESS = {"edge", "edge.histogram", "edge.request_id"}
 TENSORS = {"torch", "numpy", "safetensors", "transformers", "compiler_svc"}
 
 LOAD = """
