@@ -30,11 +30,14 @@ class Probe(bundle_pb2_grpc.BundleServiceServicer):
         self.entered = asyncio.Event()
         self.left = asyncio.Event()
         self.context: grpc.aio.ServicerContext[object, object] | None = None
+        #: Peer of the newest call. gRPC frees a call with its end: its context must not be asked afterwards.
+        self.peer = ""
 
     async def GetBundle(  # noqa: N802
         self, request: bundle_pb2.GetBundleRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> bundle_pb2.GetBundleResponse:
         self.context = context
+        self.peer = context.peer()
         self.entered.set()
         try:
             return await self.answer()
@@ -45,6 +48,7 @@ class Probe(bundle_pb2_grpc.BundleServiceServicer):
         self, request: bundle_pb2.ReadBlobRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[bundle_pb2.ReadBlobResponse, None]:
         self.context = context
+        self.peer = context.peer()
         try:
             yield CHUNK
             self.entered.set()
