@@ -91,6 +91,19 @@ async def test_server_sees_that_nobody_reads(server: ScriptedServer, leave: Leav
         assert await asyncio.to_thread(server.cancelled["Generate"].wait, _SOON_S)
 
 
+async def test_server_sees_a_reader_that_is_cancelled_as_its_request_is_sent(server: ScriptedServer) -> None:
+    server.script("Generate", [samples.accepted(), HANG])
+    async with AsyncRuntime(server.address) as runtime:
+        events = runtime.generate("demo", "x")
+        # gRPC calls this before it wakes the reader, which then waits neither for the request nor for a response.
+        events._call._preparation.add_done_callback(lambda _: reader.cancel())
+        reader = asyncio.create_task(anext(events))
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert await asyncio.to_thread(server.cancelled["Generate"].wait, _SOON_S)
+        await events.aclose()
+
+
 async def test_abort_ends_another_tasks_iteration(server: ScriptedServer) -> None:
     server.script("Generate", [samples.accepted(), HANG])
     async with AsyncRuntime(server.address) as runtime:
