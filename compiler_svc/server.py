@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2_grpc
 
 from bundle.layout import Layout
+from bundle.process_lock import ProcessLock
 from bundle.verification import BlobVerifier
 from compiler_svc.api.bundles import BundleService
 from compiler_svc.api.compiler import CompilerService
@@ -129,13 +128,11 @@ def lock_store(store: Path) -> Iterator[None]:
         StoreLocked: Another process has locked the store.
     """
     store.mkdir(parents=True, exist_ok=True)
-    fd = os.open(store / "compiler.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = ProcessLock(store / "compiler.lock")
     except BlockingIOError as error:
-        os.close(fd)
         raise StoreLocked(str(store)) from error
     try:
         yield
     finally:
-        os.close(fd)
+        lock.release()

@@ -7,7 +7,6 @@ the deployment. SQLite makes each write atomic, even if the process is killed.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import sqlite3
 import uuid
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from bundle.process_lock import ProcessLock
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.errors import StateInUse, StateInvalid, StateUnwritable
 
@@ -66,21 +66,18 @@ class RecordStore:
         self._turn = asyncio.Lock()
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock = (directory / LOCK_NAME).open("wb")
+            self._lock = ProcessLock(directory / LOCK_NAME)
+        except BlockingIOError as error:
+            raise StateInUse(str(directory)) from error
         except OSError as error:
             raise StateInvalid(str(directory), str(error)) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise StateInUse(str(directory)) from error
         try:
             self._database = sqlite3.connect(self._path, check_same_thread=False)
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(_SCHEMA)
             self.runtime_id = self._read_runtime_id()
         except sqlite3.Error as error:
-            self._lock.close()
+            self._lock.release()
             raise StateInvalid(str(self._path), str(error)) from error
 
     def list(self) -> list[DeploymentRecord]:
@@ -115,7 +112,7 @@ class RecordStore:
     def close(self) -> None:
         """Gives the directory up to other processes."""
         self._database.close()
-        self._lock.close()
+        self._lock.release()
 
     async def _write(self, statement: str, row: Sequence[Any]) -> None:
         async with self._turn:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 
 from edge.server import EdgeConfig, EdgeServer
@@ -16,6 +17,12 @@ SERVICE = "kiln.bundle.v1.BundleService"
 GET = bundle_pb2.GetBundleRequest(ref="tiny")
 READ = bundle_pb2.ReadBlobRequest(digest="sha256:x")
 CHUNK = bundle_pb2.ReadBlobResponse(data=b"chunk")
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+#: Makes a server with a probe on it, which ends with the test.
+BuildServer = Callable[..., EdgeServer]
 
 
 async def answer() -> bundle_pb2.GetBundleResponse:
@@ -98,3 +105,9 @@ async def call_method(channel: grpc.aio.Channel, method: str) -> list[object]:
         return [response async for response in call]
     finally:
         call.cancel()  # gRPC does not, if it has sent the request at the very moment that the reader is cancelled
+
+
+async def check_health(channel: grpc.aio.Channel, service: str = "") -> int:
+    """Returns the state of a name."""
+    response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(response.status)

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -20,36 +19,23 @@ from kiln.bundle.v1 import bundle_pb2
 
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import AddressUnavailable, TlsFileInvalid
-from edge.server import EdgeServer
 from tests.repository import ROOT
 from tests.servers.certificates import make_certificate
-from tests.servers.probe import CHUNK, GET, READ, SERVICE, Probe, answer, make_server, serve, stub
+from tests.servers.probe import (
+    CHUNK,
+    GET,
+    NOT_SERVING,
+    READ,
+    SERVICE,
+    SERVING,
+    BuildServer,
+    Probe,
+    answer,
+    check_health,
+    serve,
+    stub,
+)
 from tests.unit.edge.test_status import detail
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-Build = Callable[..., EdgeServer]
-
-
-@pytest.fixture
-async def build() -> AsyncIterator[Build]:
-    """Makes servers that end with the test, even if it fails."""
-    servers: list[EdgeServer] = []
-
-    def make(probe: Probe, config: EdgeConfig | None = None) -> EdgeServer:
-        servers.append(make_server(probe, config))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        await server.drain()
-
-
-async def check(channel: grpc.aio.Channel, service: str = "") -> int:
-    response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
-    return int(response.status)
 
 
 async def reflect(
@@ -59,60 +45,7 @@ async def reflect(
     return await anext(aiter(call))
 
 
-async def test_health_is_per_service(build: Build) -> None:
-    server = build(Probe())
-    server.set_serving(SERVICE, False)
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        assert await check(channel) == SERVING
-        assert await check(channel, "google.longrunning.Operations") == SERVING
-        assert await check(channel, SERVICE) == NOT_SERVING
-        server.set_serving(SERVICE, True)
-        server.set_serving("", False)
-        assert await check(channel, SERVICE) == SERVING
-        assert await check(channel) == NOT_SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check(channel, "absent.Service")
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    with pytest.raises(AssertionError, match=r"absent\.Service"):
-        server.set_serving("absent.Service", True)
-
-
-async def test_liveness_lasts_until_the_server_ends(build: Build) -> None:
-    probe = Probe()
-    server = build(probe)
-    server.set_serving("", False)
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        assert await check(channel, "liveness") == SERVING
-        stream = aiter(stub(channel).ReadBlob(READ))
-        probe.answer = probe.hang
-        await anext(stream)
-        draining = asyncio.create_task(server.drain())
-        await asyncio.sleep(0.05)
-        assert await check(channel, "liveness") == SERVING
-        assert await check(channel, SERVICE) == NOT_SERVING
-        del stream
-        await draining
-
-
-async def test_names_come_and_go(build: Build) -> None:
-    server = build(Probe())
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="part/1")))
-        assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        server.health.set_serving("part/1", True)
-        assert (await anext(watch)).status == SERVING
-        assert await check(channel, "part/1") == SERVING
-        server.health.forget("part/1")
-        assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check(channel, "part/1")
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_an_old_connection_is_replaced_and_its_calls_finish(build: Build) -> None:
+async def test_an_old_connection_is_replaced_and_its_calls_finish(build: BuildServer) -> None:
     probe = Probe()
     release = asyncio.Event()
 
@@ -123,7 +56,7 @@ async def test_an_old_connection_is_replaced_and_its_calls_finish(build: Build) 
     server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=5, max_connection_age_s=0.5))
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        assert await check(channel) == SERVING
+        assert await check_health(channel) == SERVING
         probe.answer = answer_when_released
         stream = aiter(stub(channel).ReadBlob(READ))
         await anext(stream)
@@ -134,18 +67,6 @@ async def test_an_old_connection_is_replaced_and_its_calls_finish(build: Build) 
         assert probe.peer not in ("", first_peer)
         release.set()
         assert [response async for response in stream] == [CHUNK]
-
-
-async def test_watcher_sees_every_change(build: Build) -> None:
-    server = build(Probe())
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
-        assert (await anext(watch)).status == SERVING
-        server.set_serving(SERVICE, False)
-        assert (await anext(watch)).status == NOT_SERVING
-        server.set_serving(SERVICE, True)
-        assert (await anext(watch)).status == SERVING
 
 
 async def test_reflection_lists_the_services_and_describes_them() -> None:
@@ -170,7 +91,7 @@ async def test_reflection_lists_the_services_and_describes_them() -> None:
             assert package in {file.package for file in files}
 
 
-async def test_drain_reports_first_and_lets_running_calls_finish(build: Build) -> None:
+async def test_drain_reports_first_and_lets_running_calls_finish(build: BuildServer) -> None:
     probe = Probe()
     release = asyncio.Event()
 
@@ -188,7 +109,7 @@ async def test_drain_reports_first_and_lets_running_calls_finish(build: Build) -
         assert await anext(stream) == CHUNK
         draining = asyncio.create_task(server.drain())
         assert (await anext(watch)).status == NOT_SERVING
-        assert await check(channel, SERVICE) == NOT_SERVING
+        assert await check_health(channel, SERVICE) == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub(channel).GetBundle(GET)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -205,7 +126,7 @@ async def test_drain_reports_first_and_lets_running_calls_finish(build: Build) -
         await asyncio.wait_for(draining, 2)
 
 
-async def test_drain_cancels_what_does_not_finish_in_time(build: Build) -> None:
+async def test_drain_cancels_what_does_not_finish_in_time(build: BuildServer) -> None:
     probe = Probe()
     probe.answer = probe.hang
     server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
@@ -222,25 +143,7 @@ async def test_drain_cancels_what_does_not_finish_in_time(build: Build) -> None:
     assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-async def test_health_stays_down_once_draining(build: Build) -> None:
-    probe = Probe()
-    probe.answer = probe.hang
-    server = build(probe, EdgeConfig("127.0.0.1:0", drain_timeout_s=0.3))
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
-        assert (await anext(watch)).status == SERVING
-        stream = aiter(stub(channel).ReadBlob(READ))
-        await anext(stream)
-        draining = asyncio.create_task(server.drain())
-        assert (await anext(watch)).status == NOT_SERVING
-        server.set_serving(SERVICE, True)
-        await asyncio.sleep(0.05)
-        assert await check(channel, SERVICE) == NOT_SERVING
-        await draining
-
-
-async def test_taken_port_is_named(build: Build) -> None:
+async def test_taken_port_is_named(build: BuildServer) -> None:
     first, second = build(Probe()), None
     port = await first.start()
     second = build(Probe(), EdgeConfig(f"127.0.0.1:{port}"))
@@ -249,13 +152,13 @@ async def test_taken_port_is_named(build: Build) -> None:
     assert caught.value.metadata == {"address": f"127.0.0.1:{port}"}
 
 
-async def test_address_of_another_machine_is_named(build: Build) -> None:
+async def test_address_of_another_machine_is_named(build: BuildServer) -> None:
     server = build(Probe(), EdgeConfig("192.0.2.1:0", allow_insecure=True))
     with pytest.raises(AddressUnavailable):
         await server.start()
 
 
-async def test_port_is_free_again_after_draining(build: Build) -> None:
+async def test_port_is_free_again_after_draining(build: BuildServer) -> None:
     server = build(Probe())
     port = await server.start()
     await server.drain()
@@ -288,7 +191,7 @@ HTTP2_PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
 
 
 @pytest.mark.parametrize(("min_ping_interval_s", "survives"), [(0.05, True), (10, False)])
-async def test_pings_are_limited_as_configured(build: Build, min_ping_interval_s: float, survives: bool) -> None:
+async def test_pings_are_limited_as_configured(build: BuildServer, min_ping_interval_s: float, survives: bool) -> None:
     # Spoken by hand, because gRPC's own client pings at most once a second.
     server = build(Probe(), EdgeConfig("127.0.0.1:0", min_ping_interval_s=min_ping_interval_s))
     port = await server.start()
@@ -306,25 +209,25 @@ async def test_pings_are_limited_as_configured(build: Build, min_ping_interval_s
     writer.close()
 
 
-async def test_tls_with_a_certificate_of_our_own(build: Build, tmp_path: Path) -> None:
+async def test_tls_with_a_certificate_of_our_own(build: BuildServer, tmp_path: Path) -> None:
     files = make_certificate(tmp_path, "server")
     server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(files.certificate, files.key)))
     port = await server.start()
     trusting = grpc.ssl_channel_credentials(files.certificate.read_bytes())
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
-        assert await check(channel, SERVICE) == SERVING
+        assert await check_health(channel, SERVICE) == SERVING
     stranger = grpc.ssl_channel_credentials(make_certificate(tmp_path, "other").certificate.read_bytes())
     for channel in (
         grpc.aio.secure_channel(f"127.0.0.1:{port}", stranger),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check(channel)
+            await check_health(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await channel.close()
 
 
-async def test_mutual_tls_asks_clients_for_a_certificate(build: Build, tmp_path: Path) -> None:
+async def test_mutual_tls_asks_clients_for_a_certificate(build: BuildServer, tmp_path: Path) -> None:
     files, client = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "client")
     tls = TlsConfig(files.certificate, files.key, client_ca_path=client.certificate)
     server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=tls))
@@ -332,14 +235,14 @@ async def test_mutual_tls_asks_clients_for_a_certificate(build: Build, tmp_path:
     root = files.certificate.read_bytes()
     known = grpc.ssl_channel_credentials(root, client.key.read_bytes(), client.certificate.read_bytes())
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", known) as channel:
-        assert await check(channel) == SERVING
+        assert await check_health(channel) == SERVING
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(root)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check(channel)
+            await check_health(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_unreadable_certificate_stops_the_start(build: Build, tmp_path: Path) -> None:
+async def test_unreadable_certificate_stops_the_start(build: BuildServer, tmp_path: Path) -> None:
     server = build(Probe(), EdgeConfig("127.0.0.1:0", tls=TlsConfig(tmp_path / "absent", tmp_path / "absent")))
     with pytest.raises(TlsFileInvalid, match="absent"):
         await server.start()

@@ -65,7 +65,11 @@ def locked_home(home: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HomeInUse(home) from None
-        yield
+        try:
+            yield
+        finally:
+            # Closing would not do: a child that is being started has the file open until it executes its program.
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
