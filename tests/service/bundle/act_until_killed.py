@@ -1,20 +1,15 @@
-"""Does one thing to a layout again and again, each time in a child that kills itself one call later than the last.
+"""Does one thing to a layout again and again, each time in a child that kills itself later; see `tests.kill_points`.
 
     python -m tests.service.bundle.act_until_killed ACTION STEP DIRECTORY
 
-Child N is killed before its call N, and works on a copy of a layout in DIRECTORY/N. N goes up by STEP. The last child
-comes to its end; its number is printed.
+Children work on copies of a layout in DIRECTORY.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from bundle.layout import Layout
 from bundle.oci import BUNDLE_TYPE
@@ -24,10 +19,7 @@ from bundle.transfer import copy_bundle
 from bundle.verification import BlobVerifier
 from bundle.writer import BundleWriter
 from tests.bundles.samples import FILES, publish_sample, put_chunks, sample_manifest
-
-#: Counted are the calls into C of the writing modules, and the calls of pathlib that change the disk for them.
-WRITING_MODULES = {"bundle.blob_writer", "bundle.layout"}
-PATHLIB_CALLS = {"open", "write", "__exit__", "rename", "replace", "unlink"}
+from tests.kill_points import LAYOUT_CALLS, repeat_until_done
 
 
 def prepare(directory: Path) -> tuple[str, str]:
@@ -92,47 +84,18 @@ ACTIONS: dict[str, tuple[Callable[[Layout, Path], None], str]] = {
 }
 
 
-def is_counted(module: str, function: str) -> bool:
-    return module in WRITING_MODULES or (module == "pathlib" and function in PATHLIB_CALLS)
-
-
-def kill_after(calls: int) -> None:
-    """Makes this process kill itself before the given call, counting calls as said above."""
-    remaining = calls
-
-    def count(frame: FrameType, event: str, function: object) -> None:
-        nonlocal remaining
-        if event == "c_call" and is_counted(frame.f_globals["__name__"], getattr(function, "__name__", "")):
-            remaining -= 1
-            if remaining < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.setprofile(count)
-
-
 def main(action: str, step: int, directory: Path) -> None:
-    # The kernel keeps what a killed process wrote; waiting for the disk hundreds of times proves nothing.
-    os.fsync = abs  # in C, so that its calls count
     act, before = ACTIONS[action]
-    calls = 0
-    while True:
-        root, scratch = directory / str(calls), directory / f"{calls}-scratch"
-        shutil.copytree(directory / before, root)
+
+    def prepare_child(root: Path) -> Callable[[], None]:
+        scratch = root.with_name(f"{root.name}-scratch")
         scratch.mkdir()
         for number, (_, _, data) in enumerate(FILES):
             (scratch / str(number)).write_bytes(data)
-        child = os.fork()
-        if child == 0:
-            layout = Layout(root)
-            kill_after(calls)
-            act(layout, directory)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        exit_code = os.waitstatus_to_exitcode(status)
-        if exit_code != -signal.SIGKILL:
-            sys.stdout.write(f"{calls}\n")
-            sys.exit(exit_code)
-        calls += step
+        layout = Layout(root)
+        return lambda: act(layout, directory)
+
+    repeat_until_done(prepare_child, directory / before, step, LAYOUT_CALLS)
 
 
 if __name__ == "__main__":
