@@ -93,4 +93,8 @@ async def call_method(channel: grpc.aio.Channel, method: str) -> list[object]:
     """Calls GetBundle or ReadBlob; returns all responses."""
     if method == "GetBundle":
         return [await stub(channel).GetBundle(GET)]
-    return [response async for response in stub(channel).ReadBlob(READ)]
+    call = stub(channel).ReadBlob(READ)
+    try:
+        return [response async for response in call]
+    finally:
+        call.cancel()  # gRPC does not, if it has sent the request at the very moment that the reader is cancelled

@@ -52,6 +52,8 @@ class AsyncStream(AsyncIterator[R], Generic[R]):
             raise await self._explain(error) from None
         except asyncio.CancelledError:
             if is_caller_cancelled():
+                # gRPC cancels the call of a cancelled reader too, unless the request has been sent at this very moment.
+                self._call.cancel()
                 raise
             if self._aborted:
                 raise StopAsyncIteration from None
