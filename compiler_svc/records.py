@@ -49,6 +49,27 @@ class Progress(_Record, frozen=True):
     message: str = ""
 
 
+class BuildPart(_Record, frozen=True):
+    """A part of a build that is over, for the trace of its compile.
+
+    Attributes:
+        name: What was done, such as `lower token_generation_512`.
+        start_ns: When it began, in nanoseconds since 1970.
+        duration_s: How long it took.
+    """
+
+    name: str
+    start_ns: int
+    duration_s: float
+
+
+class BuildNews(_Record, frozen=True):
+    """What a build process tells the service, one packet at a time: progress, or a part that is over."""
+
+    progress: Progress | None = None
+    part: BuildPart | None = None
+
+
 class ExecutableResult(_Record, frozen=True):
     """One executable of a built bundle.
 

@@ -14,11 +14,10 @@ from typing import Final
 import grpc
 import structlog
 
+from edge.probes import is_probe
 from edge.request_id import REQUEST_ID, REQUEST_ID_KEY
 from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
 
-# Orchestrators and tools make these calls every second; their lines would say little about the service.
-_QUIET_PREFIXES: Final = ("/grpc.health.", "/grpc.reflection.")
 _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
 
 _log = structlog.get_logger("edge")
@@ -99,7 +98,7 @@ async def _log_call(method: str, ended: Counter[tuple[str, str]], context: Conte
 def _choose_level(method: str, code: grpc.StatusCode) -> int:
     if code in _SERVER_FAULTS:
         return logging.ERROR
-    return logging.DEBUG if method.startswith(_QUIET_PREFIXES) else logging.INFO
+    return logging.DEBUG if is_probe(method) else logging.INFO
 
 
 def _find_request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:

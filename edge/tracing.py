@@ -12,11 +12,10 @@ import grpc
 import structlog
 
 from edge.errors import TracingUnavailable
+from edge.probes import is_probe
 from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
 from edge.spans import TRACER
 
-# Orchestrators and tools make these calls every second.
-_QUIET_PREFIXES: Final = ("/grpc.health.", "/grpc.reflection.")
 #: The codes for which OpenTelemetry's conventions call a server's span failed; others are the caller's affair.
 _FAILURES: Final = frozenset(
     {
@@ -44,7 +43,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
         """Wraps the method's handler."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_QUIET_PREFIXES):
+        if handler is None or is_probe(handler_call_details.method):
             return handler
         return wrap_handler(handler, partial(self._trace_call, handler_call_details.method))
 

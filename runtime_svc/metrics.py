@@ -57,8 +57,15 @@ _ENGINE_METRICS: Final = (
     _EngineMetric(
         "vllm:kv_cache_usage_perc",
         "gauge",
-        "Share of the KV cache's slots in use, 0 to 1",
-        lambda engine: [((), engine.scheduler.num_running / engine.scheduler.max_running)],
+        "Share of the KV cache's blocks in use, 0 to 1",
+        lambda engine: [((), engine.scheduler.kv.num_used_blocks / engine.scheduler.kv.num_blocks)],
+    ),
+    _EngineMetric(
+        "vllm:cache_config_info",
+        "gauge",
+        "The KV cache in blocks; always 1",
+        lambda engine: [((str(engine.scheduler.kv.block_tokens), str(engine.scheduler.kv.num_blocks)), 1)],
+        ("block_size", "num_gpu_blocks"),
     ),
     _EngineMetric(
         "vllm:prompt_tokens",
@@ -150,13 +157,6 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
             for one in _ENGINE_METRICS
         ),
         MetricRow(
-            "vllm:cache_config_info",
-            "gauge",
-            "The KV cache in blocks, which are slots here; always 1",
-            ("model_name", "block_size", "num_gpu_blocks"),
-            lambda: of_deployments(_read_cache_config),
-        ),
-        MetricRow(
             "kiln:deployment_state",
             "gauge",
             "1 for the state that a deployment is in",
@@ -187,9 +187,3 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
             lambda: [((), resources.memory.free_bytes)],
         ),
     ]
-
-
-def _read_cache_config(deployment: Deployment) -> Iterator[Sample]:
-    if deployment.engine is not None and deployment.capabilities is not None:
-        slots = deployment.engine.scheduler.max_running
-        yield (str(deployment.capabilities.max_length), str(slots)), 1

@@ -122,7 +122,8 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     traced = []
     for submodel in build.plan.submodels:
         report.update(message=f"exporting {submodel.tag}")
-        traced.append(_trace(build, submodel))
+        with report.measuring(f"export {submodel.tag}"):
+            traced.append(_trace(build, submodel))
     missing = [one for one in traced if one.job is not None]
     eta_s = _estimate_lowering_s(build, missing)
     report.enter(Stage.LOWER, "compiling the graphs", eta_s=eta_s)
@@ -195,6 +196,7 @@ def _lower(build: Build, traced: Sequence[TracedExecutable]) -> dict[str, Finish
         finished[tag] = build.finished.keep(action_digests[tag], progress.executable, progress.duration_s)
         rounds_left = math.ceil((progress.total - progress.done) / environment.num_lowerings)
         mean_s = sum(one.duration_s for one in finished.values()) / len(finished)
+        build.report.add_part(f"lower {tag}", progress.duration_s)
         build.report.add_executable(f"{tag} is compiled", cached=False, eta_s=rounds_left * mean_s)
 
     pool = LoweringPool(

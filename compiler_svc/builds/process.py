@@ -1,6 +1,6 @@
 """The build process, from its fork to its end.
 
-Reads the job from its directory, sends progress to the service, one JSON document in each packet, and leaves the
+Reads the job from its directory, sends its news to the service, one JSON document in each packet, and leaves the
 outcome in the directory.
 """
 
@@ -20,7 +20,7 @@ from compiler_svc.builds.pipeline import run_build
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
 from compiler_svc.models.registry import list_families
-from compiler_svc.records import Progress
+from compiler_svc.records import BuildNews
 from edge.logs import configure_logging
 from execution.executors.executor import preload as preload_executor
 from execution.failure import Failure
@@ -43,7 +43,7 @@ def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> N
 
     Args:
         path: The directory.
-        progress_fd: The socket that receives progress.
+        progress_fd: The socket that receives the build's news.
         builds_fd: Connection to the forkserver of builds, which has also loaded what ranks need. Ranks set their number
             of threads themselves, so it serves ranks of any kind.
         lowerings_fd: Connection to the forkserver of lowerings.
@@ -57,7 +57,7 @@ def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> N
 
 
 def _build(directory: JobDirectory, progress: socket.socket, forkservers: Forkservers) -> BuildOutcome:
-    def send(news: Progress) -> None:
+    def send(news: BuildNews) -> None:
         progress.send(news.to_json())
 
     try:

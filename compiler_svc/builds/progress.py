@@ -1,14 +1,15 @@
-"""The progress of a running build."""
+"""The progress of a running build, and its parts for a trace."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 
-from compiler_svc.records import Progress, Stage
+from compiler_svc.records import BuildNews, BuildPart, Progress, Stage
 
 #: Counts change faster than clients read.
 _SHORTEST_INTERVAL_S: Final = 0.1
@@ -17,8 +18,8 @@ _SHORTEST_INTERVAL_S: Final = 0.1
 class ProgressReport:
     """Keeps the newest progress and passes it on at intervals."""
 
-    def __init__(self, write: Callable[[Progress], None]) -> None:
-        """Takes the function that receives progress."""
+    def __init__(self, write: Callable[[BuildNews], None]) -> None:
+        """Takes the function that receives the news."""
         self._write = write
         self._progress = Progress(stage=Stage.TRACE)
         self._written_at_s = 0.0
@@ -59,6 +60,18 @@ class ProgressReport:
         )
         self._pass_on()
 
+    @contextmanager
+    def measuring(self, name: str) -> Iterator[None]:
+        """Adds what the block does to the trace, once it is over."""
+        start_s = time.perf_counter()
+        yield
+        self.add_part(name, time.perf_counter() - start_s)
+
+    def add_part(self, name: str, duration_s: float) -> None:
+        """Adds a part of the build that ends now, and took `duration_s` seconds, to the trace."""
+        start_ns = time.time_ns() - round(duration_s * 1e9)
+        self._write(BuildNews(part=BuildPart(name=name, start_ns=start_ns, duration_s=duration_s)))
+
     def _pass_on(self) -> None:
         self._written_at_s = time.monotonic()
-        self._write(self._progress)
+        self._write(BuildNews(progress=self._progress))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 from typing import Final, Protocol
@@ -15,15 +16,16 @@ import msgspec
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.errors import BuildFailed
 from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
-from compiler_svc.records import Progress
+from compiler_svc.records import BuildNews, Progress
+from edge.spans import record_span
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
 from execution.threads import SHORT_SPIN_TURNS
 
 #: Named, not imported: the module loads torch, which this process must not.
 _BUILD_PROCESS: Final = "compiler_svc.builds.process"
-#: No progress record is longer.
-_MAX_PROGRESS_SIZE_BYTES: Final = 1 << 16
+#: No news of a build is longer.
+_MAX_NEWS_SIZE_BYTES: Final = 1 << 16
 
 #: The runner calls it with every progress of a build.
 OnProgress = Callable[[Progress], Awaitable[None]]
@@ -83,6 +85,7 @@ class ProcessBuildRunner:
         """Runs the job of a directory; returns the exit code as `ChildProcess` does."""
         progress, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         progress.setblocking(False)
+        start_ns, start_s = time.time_ns(), time.perf_counter()
         with progress:
             with theirs:
                 # First, because it may start the forkserver of builds.
@@ -91,11 +94,17 @@ class ProcessBuildRunner:
                 process = self._builds.start(Call(f"{_BUILD_PROCESS}:run_job", (str(path),)), fds, name="kiln-build")
             try:
                 loop = asyncio.get_running_loop()
-                while packet := await loop.sock_recv(progress, _MAX_PROGRESS_SIZE_BYTES):
-                    await on_progress(msgspec.json.decode(packet, type=Progress))
+                while packet := await loop.sock_recv(progress, _MAX_NEWS_SIZE_BYTES):
+                    news = msgspec.json.decode(packet, type=BuildNews)
+                    if news.part is not None:
+                        record_span(news.part.name, news.part.start_ns, news.part.duration_s)
+                    if news.progress is not None:
+                        await on_progress(news.progress)
                 return await process.wait()
             finally:
                 await asyncio.shield(process.end())
+                if process.pid is not None:
+                    record_span("build process", start_ns, time.perf_counter() - start_s, {"process.pid": process.pid})
 
     def discard(self, build_id: str) -> None:
         """Removes what attempts at a build have left. Has no effect while the build runs."""

@@ -187,8 +187,8 @@ def _is_below(path: Path, roots: Iterable[Path]) -> bool:
 def _advise_download(model: str, root: Path) -> str:
     """Says how to get a checkpoint that does not exist, which may be named as on the Hub: `owner/name`."""
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model) is not None
-    identity, folder = (model, model.rpartition("/")[2]) if is_hub_id else ("OWNER/NAME", "NAME")
-    return f"`hf download {identity} --local-dir {root / folder}` gets one from the Hugging Face Hub"
+    identity = model if is_hub_id else "OWNER/NAME"
+    return f"`kiln pull {identity} --model-root {root}` gets one from the Hugging Face Hub"
 
 
 def read_declared_dtype(checkpoint: Checkpoint) -> str | None:

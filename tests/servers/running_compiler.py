@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Container
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +84,7 @@ class Client:
         self.operations: Any = operations_pb2_grpc.OperationsStub(channel)
         self.bundles: Any = bundle_pb2_grpc.BundleServiceStub(channel)
 
-    async def compile(self, **fields: Any) -> operations_pb2.Operation:
+    async def compile(self, *, metadata: Sequence[tuple[str, str]] = (), **fields: Any) -> operations_pb2.Operation:
         defaults = {
             "name": "tiny",
             "model": "tiny",
@@ -93,7 +93,8 @@ class Client:
         }
         if "config" in fields:
             del defaults["config_json"]
-        operation: operations_pb2.Operation = await self.compiler.Compile(pb.CompileRequest(**(defaults | fields)))
+        request = pb.CompileRequest(**(defaults | fields))
+        operation: operations_pb2.Operation = await self.compiler.Compile(request, metadata=metadata)
         return operation
 
     async def finish(self, operation: operations_pb2.Operation) -> operations_pb2.Operation:

@@ -57,7 +57,7 @@ export interface GenerateOptions extends CallOptions {
   readonly maxNewTokens?: number;
   /** Divides the logits; 0 is greedy. */
   readonly temperature?: number;
-  /** Keeps the k most likely tokens; 0 keeps all that the bundle considers. */
+  /** Keeps the k most likely tokens; 0 or -1 keeps all that the bundle considers. */
   readonly topK?: number;
   /** Keeps the smallest set of tokens whose probability reaches p, in (0, 1]. */
   readonly topP?: number;

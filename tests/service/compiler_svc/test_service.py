@@ -135,14 +135,14 @@ class TestRefusals:
         assert ("a link that leads outside" in refused.message) == (model == "link")
 
     @pytest.mark.parametrize(
-        ("model", "advice"),
-        [("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B --local-dir {}/Llama-3.2-1B"), ("missing", "OWNER/NAME")],
+        ("model", "advised"),
+        [("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"), ("missing", "OWNER/NAME")],
     )
     async def test_a_missing_checkpoint_says_how_to_get_one(
-        self, client: Client, home: Path, model: str, advice: str
+        self, client: Client, home: Path, model: str, advised: str
     ) -> None:
         refused = await refusal(client.compile(model=model))
-        assert f"`hf download {advice.format(home / 'models')}" in refused.message
+        assert f"`kiln pull {advised} --model-root {home / 'models'}`" in refused.message
 
     async def test_a_link_to_itself(self, client: Client, home: Path) -> None:
         (home / "models" / "loop").symlink_to(home / "models" / "loop")

@@ -8,9 +8,11 @@ import click
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from rich.text import Text
 
+from kiln_client.cli.option_rows import add_options
 from kiln_client.cli.output import Output
-from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, UINT64, IntegerList, StepRange, read_document
+from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, IntegerList, StepRange, read_document
 from kiln_client.cli.records import record_from_completion, record_from_message
+from kiln_client.cli.sampling import SAMPLING
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.cli.views import usage_line
 from kiln_client.completion import Completion, CompletionBuilder
@@ -30,13 +32,7 @@ _CHAT = click.option(
 @_PROMPT
 @click.option("--token-ids", type=IntegerList(), help="Prompt as token ids.")
 @_CHAT
-@click.option(
-    "--max-new-tokens", type=INT32, help="Tokens to generate at most. Default: all that the sequence length allows."
-)
-@click.option("--temperature", type=float, help="Divide the logits by this number; 0 is greedy.")
-@click.option("--top-k", type=INT32, help="Keep the K most likely tokens; 0 or -1 keeps all that the bundle considers.")
-@click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P.")
-@click.option("--seed", type=UINT64, help="Equal seeds give equal tokens. Default: random.")
+@add_options(SAMPLING)
 @click.option(
     "--stop", "stop_strings", multiple=True, metavar="TEXT", help="Text that ends generation; may be repeated."
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -14,7 +15,8 @@ from kiln.compiler.v1.compiler_pb2 import CompileMetadata
 from kiln.runtime.v1.runtime_pb2 import Deployment, LoadProgress
 
 from kiln_client.bundles import AsyncBundles
-from kiln_client.cli.homes import HOME, YES
+from kiln_client.cli.homes import HOME, MODEL_ROOTS, YES
+from kiln_client.cli.option_rows import add_options
 from kiln_client.cli.output import Output
 from kiln_client.cli.parameters import DOCUMENT, OVERRIDE, read_configuration
 from kiln_client.cli.progress import ProgressView
@@ -26,17 +28,9 @@ from kiln_client.local.preparation import compile_model, load_model, take_bundle
 from kiln_client.overrides import apply_overrides, parse_override
 from kiln_client.stack.home import StackRecord
 
-_ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
-
 _OPTIONS = (
     HOME,
-    click.option(
-        "--model-root",
-        "model_roots",
-        type=_ROOT,
-        multiple=True,
-        help="Directory of checkpoints, beside HOME/models; may be repeated.",
-    ),
+    MODEL_ROOTS,
     click.option(
         "--config",
         type=DOCUMENT,
@@ -53,9 +47,41 @@ _OPTIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What a person says of a model besides its name.
+
+    Attributes:
+        home: Directory of all state.
+        model_roots: Directories of checkpoints, besides the home's.
+        given: What the person says of its configuration.
+        yes: Download it without asking.
+    """
+
+    home: Path
+    model_roots: tuple[Path, ...]
+    given: Given
+    yes: bool
+
+
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say where a model is and how it is compiled."""
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), function)
+    """Adds the options that say where a model is and how it is compiled; the function takes them as `choice`."""
+
+    @functools.wraps(function)
+    def run(
+        *,
+        home: Path,
+        model_roots: tuple[Path, ...],
+        config: BinaryIO | None,
+        overrides: tuple[str, ...],
+        optimization_level: str | None,
+        yes: bool,
+        **others: Any,
+    ) -> Any:
+        given = read_given(config, overrides, optimization_level)
+        return function(choice=ModelChoice(home, model_roots, given, yes), **others)
+
+    return add_options(_OPTIONS)(run)
 
 
 def read_given(config: BinaryIO | None, overrides: tuple[str, ...], optimization_level: str | None) -> Given:
@@ -87,7 +113,7 @@ def find_here(output: Output, model: str, model_roots: Sequence[Path], home: Pat
     """
     found = find_checkpoint(model, model_roots)
     if isinstance(found, HubModel):
-        return Checkpoint.open(pull(output, found.repo_id, home, yes=yes).path)
+        return Checkpoint.open(pull(output, found.repo_id, home / "models", yes=yes).path)
     return found
 
 

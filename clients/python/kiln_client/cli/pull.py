@@ -9,7 +9,7 @@ import click
 from rich.filesize import decimal
 from rich.text import Text
 
-from kiln_client.cli.homes import HOME, YES
+from kiln_client.cli.homes import DIRECTORY, HOME, YES
 from kiln_client.cli.output import Output
 from kiln_client.cli.session import Session, local_command
 from kiln_client.cli.signals import blocking_signals
@@ -19,12 +19,25 @@ from kiln_client.local.hub import Download, HubFile, download_files, hide_bars, 
 @click.command("pull")
 @click.argument("repo_id", metavar="ID")
 @click.option("--revision", help="Branch, tag or commit. Default: the default branch.")
+@click.option(
+    "--model-root",
+    "models_path",
+    type=DIRECTORY,
+    help="Directory of checkpoints that the files go to. Default: HOME/models.",
+)
 @click.option("--token", envvar="HF_TOKEN", show_envvar=True, help="Token of the Hub. Default: the one that is saved.")
 @HOME
 @YES
 @local_command
 async def pull_command(
-    session: Session, *, repo_id: str, revision: str | None, token: str | None, home: Path, yes: bool
+    session: Session,
+    *,
+    repo_id: str,
+    revision: str | None,
+    models_path: Path | None,
+    token: str | None,
+    home: Path,
+    yes: bool,
 ) -> None:
     """Download a checkpoint from the Hugging Face Hub.
 
@@ -32,7 +45,8 @@ async def pull_command(
     the command is interrupted, the next one downloads the files that are missing. HF_ENDPOINT names another server than
     the Hub.
     """
-    download = pull(session.output, repo_id, home, revision=revision, token=token, yes=yes)
+    models_path = models_path or home / "models"
+    download = pull(session.output, repo_id, models_path, revision=revision, token=token, yes=yes)
     record = {
         "event": "result",
         "model": repo_id,
@@ -44,14 +58,14 @@ async def pull_command(
 
 
 def pull(
-    output: Output, repo_id: str, home: Path, *, revision: str | None = None, token: str | None = None, yes: bool
+    output: Output, repo_id: str, models_path: Path, *, revision: str | None = None, token: str | None = None, yes: bool
 ) -> Download:
-    """Downloads a model into a home, after asking.
+    """Downloads a model into a model root, after asking.
 
     Args:
         output: Shows the progress.
         repo_id: Such as `meta-llama/Llama-3.2-1B`.
-        home: Home whose model root the files go to.
+        models_path: Model root; the files go to `models_path/repo_id`.
         revision: Branch, tag or commit; None takes the default branch.
         token: Token of the user; None takes the saved one.
         yes: Download without asking.
@@ -71,7 +85,7 @@ def pull(
 
     try:
         with blocking_signals():
-            download = plan_download(repo_id, home / "models", revision=revision, token=token)
+            download = plan_download(repo_id, models_path, revision=revision, token=token)
             if download.missing and not yes:
                 _ask(download)
             download_files(download, show)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 from kiln.runtime.v1.runtime_pb2 import Deployment
 
 from kiln_client.cli.chat import Conversation, answer, converse
-from kiln_client.cli.local_models import PreparationView, find_here, model_options, prepare, read_given
-from kiln_client.cli.parameters import INT32, UINT64
+from kiln_client.cli.local_models import ModelChoice, PreparationView, find_here, model_options, prepare
+from kiln_client.cli.option_rows import add_options
 from kiln_client.cli.records import record_from_completion
+from kiln_client.cli.sampling import SAMPLING
 from kiln_client.cli.session import Session, local_command
 from kiln_client.cli.views import usage_line
 from kiln_client.errors import NotFound
@@ -26,28 +27,10 @@ _BATCH_SIZE = 1
 @click.command("run")
 @click.argument("model")
 @click.argument("prompt", required=False)
-@click.option(
-    "--max-new-tokens", type=INT32, help="Tokens of an answer at most. Default: all that the sequence length allows."
-)
-@click.option("--temperature", type=float, help="Divide the logits by this number; 0 is greedy.")
-@click.option("--top-k", type=INT32, help="Keep the K most likely tokens; 0 keeps all that the bundle considers.")
-@click.option("--top-p", type=float, help="Keep the smallest set of tokens whose probability reaches P.")
-@click.option("--seed", type=UINT64, help="Equal seeds give equal tokens. Default: random.")
+@add_options(SAMPLING)
 @model_options
 @local_command
-async def run_command(
-    session: Session,
-    *,
-    model: str,
-    prompt: str | None,
-    home: Path,
-    model_roots: tuple[Path, ...],
-    config: BinaryIO | None,
-    overrides: tuple[str, ...],
-    optimization_level: str | None,
-    yes: bool,
-    **options: Any,
-) -> None:
+async def run_command(session: Session, *, model: str, prompt: str | None, choice: ModelChoice, **options: Any) -> None:
     """Answer PROMPT with a model, or chat with it.
 
     MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path that
@@ -59,15 +42,15 @@ async def run_command(
     """
     if prompt is None and session.output.as_json:
         raise click.UsageError("--json needs a PROMPT: a chat is no JSON")
-    given = read_given(config, overrides, optimization_level)
+    home, given = choice.home, choice.given
     running = read_record(home)
-    known_roots = (home / "models", *map(Path, running.model_roots if running else ()), *model_roots)
-    found = find_here(session.output, model, known_roots, home, yes=yes)
+    known_roots = (home / "models", *map(Path, running.model_roots if running else ()), *choice.model_roots)
+    found = find_here(session.output, model, known_roots, home, yes=choice.yes)
     services, deployment = running, None
     if running is not None and not given.says_something:
         deployment = await _find_served(running, found.name if found else name_of(model))
     if services is None or deployment is None:
-        needed_roots = [*(root.resolve() for root in model_roots), *(found.roots if found else ())]
+        needed_roots = [*(root.resolve() for root in choice.model_roots), *(found.roots if found else ())]
         services = await reach_services(home, needed_roots, session.output.remark)
         with PreparationView(session.output) as view:
             deployment = await prepare(

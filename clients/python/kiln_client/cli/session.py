@@ -9,18 +9,17 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
 from kiln_client.bundles import AsyncBundles
+from kiln_client.cli.option_rows import Decorator, add_options
 from kiln_client.cli.output import Output
 from kiln_client.compiler import AsyncCompiler
 from kiln_client.endpoint import DEFAULT_ADDRESSES, TlsOptions
 from kiln_client.errors import Cancelled
 from kiln_client.runtime import AsyncRuntime
-
-Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _META = "kiln_client."
 
@@ -111,7 +110,7 @@ _CONNECTION = (
 
 def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that may come before or after a command's name."""
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(_CONNECTION), function)
+    return add_options(_CONNECTION)(function)
 
 
 def remote_command(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Any]:

@@ -8,32 +8,18 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from kiln_client.cli.homes import ADDRESSES, DIRECTORY, EXISTING_DIRECTORY, MEMORY, MODEL_ROOTS
+from kiln_client.cli.option_rows import add_options
 from kiln_client.cli.parameters import SECONDS
 from kiln_client.cli.session import Session, local_command
-from kiln_client.endpoint import DEFAULT_ADDRESSES
 from kiln_client.stack.stack import StackAddresses, StackConfig, StackTls, run_stack
 
-_HOME = click.Path(file_okay=False, resolve_path=True, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
-_ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
 
 
 @click.command("up")
-@click.option("--home", type=_HOME, default=".kiln", show_default=True, help="Directory for all state.")
-@click.option(
-    "--compiler-address",
-    default=DEFAULT_ADDRESSES["KILN_COMPILER"],
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Address at which the compiler listens; port 0 takes a free port.",
-)
-@click.option(
-    "--runtime-address",
-    default=DEFAULT_ADDRESSES["KILN_RUNTIME"],
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Address at which the runtime listens; port 0 takes a free port.",
-)
+@click.option("--home", type=DIRECTORY, default=".kiln", show_default=True, help="Directory for all state.")
+@add_options(ADDRESSES)
 @click.option(
     "--cores", type=click.IntRange(min=1), help="Logical cores of the runtime. Default: all cores of this host."
 )
@@ -42,25 +28,19 @@ _ROOT = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Pa
     type=click.IntRange(min=1),
     help="Threads that each rank computes with. Default: the runtime chooses.",
 )
-@click.option("--memory", metavar="SIZE", help="Memory for deployments, such as 6GiB. Default: the runtime chooses.")
+@MEMORY
 @click.option("--deployments", "deployments_path", type=_FILE, help="File that declares the runtime's deployments.")
 @click.option(
     "--capture-directory",
     "capture_path",
-    type=_HOME,
+    type=DIRECTORY,
     help="Directory for captures of requests' inputs. Without it, the runtime refuses to capture.",
 )
-@click.option(
-    "--model-root",
-    "model_roots",
-    type=_ROOT,
-    multiple=True,
-    help="Directory of checkpoints, beside HOME/models; may be repeated.",
-)
+@MODEL_ROOTS
 @click.option(
     "--import-root",
     "import_roots",
-    type=_ROOT,
+    type=EXISTING_DIRECTORY,
     multiple=True,
     help="Directory of OCI layouts that `kiln bundles import` may read; may be repeated.",
 )

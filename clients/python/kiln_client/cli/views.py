@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from kiln.compiler.v1.compiler_pb2 import CacheResult, CompileResponse
 from kiln.runtime.v1.generation_pb2 import Usage
-from kiln.runtime.v1.runtime_pb2 import Capabilities, Deployment, GetServerInfoResponse, LoadWeightsResult, Role
+from kiln.runtime.v1.runtime_pb2 import (
+    Capabilities,
+    Deployment,
+    GetServerInfoResponse,
+    Load,
+    LoadWeightsResult,
+    Role,
+)
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
@@ -77,8 +84,11 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
     """Shows a table of deployments."""
     if not deployments:
         return Text("no deployments", style="dim")
+    # In a contiguous cache a slot is a block, which one column says; servers that count no blocks say 0.
+    has_blocks = any(one.load.total_blocks not in {0, one.load.total_slots} for one in deployments)
+    blocks = ("blocks",) if has_blocks else ()
     return rows(
-        ("deployment", "state", "bundle", "weights", "epoch", "cores", "slots", "queued", "steps"),
+        ("deployment", "state", "bundle", "weights", "epoch", "cores", "slots", *blocks, "queued", "steps"),
         (
             (
                 deployment.id,
@@ -88,6 +98,7 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
                 ", ".join(str(role.weight_epoch) for role in deployment.roles),
                 ",".join(map(str, deployment.cores)),
                 f"{deployment.load.used_slots}/{deployment.load.total_slots}",
+                *(f"{deployment.load.used_blocks}/{deployment.load.total_blocks}" for _ in blocks),
                 f"{deployment.load.queued_requests}/{deployment.load.queue_capacity}",
                 deployment.load.steps,
             )
@@ -126,8 +137,16 @@ def deployment_view(deployment: Deployment) -> RenderableType:
             ),
             *_accepted_requests(capabilities),
             ("load", f"{load.used_slots}/{load.total_slots} slots, {load.queued_requests} queued, {load.steps} steps"),
+            *_kv_cache(load),
         )
     )
+
+
+def _kv_cache(load: Load) -> Iterable[tuple[str, str]]:
+    """Yields how full the KV cache is, if the server counts its blocks."""
+    if load.total_blocks:
+        blocks = f"{load.used_blocks}/{load.total_blocks} blocks of {load.block_tokens} tokens"
+        yield "KV cache", f"{blocks}, {load.used_tokens} tokens held, {load.queued_tokens} queued"
 
 
 def _accepted_requests(capabilities: Capabilities) -> Iterable[tuple[str, str]]:

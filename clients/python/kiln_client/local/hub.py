@@ -1,7 +1,8 @@
 """Downloads checkpoints from the Hugging Face Hub, or from a server that speaks its protocol (`HF_ENDPOINT`).
 
 `huggingface_hub` does the work: it reads the user's token, goes on with a file whose connection breaks, and downloads
-no file again that is there. It is an extra, `kiln-client[hub]`.
+no file again that is there. It deletes a file that it has in part when it fails, so another process begins that file
+anew (`_download_to_tmp_and_move` of release 2.4, on purpose). It is an extra, `kiln-client[hub]`.
 """
 
 from __future__ import annotations

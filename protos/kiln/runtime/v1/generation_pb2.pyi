@@ -483,7 +483,7 @@ class SamplingParams(_message.Message):
     temperature: _builtins.float
     """Divides the logits; 0 is greedy. At least 0."""
     top_k: _builtins.int
-    """Keeps the k most likely tokens; 0 keeps all that the bundle considers."""
+    """Keeps the k most likely tokens; 0 keeps all that the bundle considers, and so does -1, as in vLLM."""
     top_p: _builtins.float
     """Keeps the smallest set of tokens whose probability reaches p. In (0, 1]."""
     seed: _builtins.int

@@ -127,6 +127,36 @@ def test_status(server: ScriptedServer, kiln: Kiln) -> None:
     assert "no deployments" in kiln("status").out
 
 
+def test_status_counts_the_blocks_of_the_kv_cache(server: ScriptedServer, kiln: Kiln) -> None:
+    deployment = samples.deployment()
+    deployment.load.MergeFrom(
+        runtime_pb2.Load(
+            used_slots=1,
+            total_slots=2,
+            used_blocks=1,
+            total_blocks=2,
+            block_tokens=256,
+            used_tokens=57,
+            queued_tokens=9,
+        )
+    )
+    server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse())
+
+    def show() -> tuple[str, str]:
+        server.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=deployment))
+        server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=[deployment]))
+        return kiln("status", "demo").out, kiln("status").out
+
+    one, listed = show()
+    assert "1/2 blocks of 256 tokens, 57 tokens held, 9 queued" in one
+    assert "blocks" not in listed, "its blocks are its slots"
+    deployment.load.total_blocks = 64
+    assert "1/64" in show()[1]
+    deployment.load.ClearField("total_blocks")
+    one, listed = show()
+    assert "blocks" not in one + listed, "an earlier server counts none"
+
+
 def test_status_tells_what_a_request_may_ask(server: ScriptedServer, kiln: Kiln) -> None:
     deployment = samples.deployment()
     deployment.capabilities.MergeFrom(

@@ -72,6 +72,16 @@ def test_downloads_what_a_checkpoint_needs_under_the_model_root(
     assert hub.downloads()[-1] == "config.json", "a directory with a config.json is whole"
 
 
+def test_downloads_into_the_model_root_that_is_named(
+    pull: Callable[..., Outcome], hub: Hub, checkpoint: Path, home: Path, tmp_path: Path
+) -> None:
+    hub.add(ID, checkpoint)
+    outcome = pull(ID, "--yes", "--model-root", str(tmp_path / "root"))
+    assert outcome.last["path"] == str(tmp_path / "root" / ID)
+    assert (tmp_path / "root" / ID / "config.json").exists()
+    assert not (home / "models").exists()
+
+
 def test_downloads_nothing_twice(pull: Callable[..., Outcome], hub: Hub, checkpoint: Path) -> None:
     hub.add(ID, checkpoint)
     assert pull(ID, "--yes").exit_code == 0
@@ -93,6 +103,7 @@ def test_goes_on_where_a_download_broke_off(
     assert pull(ID, "--yes").exit_code == 0
     assert hub.downloads() == ["model.safetensors", "tokenizer.json", "config.json"], "generation_config.json is there"
     weights = "model.safetensors"
+    assert not list((home / "models" / ID).rglob("*.incomplete")), "parts would fill the disk: nothing reads them again"
     assert (home / "models" / ID / weights).read_bytes() == (checkpoint / weights).read_bytes()
 
 

@@ -21,6 +21,7 @@ from bundle.verification import BlobVerifier
 from tests.processes import living_descendants
 from tests.servers.compiler_process import CompilerEnded, CompilerProcess, run_compiler, wait_until_gone
 from tests.servers.running_compiler import Client, read_refusal, response_of
+from tests.servers.traces import CLIENT_SPAN_ID, TRACE_ID, TRACED, UNSAMPLED, collect_traces
 
 CONFIG = {
     "seq_len": 32,
@@ -45,9 +46,23 @@ async def compile_tiny(client: Client, *, wait: bool = True, buckets: Sequence[i
 
 
 async def test_a_checkpoint_becomes_a_bundle_and_comes_from_the_cache_afterwards(home: Path) -> None:
-    async with run_compiler(home) as compiler:
+    with collect_traces() as collector:
+        await compile_with_and_without_the_cache(home, collector.endpoint)
+    call = collector.find("kiln.compiler.v1.CompilerService/Compile")
+    assert (call.trace_id.hex(), call.parent_span_id.hex()) == (TRACE_ID, CLIENT_SPAN_ID)
+    tags = ["context_encoding_8", "token_generation_16", "token_generation_32"]
+    parts = collector.children(call)
+    assert [name for name in parts if name.startswith("export ")] == [f"export {tag}" for tag in tags]
+    assert {name for name in parts if name.startswith("lower ")} == {f"lower {tag}" for tag in tags}
+    assert {"trace", "lower", "shard", "verify", "publish"} < set(parts), "stages, as the service sees them"
+    assert [one.key for one in collector.find("build process").attributes] == ["process.pid"]
+
+
+async def compile_with_and_without_the_cache(home: Path, trace_endpoint: str) -> None:
+    """Compiles several times; the first call alone is sampled."""
+    async with run_compiler(home, "--trace-endpoint", trace_endpoint) as compiler:
         client = compiler.client
-        operation = await compile_tiny(client, wait=False)
+        operation = await compile_tiny(client, wait=False, metadata=TRACED)
         events = await client.watch(operation.name)
         stages = list(dict.fromkeys(event.progress.stage for event in events[:-1]))
         assert stages[-5:] == [
@@ -70,14 +85,14 @@ async def test_a_checkpoint_becomes_a_bundle_and_comes_from_the_cache_afterwards
         check_bundle(home, result.digest, await get_bundle(client, "tiny:v1"))
 
         start = time.monotonic()
-        again = response_of(await compile_tiny(client, name="other"))
+        again = response_of(await compile_tiny(client, name="other", metadata=UNSAMPLED))
         assert time.monotonic() - start < 1
         assert (again.cache, again.digest, again.version) == (pb.CACHE_RESULT_HIT, result.digest, 1)
 
-        rebuilt = response_of(await compile_tiny(client, skip_cache_lookup=True))
+        rebuilt = response_of(await compile_tiny(client, skip_cache_lookup=True, metadata=UNSAMPLED))
         assert (rebuilt.cache, rebuilt.digest, rebuilt.version) == (pb.CACHE_RESULT_MISS, result.digest, 1)
 
-        more = response_of(await compile_tiny(client, buckets=(8, 16)))
+        more = response_of(await compile_tiny(client, buckets=(8, 16), metadata=UNSAMPLED))
         assert (more.cache, more.version) == (pb.CACHE_RESULT_MISS, 2)
         reused = {executable.tag for executable in more.executables if executable.cache == pb.CACHE_RESULT_HIT}
         assert reused == set(tags)

@@ -485,7 +485,7 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
   temperature?: number;
 
   /**
-   * Keeps the k most likely tokens; 0 keeps all that the bundle considers.
+   * Keeps the k most likely tokens; 0 keeps all that the bundle considers, and so does -1, as in vLLM.
    *
    * @generated from field: optional int32 top_k = 2;
    */
