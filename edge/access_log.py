@@ -6,8 +6,8 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -16,7 +16,7 @@ import structlog
 
 from edge.probes import is_probe
 from edge.request_id import REQUEST_ID, REQUEST_ID_KEY
-from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 
 _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
 
@@ -28,7 +28,7 @@ def describe_call(**fields: object) -> None:
     structlog.contextvars.bind_contextvars(**fields)
 
 
-class AccessLogInterceptor(grpc.aio.ServerInterceptor):
+class AccessLogInterceptor(SurroundingInterceptor):
     """Logs method, peer, code and duration, and gives the call its request id; see `bind_request_id`.
 
     The id is the client's `x-request-id` if that is one, otherwise a new one. A handler may bind the id of its request.
@@ -39,19 +39,9 @@ class AccessLogInterceptor(grpc.aio.ServerInterceptor):
         #: Calls that have ended, by method and code.
         self.ended: Counter[tuple[str, str]] = Counter()
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
-        """Wraps the method's handler."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        surroundings: Callable[[Context], AbstractAsyncContextManager[None]] = partial(
-            _log_call, handler_call_details.method, self.ended
-        )
-        return wrap_handler(handler, surroundings)
+    def surround(self, method: str) -> Surroundings:
+        """Logs every call."""
+        return partial(_log_call, method, self.ended)
 
 
 def bind_request_id(context: Context, request_id: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
-import grpc
-
 from edge.errors import ShuttingDown
-from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 
 
-class RunningCalls(grpc.aio.ServerInterceptor):
+class RunningCalls(SurroundingInterceptor):
     """Counts the running calls of the given services, and can refuse new ones.
 
     It neither counts nor refuses calls of other services, such as health: health watches and reflection streams last as
@@ -39,17 +37,11 @@ class RunningCalls(grpc.aio.ServerInterceptor):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         return self._count == 0
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
-        """Wraps the method's handler if the method belongs to a counted service."""
-        handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(self._prefixes):
-            return handler
-        is_admitted = handler_call_details.method.startswith(self._admitted)
-        return wrap_handler(handler, partial(self._count_call, is_admitted))
+    def surround(self, method: str) -> Surroundings | None:
+        """Counts the calls of counted services."""
+        if not method.startswith(self._prefixes):
+            return None
+        return partial(self._count_call, method.startswith(self._admitted))
 
     @asynccontextmanager
     async def _count_call(self, is_admitted: bool, context: Context) -> AsyncIterator[None]:

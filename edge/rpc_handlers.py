@@ -28,6 +28,33 @@ _FACTORIES = {
 }
 
 
+class SurroundingInterceptor(grpc.aio.ServerInterceptor):
+    """Runs every call of a server inside a context manager; subclasses say in which."""
+
+    #: See `wrap_handler`.
+    decodes_inside = False
+
+    def surround(self, method: str) -> Surroundings | None:
+        """Returns what makes the context managers of a method's calls; None leaves the method as it is.
+
+        Args:
+            method: As gRPC writes it, `/package.Service/Method`.
+        """
+        raise NotImplementedError
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
+        """Wraps the method's handler."""
+        handler = await continuation(handler_call_details)
+        surroundings = self.surround(handler_call_details.method)
+        if handler is None or surroundings is None:
+            return handler
+        return wrap_handler(handler, surroundings, decode_inside=self.decodes_inside)
+
+
 def wrap_handler(
     handler: grpc.RpcMethodHandler[RequestT, ResponseT], surroundings: Surroundings, *, decode_inside: bool = False
 ) -> grpc.RpcMethodHandler[RequestT, ResponseT]:

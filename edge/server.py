@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -22,31 +22,28 @@ from edge.drain import RunningCalls
 from edge.errors import AddressUnavailable
 from edge.health import OVERALL, Health
 from edge.metrics import MetricRow
-from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
 
 _log = structlog.get_logger("edge")
 
 
-class StatusInterceptor(grpc.aio.ServerInterceptor):
+class StatusInterceptor(SurroundingInterceptor):
     """Ends a call with the status of the error that its handler raised.
 
     An error that the table lacks becomes INTERNAL: the interceptor logs it with its traceback, and the client gets only
     the request id. Cancellation and deadlines are no errors, and pass.
     """
 
+    decodes_inside = True
+
     def __init__(self, table: StatusTable) -> None:
         """Takes the service's error classes and their codes."""
         self._table = {**EDGE_STATUSES, **table}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
-        """Wraps the method's handler."""
-        handler = await continuation(handler_call_details)
-        return None if handler is None else wrap_handler(handler, self._render_errors, decode_inside=True)
+    def surround(self, method: str) -> Surroundings:  # noqa: ARG002 - it is the same for every method
+        """Renders the errors of every call."""
+        return self._render_errors
 
     @asynccontextmanager
     async def _render_errors(self, context: Context) -> AsyncIterator[None]:

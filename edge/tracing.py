@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -13,7 +13,7 @@ import structlog
 
 from edge.errors import TracingUnavailable
 from edge.probes import is_probe
-from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 from edge.spans import TRACER
 
 #: The codes for which OpenTelemetry's conventions call a server's span failed; others are the caller's affair.
@@ -29,23 +29,16 @@ _FAILURES: Final = frozenset(
 )
 
 
-class TracingInterceptor(grpc.aio.ServerInterceptor):
+class TracingInterceptor(SurroundingInterceptor):
     """Makes a span of every call, below the client's span that W3C's `traceparent` names, and binds its id for logs."""
 
     def __init__(self, tracer: Any) -> None:
         """Takes OpenTelemetry's tracer."""
         self._tracer = tracer
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[RequestT, ResponseT] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
-        """Wraps the method's handler."""
-        handler = await continuation(handler_call_details)
-        if handler is None or is_probe(handler_call_details.method):
-            return handler
-        return wrap_handler(handler, partial(self._trace_call, handler_call_details.method))
+    def surround(self, method: str) -> Surroundings | None:
+        """Traces every call but those of probes."""
+        return None if is_probe(method) else partial(self._trace_call, method)
 
     @asynccontextmanager
     async def _trace_call(self, method: str, context: Context) -> AsyncIterator[None]:
