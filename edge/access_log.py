@@ -14,9 +14,8 @@ from typing import Final
 import grpc
 import structlog
 
-from edge.probes import is_probe
 from edge.request_id import REQUEST_ID, REQUEST_ID_KEY
-from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
+from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings, is_probe
 
 _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -20,12 +20,25 @@ Surroundings = Callable[[Context], AbstractAsyncContextManager[None]]
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
-_FACTORIES = {
+_FACTORIES: Final = {
     "unary_unary": grpc.unary_unary_rpc_method_handler,
     "unary_stream": grpc.unary_stream_rpc_method_handler,
     "stream_unary": grpc.stream_unary_rpc_method_handler,
     "stream_stream": grpc.stream_stream_rpc_method_handler,
 }
+
+
+# Orchestrators and tools make these calls every second; they would say little about the service.
+_PROBES: Final = ("/grpc.health.", "/grpc.reflection.")
+
+
+def is_probe(method: str) -> bool:
+    """Whether a call only asks whether the server lives, or what it offers. Logs and traces leave such calls out.
+
+    Args:
+        method: As gRPC writes it, `/package.Service/Method`.
+    """
+    return method.startswith(_PROBES)
 
 
 class SurroundingInterceptor(grpc.aio.ServerInterceptor):
