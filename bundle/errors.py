@@ -117,7 +117,7 @@ class ManifestInvalid(BundleError):
 
 
 class AbiUnsupported(BundleError):
-    """A manifest of an ABI version, or with flags or submodels, that this code does not know."""
+    """A manifest of an ABI version, or with required features, flags or submodels, that this code does not know."""
 
     reason = "ABI_UNSUPPORTED"
 

@@ -36,12 +36,14 @@ class Bundle:
         descriptor: The OCI image manifest's own descriptor; its digest is the bundle's.
         image: The OCI image manifest.
         manifest: The Kiln manifest, which is the image's config blob.
+        manifest_json: The bytes of this blob, which may have fields that `manifest` has not.
     """
 
     layout: Layout
     descriptor: BlobDescriptor
     image: ImageManifest
     manifest: Manifest
+    manifest_json: bytes
 
     @property
     def digest(self) -> str:
@@ -96,13 +98,14 @@ def read_bundle(layout: Layout, digest: str) -> Bundle:
     """Reads a bundle, which the index need not list yet. Errors are those of `open_bundle`."""
     data = read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES)
     image = _parse_image(data, digest)
-    manifest = parse_manifest(read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES), digest=digest)
+    manifest_json = read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES)
+    manifest = parse_manifest(manifest_json, digest=digest)
     check_consistency(manifest, digest=digest)
     _check_layers(image, manifest, digest)
     descriptor = BlobDescriptor(
         media_type=IMAGE_MANIFEST_TYPE, digest=digest, size_bytes=len(data), artifact_type=BUNDLE_TYPE
     )
-    bundle = Bundle(layout=layout, descriptor=descriptor, image=image, manifest=manifest)
+    bundle = Bundle(layout=layout, descriptor=descriptor, image=image, manifest=manifest, manifest_json=manifest_json)
     for blob in bundle.blobs:
         size_bytes = layout.stored(blob.digest).size_bytes
         if size_bytes != blob.size_bytes:

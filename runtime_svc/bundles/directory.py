@@ -41,8 +41,8 @@ class BundleDirectory:
     def find(self, reference: Reference) -> str | None:
         """Returns the digest that a reference by name has in the first layout that knows it; None if none does.
 
-        OCI allows neither ':' nor '@' in tags: `NAME-vN` stands for version N and `NAME-ALIAS` for an alias. `NAME`
-        alone is the tag of that name, otherwise the newest version.
+        `Reference.tag` is the tag of a version or an alias. `NAME` alone is the newest version, or else the tag of that
+        name.
 
         Raises:
             LayoutInvalid: A layout is broken.
@@ -57,11 +57,10 @@ class BundleDirectory:
 
 def _find_tag(tags: dict[str, str], reference: Reference) -> str | None:
     name = str(reference.name)
-    if reference.version is not None:
-        wanted = f"{name}-v{reference.version}"
-    elif reference.alias is not None:
-        wanted = f"{name}-{reference.alias}"
+    if reference.version is not None or reference.alias is not None:
+        wanted = reference.tag
     else:
+        # Versions first, because the tag may be that of an alias: `tiny-prod` is the alias `prod` of `tiny` too.
         versions = {int(match[1]): tag for tag in tags if (match := re.fullmatch(f"{re.escape(name)}-v([0-9]+)", tag))}
-        wanted = name if name in tags or not versions else versions[max(versions)]
+        wanted = versions[max(versions)] if versions else name
     return wanted if wanted in tags else None
