@@ -79,7 +79,7 @@ OPTIONS: Final = (
     Option(
         "bundles",
         PATH,
-        "OCI image layout, or directory of such, to take bundles from before the compiler is asked; only read",
+        "OCI image layout, unpacked bundle or directory of these, to take bundles from before the compiler is asked",
         default=(),
         is_repeatable=True,
     ),

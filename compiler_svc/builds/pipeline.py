@@ -42,6 +42,7 @@ from compiler_svc.records import Stage
 from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.model_card import read_origin
 
 # The name that NxD Inference gives the file.
 CONFIG_TITLE: Final = "neuron_config.json"
@@ -123,6 +124,7 @@ def build_bundle(
         shards, aside = weights.write_aside(directory.work)
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
     _add_config(writer, spec.config, checkpoint)
+    _add_describing_files(writer, checkpoint)
     manifest = describe_bundle(build, executables, shards, tokenizer_files)
 
     if not config.skip_sharding:
@@ -134,13 +136,15 @@ def build_bundle(
 
     report.enter(Stage.PUBLISH, "publishing")
     results = tuple(executable.result for executable in executables)
-    digest = writer.publish(manifest)
+    origin, warnings = read_origin(checkpoint)
+    digest = writer.publish(manifest, origin=origin)
     recorder.attach(layout, digest, manifest, results)
     return BuildResult(
         bundle_digest=digest,
         executables=results,
         new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
         facts=describe_facts(build, executables),
+        warnings=warnings,
     )
 
 
@@ -181,6 +185,7 @@ def build_weights(
     # This bundle has weights even if the executables' bundle was compiled without.
     neuron_config = replace(spec.config.neuron_config, save_sharded_checkpoint=True, skip_sharding=False)
     _add_config(writer, replace(spec.config, neuron_config=neuron_config), checkpoint)
+    _add_describing_files(writer, checkpoint)
     whole = {"save_sharded_checkpoint": True, "skip_sharding": False}
     config = manifest.config | {"neuron_config": manifest.config["neuron_config"] | whole}
     weights_only = msgspec.structs.replace(
@@ -191,14 +196,20 @@ def build_weights(
         tokens=plan.tokens,
         tokenizer=tokenizer,
     )
-    digest = writer.publish(weights_only)
+    origin, warnings = read_origin(checkpoint)
+    digest = writer.publish(weights_only, origin=origin)
     recorder.attach(layout, digest, weights_only, ())
-    return BuildResult(bundle_digest=digest, executables=(), new_executables={})
+    return BuildResult(bundle_digest=digest, executables=(), new_executables={}, warnings=warnings)
 
 
 def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Checkpoint) -> None:
     content = to_neuron_config_json(config, checkpoint.config)
     writer.add_blob(content.encode(), NEURON_CONFIG_TYPE, CONFIG_TITLE)
+
+
+def _add_describing_files(writer: BundleWriter, checkpoint: Checkpoint) -> None:
+    for file in checkpoint.describing_files:
+        writer.add_blob(file.path, file.media_type, file.path.name)
 
 
 def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:
