@@ -30,7 +30,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 def plan(checkpoint: Checkpoint, **neuron_config: Any) -> BuildPlan:
     document = {"neuron_config": {"seq_len": 32} | neuron_config}
-    return plan_build(checkpoint, resolve_config(document, checkpoint_dtype="float32").config.neuron_config)
+    config = resolve_config(document, checkpoint_dtype="float32").config.neuron_config
+    return plan_build(checkpoint, config, target="cpu")
 
 
 def describe(planned: BuildPlan) -> dict[str, Any]:
