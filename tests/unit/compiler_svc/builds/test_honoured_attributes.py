@@ -42,6 +42,7 @@ def describe(planned: BuildPlan) -> dict[str, Any]:
         "executables": [submodel.tag for submodel in planned.submodels],
         "prefill rows": dict(_shapes(planned.submodels[0]))["input_ids"][0],
         "decode rows": dict(_shapes(planned.submodels[-1]))["input_ids"][0],
+        "outputs": [tensor.name for tensor in planned.submodels[-1].outputs],
         "slots": model.num_slots,
         "KV positions": model.max_length,
         "prompt": limits.max_context_length,
