@@ -61,9 +61,14 @@ class TensorSpec(_Record, frozen=True):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: AbiTensor, symbols: Symbols) -> Self:
-        """Describes an input or output of the ABI in the executable with these values of symbols."""
-        return cls(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape(symbols))
+    def of(cls, tensor: AbiTensor, symbols: Symbols, *, computed: DType = "float32") -> Self:
+        """Describes an input or output of the ABI in the executable with these values of symbols.
+
+        Args:
+            computed: Dtype of the executable's computation.
+        """
+        dtype = computed if tensor.dtype == "computed" else tensor.dtype
+        return cls(name=tensor.name, dtype=dtype, shape=tensor.shape(symbols))
 
 
 class ConstantBinding(_Record, frozen=True):

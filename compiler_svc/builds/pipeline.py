@@ -95,7 +95,7 @@ def build_bundle(
         database: Holds the action cache.
     """
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
-    plan = plan_build(checkpoint, spec.config.neuron_config)
+    plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     build = Build(
         job=job,
         spec=spec,
@@ -131,6 +131,7 @@ def build_bundle(
         report.enter(Stage.VERIFY, "comparing logits with the reference")
         blob_path = partial(_find_blob, layout, aside)
         recorder.golden = check_golden(manifest, blob_path, checkpoint, forkservers.ranks)
+        report.update(message=recorder.golden.summary)
     if not config.save_sharded_checkpoint:
         manifest = with_shards(manifest, weights.describe())
 
@@ -163,7 +164,7 @@ def build_weights(
     layout.pin(spec.executables)
     executables = open_bundle(layout, spec.executables)
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
-    plan = plan_build(checkpoint, spec.config.neuron_config)
+    plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
@@ -172,6 +173,7 @@ def build_weights(
 
     report.enter(Stage.VERIFY, "comparing logits with the reference")
     recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, forkservers.ranks)
+    report.update(message=recorder.golden.summary)
 
     report.enter(Stage.PUBLISH, "publishing")
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
@@ -234,7 +236,7 @@ def keep_graphs(spec: CompileJobSpec, digest: str, layout: Layout, report: Progr
     layout.pin(digest)
     manifest = open_bundle(layout, digest).manifest
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
-    plan = plan_build(checkpoint, spec.config.neuron_config)
+    plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     graph_digests = {executable.tag: executable.graph_digest for executable in manifest.executables}
     writer = GraphsWriter(GraphsHeader(bundle=digest, code_digest=digest_bundle_code(), executables=len(graph_digests)))
     for submodel in plan.submodels:

@@ -91,7 +91,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     target = choose_target(request)
     checkpoint, resolution = resolve_request(request, model_roots)
     if not checkpoint.is_pickled:
-        plan_build(checkpoint, resolution.config.neuron_config)
+        plan_build(checkpoint, resolution.config.neuron_config, target=target.kind)
     return CompileJobSpec(
         name=request.name,
         model=checkpoint.path,

@@ -63,7 +63,8 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
     config = read_config(manifest)
     checkpoint = override_model(checkpoint, config)
     if not checkpoint.is_pickled:
-        check_weights_fit(manifest, plan_build(checkpoint, config.neuron_config))
+        plan = plan_build(checkpoint, config.neuron_config, target=manifest.target.kind)
+        check_weights_fit(manifest, plan)
     return ShardJobSpec(
         name=request.name,
         model=path,
