@@ -8,6 +8,8 @@ KilnError
 │   ├── DeploymentNotFound
 │   ├── DeploymentNotReady
 │   ├── DeploymentExists            an id that another bundle holds
+│   ├── DeploymentNotChosen         a call that names no deployment, while not exactly one serves
+│   ├── MethodNotServed             a method of an API of others that Kiln does not serve
 │   ├── RequestIdInUse
 │   ├── RequestsInFlight            a call with policy REFUSE while requests run
 │   ├── QueueFull
@@ -31,7 +33,8 @@ KilnError
 └── StartupError                ends the process before it serves; no client sees it
     ├── StateInUse
     ├── StateInvalid
-    └── DeploymentsFileInvalid
+    ├── DeploymentsFileInvalid
+    └── VllmEngineUnavailable   an option of an API whose messages are not installed
 """
 
 from __future__ import annotations
@@ -120,6 +123,31 @@ class DeploymentExists(RuntimeServiceError):
             deployment_id=deployment_id,
             bundle_digest=bundle_digest,
         )
+
+
+class DeploymentNotChosen(RuntimeServiceError):
+    """A call that names no deployment, while not exactly one serves."""
+
+    reason = "DEPLOYMENT_NOT_CHOSEN"
+
+    def __init__(self, serving_ids: Sequence[str]) -> None:
+        serving = ", ".join(serving_ids)
+        super().__init__(
+            "this API names no deployment, and "
+            + (
+                f"several serve: {serving}; start the runtime with --engine-deployment ID" if serving else "none serves"
+            ),
+            deployment_ids=serving,
+        )
+
+
+class MethodNotServed(RuntimeServiceError):
+    """A method of an API of others that Kiln does not serve."""
+
+    reason = "METHOD_NOT_SERVED"
+
+    def __init__(self, method: str, detail: str) -> None:
+        super().__init__(f"{method} is not served: {detail}", method=method, detail=detail)
 
 
 class RequestIdInUse(RuntimeServiceError):
@@ -375,3 +403,14 @@ class DeploymentsFileInvalid(StartupError):
 
     def __init__(self, path: str, violations: Sequence[FieldViolation]) -> None:
         super().__init__(f"{path}: " + "; ".join(map(str, violations)), violations=tuple(violations), path=path)
+
+
+class VllmEngineUnavailable(StartupError):
+    """An option of vLLM's engine API without the extra that installs its messages."""
+
+    reason = "VLLM_ENGINE_UNAVAILABLE"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "--engine-deployment needs the extra `vllm-engine`, such as in `pip install 'kiln-runtime[vllm-engine]'`"
+        )
