@@ -132,13 +132,8 @@ class DeploymentNotChosen(RuntimeServiceError):
 
     def __init__(self, serving_ids: Sequence[str]) -> None:
         serving = ", ".join(serving_ids)
-        super().__init__(
-            "this API names no deployment, and "
-            + (
-                f"several serve: {serving}; start the runtime with --engine-deployment ID" if serving else "none serves"
-            ),
-            deployment_ids=serving,
-        )
+        detail = f"several serve: {serving}; --engine-deployment of the runtime names one" if serving else "none serves"
+        super().__init__(f"this API names no deployment, and {detail}", deployment_ids=serving)
 
 
 class MethodNotServed(RuntimeServiceError):

@@ -28,6 +28,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 # The engine ends a sequence this long before the call's deadline, so that the terminal event still reaches the client.
 DEADLINE_MARGIN_S: Final = 0.05
+#: What ended a request if its client did so by a call.
+ABORT_CAUSE: Final = "Abort"
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
@@ -57,7 +59,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Ends a request; its slot is free when the client gets the answer."""
         describe_call(deployment_id=request.deployment_id)
         engine = self._deployments.get(request.deployment_id).engine
-        if engine is not None and engine.requests.abort(request.request_id, "Abort"):
+        if engine is not None and engine.requests.abort(request.request_id, ABORT_CAUSE):
             return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ABORTED)
         return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ALREADY_FINISHED)
 

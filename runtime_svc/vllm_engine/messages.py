@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
-from bundle.errors import FieldViolation
+from bundle.errors import FieldViolation, KilnError
 from runtime_svc.admission import GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import Finish, FinishReason
-from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
+from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
+from runtime_svc.generation_service import ABORT_CAUSE
 from runtime_svc.text.prompt import Prompt, TextPrompt, TokenPrompt
 
 #: Fields of a request that Kiln reads, or that change nothing because they concern text: answers have token ids only.
@@ -113,7 +114,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
     )
 
 
-def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong) -> Exception:
+def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong) -> KilnError:
     """Returns admission's error with the names that fields have in this API."""
     if isinstance(error, PromptTooLong):
         limits = (int(error.metadata[name]) for name in ("num_tokens", "max_tokens"))
@@ -121,6 +122,16 @@ def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong) -> E
     return type(error)(
         [FieldViolation(_rename(one.field), one.value, _rename(one.accepted)) for one in error.violations]
     )
+
+
+def find_error(finish: Finish) -> KilnError | None:
+    """Returns the error that a call ends with after this end of its sequence; None if the end is an answer.
+
+    A sequence that its client ends by Abort has an answer here, as from vLLM.
+    """
+    error = finish.error
+    is_clients_wish = isinstance(error, RequestAborted) and error.metadata["cause"] == ABORT_CAUSE
+    return None if is_clients_wish else error
 
 
 class Answer:
@@ -142,7 +153,7 @@ class Answer:
                 self._tokens += tokens
                 if self._is_streamed:
                     return pb.GenerateResponse(chunk=self._make_chunk(tokens))
-            case Finished() as finished if finished.finish.reason in _FINISH_REASONS:
+            case Finished() as finished if find_error(finished.finish) is None:
                 return pb.GenerateResponse(complete=self._make_complete(finished))
         return None
 

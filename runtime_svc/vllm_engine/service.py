@@ -25,7 +25,6 @@ from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
-from runtime_svc.engine.request import FinishReason
 from runtime_svc.errors import (
     DeploymentNotChosen,
     FeatureNotServed,
@@ -33,16 +32,14 @@ from runtime_svc.errors import (
     PromptTooLong,
     RequestInvalid,
 )
-from runtime_svc.generation_service import conclude_stream, find_deadline
-from runtime_svc.vllm_engine.messages import Answer, call_from_pb, check_served, rename_fields
+from runtime_svc.generation_service import ABORT_CAUSE, conclude_stream, find_deadline
+from runtime_svc.vllm_engine.messages import Answer, call_from_pb, check_served, find_error, rename_fields
 from runtime_svc.vllm_engine.tokenizer_archive import make_tokenizer_archive
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 #: What routers expect of one message of an archive.
 _CHUNK_BYTES: Final = 64 << 10
-#: What ends a request whose end is an answer, and no error: the method of this service.
-ABORT_CAUSE: Final = "Abort"
 
 _SERVING_STATES: Final = frozenset({DeploymentState.READY, DeploymentState.RECOVERING})
 
@@ -81,11 +78,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             async for event in stream:
                 if (response := answer.add(event)) is not None:
                     yield response
-        finish = None if stream.finished is None else stream.finished.finish
-        if finish is None or finish.error is None:
-            return
-        if finish.reason is not FinishReason.ABORTED or finish.error.metadata["cause"] != ABORT_CAUSE:
-            raise finish.error
+        if stream.finished is not None and (error := find_error(stream.finished.finish)) is not None:
+            raise error
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Ends requests; their slots are free when the client gets the answer. Those that have ended are no error."""
@@ -115,7 +109,6 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             served_model_name=deployment.deployment_id,
             is_generation=True,
             architectures=[manifest.architecture],
-            model_type=str(manifest.config.get("model_type", "")),
             max_context_length=capabilities.max_length,
             max_req_input_len=capabilities.max_context_length,
             vocab_size=capabilities.vocab_size,
