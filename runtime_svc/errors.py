@@ -33,8 +33,7 @@ KilnError
 └── StartupError                ends the process before it serves; no client sees it
     ├── StateInUse
     ├── StateInvalid
-    ├── DeploymentsFileInvalid
-    └── VllmEngineUnavailable   an option of an API whose messages are not installed
+    └── DeploymentsFileInvalid
 """
 
 from __future__ import annotations
@@ -398,14 +397,3 @@ class DeploymentsFileInvalid(StartupError):
 
     def __init__(self, path: str, violations: Sequence[FieldViolation]) -> None:
         super().__init__(f"{path}: " + "; ".join(map(str, violations)), violations=tuple(violations), path=path)
-
-
-class VllmEngineUnavailable(StartupError):
-    """An option of vLLM's engine API without the extra that installs its messages."""
-
-    reason = "VLLM_ENGINE_UNAVAILABLE"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "--engine-deployment needs the extra `vllm-engine`, such as in `pip install 'kiln-runtime[vllm-engine]'`"
-        )

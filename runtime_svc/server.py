@@ -13,8 +13,10 @@ import grpc
 import structlog
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
+from bundle.errors import FieldViolation
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
+from edge.errors import OptionsInvalid
 from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
@@ -35,7 +37,6 @@ from runtime_svc.deployments.records import RecordStore
 from runtime_svc.deployments.registry import FAREWELL_S, Deployments
 from runtime_svc.deployments.resources import Resources
 from runtime_svc.engine.engine import EngineConfig
-from runtime_svc.errors import VllmEngineUnavailable
 from runtime_svc.generation_service import GenerationService
 from runtime_svc.metrics import list_metrics
 from runtime_svc.runtime_service import RuntimeService
@@ -70,7 +71,7 @@ class RuntimeServer:
         """Builds the server; call it on the running event loop.
 
         Raises:
-            VllmEngineUnavailable: A deployment is named for vLLM's engine API, and the extra is not installed.
+            OptionsInvalid: A deployment is named for vLLM's engine API, and the extra is not installed.
         """
         engine = _make_vllm_engine(deployments, settings.engine_deployment)
 
@@ -165,7 +166,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         TlsFileInvalid: See `CompilerEndpoint.connect`.
         AddressUnavailable: See `serve_metrics`.
         TracingUnavailable: See `open_tracing`.
-        VllmEngineUnavailable: See `RuntimeServer`.
+        OptionsInvalid: See `RuntimeServer`.
     """
     async with AsyncExitStack() as stack:
         records = RecordStore(settings.state)
@@ -218,11 +219,12 @@ def _make_vllm_engine(deployments: Deployments, deployment_id: str | None) -> Vl
     """Returns the servicer of vLLM's engine API; None if its messages are not installed.
 
     Raises:
-        VllmEngineUnavailable: They are not, and a deployment is named for it.
+        OptionsInvalid: They are not, and a deployment is named for it.
     """
     if find_spec("smg_grpc_proto") is None:
         if deployment_id is not None:
-            raise VllmEngineUnavailable
+            accepted = "unset without the extra `vllm-engine`, as in `pip install 'kiln-runtime[vllm-engine]'`"
+            raise OptionsInvalid([FieldViolation("engine-deployment", repr(deployment_id), accepted)])
         return None
     from runtime_svc.vllm_engine.service import VllmEngineService  # noqa: PLC0415 - of the extra
 

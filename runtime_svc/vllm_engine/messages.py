@@ -38,7 +38,7 @@ SERVED: Final = frozenset(
     }
 )
 
-#: Values that ask for nothing, of fields that Kiln does not serve. Routers send them; a default of proto3 is no value.
+#: Neutral values of fields that Kiln does not serve: routers send them. A default of proto3 is not even a value.
 NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {
         "sampling_params.repetition_penalty": 1.0,
@@ -73,7 +73,7 @@ def check_served(request: pb.GenerateRequest) -> None:
     """Checks that a request asks only for what Kiln does.
 
     Raises:
-        FeatureNotServed: A field that is not in SERVED has a value that asks for something; names each such field.
+        FeatureNotServed: A field that is not in SERVED has a value that is not neutral; names each such field.
         RequestInvalid: The request has no prompt.
     """
     violations = []

@@ -78,8 +78,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             async for event in stream:
                 if (response := answer.add(event)) is not None:
                     yield response
-        if stream.finished is not None and (error := find_error(stream.finished.finish)) is not None:
-            raise error
+        if stream.finished is not None and (cause := find_error(stream.finished.finish)) is not None:
+            raise cause
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Ends requests; their slots are free when the client gets the answer. Those that have ended are no error."""

@@ -21,7 +21,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 import runtime_svc.server
-from runtime_svc.errors import VllmEngineUnavailable
+from edge.errors import OptionsInvalid
 from runtime_svc.server import ENGINE_SERVICE
 from tests.bundles.published import CHAT_TEMPLATE, TOKENIZER_JSON
 from tests.ranks.fakes import EOS, GREEDY, VOCAB_SIZE, expected_tokens
@@ -380,6 +380,6 @@ async def test_without_the_extra_the_runtime_serves_the_rest(tmp_path: Path, mon
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(served).HealthCheck(pb.HealthCheckRequest())
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    with pytest.raises(VllmEngineUnavailable, match="--engine-deployment needs the extra `vllm-engine`"):
+    with pytest.raises(OptionsInvalid, match="engine-deployment: got 'd'; accepted: unset without the extra"):
         async with serve_runtime(tmp_path / "other", "--engine-deployment=d"):
             pass
