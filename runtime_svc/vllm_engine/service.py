@@ -157,7 +157,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             raise MethodNotServed("GetTokenizer", f"the bundle of deployment {deployment.deployment_id!r} has none")
         assert deployment.bundle is not None
         bundle = await self._deployments.library.fetch(deployment.bundle, lambda *_: None)
-        archive = await asyncio.to_thread(make_tokenizer_archive, bundle, manifest.tokenizer)
+        archive = await asyncio.to_thread(make_tokenizer_archive, bundle)
         for start in range(0, len(archive), _CHUNK_BYTES):
             is_last = start + _CHUNK_BYTES >= len(archive)
             yield common_pb2.GetTokenizerChunk(

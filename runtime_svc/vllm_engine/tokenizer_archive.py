@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
-from typing import Final
 
-from bundle.manifest import Tokenizer
 from bundle.reader import Bundle
 
-#: The name under which routers look for a chat template first.
-CHAT_TEMPLATE_TITLE: Final = "chat_template.jinja"
 
+def make_tokenizer_archive(bundle: Bundle) -> bytes:
+    """Returns a ZIP archive of the tokenizer's files. Slow: call it in a thread.
 
-def make_tokenizer_archive(bundle: Bundle, tokenizer: Tokenizer) -> bytes:
-    """Returns a ZIP archive with the tokenizer's files and the chat template. Slow: call it in a thread.
-
-    Equal tokenizers give equal bytes, so that a router sees which runtimes agree.
+    Beside the files of the checkpoint it has what the manifest says: the chat template, and the tokens that end a
+    sequence, whose text routers leave out. Equal tokenizers give equal bytes.
 
     Args:
-        bundle: An open bundle.
-        tokenizer: The tokenizer in its manifest.
+        bundle: An open bundle that has a tokenizer.
     """
+    manifest = bundle.manifest
+    assert manifest.tokenizer is not None
+    files = {file.title: bundle.blob_path(file.blob).read_bytes() for file in manifest.tokenizer.files}
+    files["generation_config.json"] = json.dumps({"eos_token_id": manifest.tokens.eos}).encode()
+    if manifest.tokenizer.chat_template is not None:
+        files["chat_template.jinja"] = manifest.tokenizer.chat_template.encode()
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-
-        def add(title: str, data: bytes) -> None:
-            # Of a constant time: ZipInfo's default.
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for title, data in sorted(files.items()):
+            # ZipInfo has a constant time; of a plain name, the archive would take the time of now.
             archive.writestr(zipfile.ZipInfo(title), data, zipfile.ZIP_DEFLATED)
-
-        for file in sorted(tokenizer.files, key=lambda file: file.title):
-            if file.title != CHAT_TEMPLATE_TITLE:
-                add(file.title, bundle.blob_path(file.blob).read_bytes())
-        # The manifest's, whatever file it came from: Kiln renders chats with it.
-        if tokenizer.chat_template is not None:
-            add(CHAT_TEMPLATE_TITLE, tokenizer.chat_template.encode())
     return buffer.getvalue()

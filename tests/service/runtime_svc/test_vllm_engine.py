@@ -342,8 +342,15 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime
     assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    assert files == {"tokenizer.json": TOKENIZER_JSON, "chat_template.jinja": template.encode()}
-    assert (await fetch_tokenizer(served))[1] == data, "equal tokenizers give equal bytes"
+        assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}, (
+            "equal tokenizers, equal bytes"
+        )
+    assert files == {
+        "tokenizer.json": TOKENIZER_JSON,
+        "chat_template.jinja": template.encode(),
+        "generation_config.json": b'{"eos_token_id": [2]}',
+    }
+    assert (await fetch_tokenizer(served))[1] == data
 
 
 async def test_a_bundle_without_a_tokenizer_has_none_to_send(served: Runtime) -> None:
