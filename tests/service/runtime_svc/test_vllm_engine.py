@@ -14,11 +14,13 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln.runtime.v1 import generation_pb2 as generation
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
+from structlog.testing import capture_logs
 
 import runtime_svc.server
 from edge.errors import OptionsInvalid
@@ -166,11 +168,21 @@ async def test_a_request_that_others_end_is_an_error(served: Runtime) -> None:
 
 async def test_a_client_that_leaves_frees_the_slot(served: Runtime) -> None:
     await served.deploy()
-    served.ranks.step_s = 0.02
+    # Left alone, the sequence would run for eight seconds.
+    served.ranks.step_s = 0.2
     running = stub_of(served).Generate(make_request([5], max_tokens=40))
     await anext(aiter(running))
     running.cancel()
     await served.wait_for_slots(0)
+
+
+async def test_the_log_says_what_became_of_a_sequence(served: Runtime) -> None:
+    await served.deploy()
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
+        await complete(served, [5, 6], request_id="mine")
+    (line,) = [log for log in logs if log.get("method", "").endswith("VllmEngine/Generate")]
+    assert (line["deployment_id"], line["request_id"], line["code"]) == ("d", "mine", "OK")
+    assert (line["finish_reason"], line["prompt_tokens"], line["generated_tokens"]) == ("LENGTH", 2, 5)
 
 
 async def test_the_request_id_is_the_clients(served: Runtime) -> None:
@@ -180,14 +192,15 @@ async def test_the_request_id_is_the_clients(served: Runtime) -> None:
     assert ("x-request-id", "cmpl-1") in tuple(await running.trailing_metadata())
 
 
-async def test_a_deadline_ends_the_call_with_its_status(served: Runtime) -> None:
+async def test_a_deadline_ends_the_sequence_with_an_error_of_kiln(served: Runtime) -> None:
     await served.deploy()
-    served.ranks.step_s = 0.05
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in stub_of(served).Generate(make_request([5], max_tokens=40), timeout=0.3):
-            pass
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await served.wait_for_slots(0)
+    served.ranks.step_s = 0.01
+    chunks = []
+    async with raises("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"):
+        async for response in stub_of(served).Generate(make_request([5], max_tokens=60), timeout=0.3):
+            chunks.append(response)  # noqa: PERF401
+    assert {response.WhichOneof("response") for response in chunks} == {"chunk"}
+    assert (await served.get()).load.used_slots == 0
 
 
 async def test_what_kiln_does_not_do_is_refused_by_name(served: Runtime) -> None:
