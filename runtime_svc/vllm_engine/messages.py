@@ -79,9 +79,8 @@ def check_served(request: pb.GenerateRequest) -> None:
     violations = []
     for path, value in _list_fields(request):
         if path not in SERVED and value != NEUTRAL.get(path):
-            unset = f"unset or {NEUTRAL[path]}" if path in NEUTRAL else "unset"
-            shown = str(value) if isinstance(value, int | float) else "set"
-            violations.append(FieldViolation(path, shown, f"{unset}: this server does not serve it"))
+            unset = f"unset or {_show(NEUTRAL[path])}" if path in NEUTRAL else "unset"
+            violations.append(FieldViolation(path, _show(value), f"{unset}: this server does not serve it"))
     if violations:
         raise FeatureNotServed(violations)
     if request.WhichOneof("input") is None:
@@ -104,7 +103,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
         temperature=params.temperature if params.HasField("temperature") else None,
         top_k=params.top_k or None,
         top_p=params.top_p or None,
-        # As torch does with them: negative seeds are those of 64 bits with the same bits.
+        # Kiln's seeds are unsigned: a negative one is the number of 64 bits that has its bits.
         seed=params.seed % (1 << 64) if params.HasField("seed") else None,
         max_new_tokens=params.max_tokens if params.HasField("max_tokens") else None,
         stop_strings=tuple(params.stop),
@@ -207,6 +206,18 @@ def _list_fields(request: pb.GenerateRequest) -> Iterator[tuple[str, Any]]:
             yield from ((f"sampling_params.{nested.name}", one) for nested, one in value.ListFields())
         else:
             yield field.name, value
+
+
+def _show(value: object) -> str:
+    """Formats a number as the client wrote it, of a float32 too."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value)
+        case float():
+            return f"{value:.7g}"
+    return "set"
 
 
 def _prompt_from_pb(request: pb.GenerateRequest) -> Prompt:
