@@ -8,6 +8,8 @@ KilnError
 │   ├── DeploymentNotFound
 │   ├── DeploymentNotReady
 │   ├── DeploymentExists            an id that another bundle holds
+│   ├── DeploymentNotChosen         a call that names no deployment, while not exactly one serves
+│   ├── MethodNotServed             a method of an API of others that Kiln does not serve
 │   ├── RequestIdInUse
 │   ├── RequestsInFlight            a call with policy REFUSE while requests run
 │   ├── QueueFull
@@ -120,6 +122,26 @@ class DeploymentExists(RuntimeServiceError):
             deployment_id=deployment_id,
             bundle_digest=bundle_digest,
         )
+
+
+class DeploymentNotChosen(RuntimeServiceError):
+    """A call that names no deployment, while not exactly one serves."""
+
+    reason = "DEPLOYMENT_NOT_CHOSEN"
+
+    def __init__(self, serving_ids: Sequence[str]) -> None:
+        serving = ", ".join(serving_ids)
+        detail = f"several serve: {serving}; --engine-deployment of the runtime names one" if serving else "none serves"
+        super().__init__(f"this API names no deployment, and {detail}", deployment_ids=serving)
+
+
+class MethodNotServed(RuntimeServiceError):
+    """A method of an API of others that Kiln does not serve."""
+
+    reason = "METHOD_NOT_SERVED"
+
+    def __init__(self, method: str, detail: str) -> None:
+        super().__init__(f"{method} is not served: {detail}", method=method, detail=detail)
 
 
 class RequestIdInUse(RuntimeServiceError):

@@ -36,6 +36,8 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.DeploymentNotFound: grpc.StatusCode.NOT_FOUND,
         errors.DeploymentNotReady: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeploymentExists: grpc.StatusCode.ALREADY_EXISTS,
+        errors.DeploymentNotChosen: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.MethodNotServed: grpc.StatusCode.UNIMPLEMENTED,
         errors.RequestIdInUse: grpc.StatusCode.ALREADY_EXISTS,
         errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
