@@ -14,9 +14,8 @@ from typing import Final
 import grpc
 import structlog
 
-from edge.probes import is_probe
 from edge.request_id import REQUEST_ID, REQUEST_ID_KEY
-from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+from edge.rpc_handlers import Context, RequestT, ResponseT, is_probe, wrap_handler
 
 _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
 

@@ -1,4 +1,4 @@
-"""Wraps gRPC method handlers of any arity in a context manager."""
+"""Wraps gRPC method handlers of any arity in a context manager, and tells probes from other calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -26,6 +26,18 @@ _FACTORIES = {
     "stream_unary": grpc.stream_unary_rpc_method_handler,
     "stream_stream": grpc.stream_stream_rpc_method_handler,
 }
+
+#: Orchestrators and tools make these calls every second.
+_PROBES: Final = ("/grpc.health.", "/grpc.reflection.")
+
+
+def is_probe(method: str) -> bool:
+    """Whether a call only asks whether the server lives, or what it offers. Logs and traces leave such calls out.
+
+    Args:
+        method: As gRPC writes it, `/package.Service/Method`.
+    """
+    return method.startswith(_PROBES)
 
 
 def wrap_handler(

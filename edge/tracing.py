@@ -12,8 +12,7 @@ import grpc
 import structlog
 
 from edge.errors import TracingUnavailable
-from edge.probes import is_probe
-from edge.rpc_handlers import Context, RequestT, ResponseT, wrap_handler
+from edge.rpc_handlers import Context, RequestT, ResponseT, is_probe, wrap_handler
 from edge.spans import TRACER
 
 #: The codes for which OpenTelemetry's conventions call a server's span failed; others are the caller's affair.

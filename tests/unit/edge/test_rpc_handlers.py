@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.probes import is_probe
+from edge.rpc_handlers import is_probe
 
 
 @pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/Info"])
