@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,8 +38,8 @@ def main(words: list[str]) -> int:
         try:
             results = list(act(clone, data_home, words))
         finally:
-            kiln = shutil.which("kiln", path=str(clone / ".venv/bin"))
-            if kiln is not None:
+            kiln = clone / ".venv/bin/kiln"
+            if kiln.exists():
                 environment = os.environ | {"XDG_DATA_HOME": str(data_home)}
                 subprocess.run([kiln, "down"], env=environment, stdout=subprocess.DEVNULL, check=False)
         page = render_page(results, commit=commit, host=describe_host(), places=places)

@@ -17,12 +17,12 @@ MAX_COLUMNS = 160
 _INTRODUCTION = f"""\
 # The first hour
 
-`make first-hour` writes this page. It acts as five kinds of new users on a fresh clone. It takes each command from the page
-that prints it, and ends if the page no longer does. It gives the command as it stands, with the user's own values for the
-names in capitals, and compares what comes out with what the step expects, and the time with its limit if there is one:
-{FIRST_RUN_S:.0f} s for the first `kiln run` on 150 M parameters, installation aside, and {LATER_RUN_S:.0f} s for the next one. The programs of
-`.venv` are found as if the user had activated it. Outputs are cut to their last lines. A step that the host lacks something
-for is not run.
+`make first-hour` writes this page. It acts as five kinds of new users on a fresh clone. It takes each command from the
+page that prints it, and ends if the page no longer does. It gives the command as it stands, with the user's own values
+for the names in capitals, and compares what comes out with what the step expects, and the time with its limit if there
+is one: {FIRST_RUN_S:.0f} s for the first `kiln run` on 150 M parameters, installation aside, and {LATER_RUN_S:.0f} s
+for the next one. The programs of `.venv` are found as if the user had activated it. Outputs are cut to their last
+lines. A step that the host lacks something for is not run.
 """
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _URL = re.compile(r"(https?://)(?!127\.0\.0\.1|localhost|github\.com)[^/\s'\"]+")

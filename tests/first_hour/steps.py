@@ -93,7 +93,7 @@ STEPS: Final = (
         page=README,
         command=".venv/bin/kiln run ./examples/models/kiln-tiny",
         typed="Who are you?\n/bye\n",
-        expects="finish ",
+        expects=r"/bye[^\n]*\n\s*\w",
     ),
     Step(
         user=NEWCOMER,
