@@ -37,6 +37,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.DeploymentNotReady: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeploymentExists: grpc.StatusCode.ALREADY_EXISTS,
         errors.DeploymentNotChosen: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.EngineNotServing: grpc.StatusCode.UNAVAILABLE,
         errors.MethodNotServed: grpc.StatusCode.UNIMPLEMENTED,
         errors.RequestIdInUse: grpc.StatusCode.ALREADY_EXISTS,
         errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,

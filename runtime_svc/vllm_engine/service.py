@@ -27,6 +27,9 @@ from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
 from runtime_svc.errors import (
     DeploymentNotChosen,
+    DeploymentNotFound,
+    DeploymentNotReady,
+    EngineNotServing,
     FeatureNotServed,
     MethodNotServed,
     PromptTooLong,
@@ -65,12 +68,15 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         self._newest_request_s = arrived_ns / 1e9
         if REQUEST_ID.fullmatch(request.request_id):
             bind_request_id(context, request.request_id)
-        deployment = self._deployments.get_for_requests(self._choose().deployment_id)
-        describe_call(deployment_id=deployment.deployment_id)
         check_served(request)
         call = call_from_pb(request, request_id=request.request_id or bound_request_id())
         try:
+            deployment = self._deployments.get_for_requests(self._choose().deployment_id)
+            describe_call(deployment_id=deployment.deployment_id)
             stream = await deployment.generate(call, deadline_s=find_deadline(context))
+        # The client cannot name a deployment: this says nothing of its request, and routers try another runtime.
+        except (DeploymentNotChosen, DeploymentNotFound, DeploymentNotReady) as error:
+            raise EngineNotServing(str(error)) from error
         except (RequestInvalid, FeatureNotServed, PromptTooLong) as error:
             raise rename_fields(error) from error
         answer = Answer(call, is_streamed=request.stream)
@@ -230,15 +236,16 @@ def _default_sampling_json(capabilities: Capabilities) -> str:
 
 def _load_to_pb(engine: Engine) -> pb.SchedulerLoad:
     scheduler, kv = engine.scheduler, engine.scheduler.kv
-    usage = kv.num_used_blocks / kv.num_blocks
+    num_used_tokens, max_tokens = scheduler.num_kv_tokens, kv.num_blocks * kv.block_tokens
     return pb.SchedulerLoad(
         num_running_reqs=scheduler.num_running,
         num_waiting_reqs=len(scheduler.waiting),
         num_total_reqs=scheduler.num_running + len(scheduler.waiting),
-        num_used_tokens=scheduler.num_kv_tokens,
-        max_total_num_tokens=kv.num_blocks * kv.block_tokens,
-        token_usage=usage,
-        utilization=usage,
+        num_used_tokens=num_used_tokens,
+        max_total_num_tokens=max_tokens,
+        # Of tokens, not of slots, which are all in use whenever a full batch runs: SMG avoids a worker above 0.8.
+        token_usage=num_used_tokens / max_tokens,
+        utilization=scheduler.num_running / scheduler.max_running,
         max_running_requests=scheduler.max_running,
         num_waiting_uncached_tokens=scheduler.num_waiting_tokens,
     )

@@ -37,7 +37,7 @@ async def health_of(served: Runtime) -> tuple[bool, str]:
 
 async def test_one_of_two_deployments_must_be_named(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as served:
-        async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_CHOSEN"):
+        async with raises("UNAVAILABLE", "ENGINE_NOT_SERVING"):
             await complete(served, [5])
         await served.deploy("a")
         await served.deploy("b", ref="other", bias=4)
@@ -49,7 +49,7 @@ async def test_one_of_two_deployments_must_be_named(tmp_path: Path) -> None:
         ]:
             async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_CHOSEN"):
                 await getattr(stub_of(served), method)(request)
-        async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_CHOSEN") as caught:
+        async with raises("UNAVAILABLE", "ENGINE_NOT_SERVING") as caught:
             await complete(served, [5])
         assert "several serve: a, b; --engine-deployment" in str(caught[0].details())
         assert (await health_of(served))[0] is False
@@ -60,7 +60,7 @@ async def test_one_of_two_deployments_must_be_named(tmp_path: Path) -> None:
 async def test_the_named_deployment_answers(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path, "--engine-deployment=b") as served:
         await served.deploy("a")
-        async with raises("NOT_FOUND", "DEPLOYMENT_NOT_FOUND"):
+        async with raises("UNAVAILABLE", "ENGINE_NOT_SERVING"):
             await complete(served, [5])
         assert await health_of(served) == (False, "no deployment 'b'")
         await served.deploy("b", ref="other", bias=4)
@@ -121,7 +121,8 @@ async def test_loads_and_server_info_count_requests(served: Runtime) -> None:
     served.ranks.gate.clear()
     load = (await stub.GetLoads(pb.GetLoadsRequest())).loads[0]
     assert (load.num_running_reqs, load.num_waiting_reqs, load.max_running_requests) == (4, 2, 4)
-    assert (load.token_usage, load.utilization, load.max_total_num_tokens) == (1.0, 1.0, 4 * 64)
+    assert (load.utilization, load.max_total_num_tokens) == (1.0, 4 * 64)
+    assert load.token_usage == load.num_used_tokens / (4 * 64) < 0.8, "a full batch of short sequences is no overload"
     assert load.num_waiting_uncached_tokens == 4
     info = await stub.GetServerInfo(pb.GetServerInfoRequest())
     assert (info.server_type, info.active_requests, info.is_paused) == ("kiln", 6, False)
