@@ -119,6 +119,7 @@ async def running_gateway(config: GatewayConfig, runtime: str, model: str) -> As
         model: Name under which clients ask for the model: the id of its deployment.
 
     Raises:
+        InvalidArgument: Reason ADDRESS_INVALID: the host is no address of this machine.
         ServiceNotReady: The gateway does not serve the model in time.
         ServiceExited: The gateway has ended by itself.
     """
@@ -143,6 +144,7 @@ def _arguments(config: GatewayConfig, port: int, runtime: str) -> list[str]:
         *("--host", config.host, "--port", str(port)),
         *("--worker-urls", f"grpc://{runtime}"),
         *("--worker-startup-check-interval", "1"),
+        "--log-json",
         *("--shutdown-grace-period-secs", str(int(config.stop_timeout_s))),
         # Its metrics would be at port 29000 of every interface.
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(_free_port("127.0.0.1"))),
@@ -174,10 +176,18 @@ def _get(url: str) -> dict[str, list[dict[str, str]]]:
 
 
 def _free_port(host: str) -> int:
-    """Finds a free port: SMG takes no port 0. Another process may take it before SMG does, which then ends."""
+    """Finds a free port: SMG takes no port 0. Another process may take it before SMG does, which then ends.
+
+    Raises:
+        InvalidArgument: Reason ADDRESS_INVALID: the host is no address of this machine.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.bind((host, 0))
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            message = f"the gateway cannot listen on {host}: {error.strerror}"
+            raise InvalidArgument(message, reason="ADDRESS_INVALID") from error
         port: int = listener.getsockname()[1]
         return port
 
