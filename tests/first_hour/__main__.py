@@ -62,7 +62,7 @@ def act(clone: Path, data_home: Path, words: list[str]) -> Iterator[Result]:
                     continue
                 printed = find_command(step, clone)
                 if step.needs is not None and not terminal.has(step.needs.test):
-                    yield Result(step, printed, None, f"this host has not {step.needs.what}")
+                    yield Result(step, printed, None, f"this host lacks {step.needs.what}")
                     continue
                 outcome = terminal.give(step, printed)
                 verdict = outcome.failure or "done"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from os.path import relpath
 
 from tests.first_hour.commands import fill_in
 from tests.first_hour.steps import FIRST_RUN_S, LATER_RUN_S, Step
@@ -97,9 +98,10 @@ def _render_table(results: Iterable[Result]) -> str:
 def _render_step(result: Result, places: Mapping[str, str]) -> str:
     is_python = result.step.language == "python"
     command = result.printed if is_python else fill_in(result.step, result.printed)
+    seconds = f", {_seconds(result)} s" if result.outcome is not None else ""
     where = "" if result.step.folder == "." else f", in `{result.step.folder}`"
     parts = [
-        f"From [{result.step.page}](../{result.step.page}){where}: {_state(result)}\n",
+        f"From [{result.step.page}]({relpath(result.step.page, 'docs')}){where}: {_state(result)}{seconds}\n",
         f"```{'python' if is_python else 'sh'}\n{command}\n```\n",
     ]
     if result.outcome is not None:
@@ -115,5 +117,4 @@ def _seconds(result: Result) -> str:
 def _state(result: Result) -> str:
     if result.outcome is None:
         return f"not run: {result.reason}"
-    state = f"**failed**: {result.outcome.failure}" if result.outcome.failure else "done"
-    return f"{state}, {result.outcome.seconds:.1f} s"
+    return f"**failed**: {result.outcome.failure}" if result.outcome.failure else "done"

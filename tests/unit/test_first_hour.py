@@ -81,7 +81,8 @@ def test_the_page_names_what_failed_and_what_was_not_run() -> None:
     assert [result.has_failed for result in results] == [False, True, False]
     page = render_page(results, commit="c0ffee", host="a host", places={})
     assert "Commit c0ffee, on a host: 2 of 3 steps were run, **1 failed**." in page
-    assert "| a user | `kiln stop` | 1.0 | **failed**: it ended with code 1, 1.0 s |" in page
+    assert "| a user | `kiln stop` | 1.0 | **failed**: it ended with code 1 |" in page
+    assert "From [page.md](../page.md): **failed**: it ended with code 1, 1.0 s" in page
     assert "| another | `kiln fly` |  | not run: too high |" in page
 
 
