@@ -30,8 +30,7 @@ def main(words: list[str]) -> int:
         clone, data_home = Path(scratch, "kiln"), Path(scratch, "data")
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
         for step in STEPS:
-            if not step.pending:
-                find_command(step, clone)
+            find_command(step, clone)
         write_llama_150m(clone / RANDOM)
         commit = read_commit(clone)
         places = {str(clone): "~/kiln", str(data_home): "~/.local/share", scratch: "/tmp", str(Path.home()): "~"}
@@ -57,9 +56,6 @@ def act(clone: Path, data_home: Path, words: list[str]) -> Iterator[Result]:
             continue
         with Terminal(clone, data_home) as terminal:
             for step in steps:
-                if step.pending:
-                    yield Result(step, step.command, None, step.pending)
-                    continue
                 printed = find_command(step, clone)
                 if step.needs is not None and not terminal.has(step.needs.test):
                     yield Result(step, printed, None, f"this host lacks {step.needs.what}")

@@ -51,7 +51,6 @@ class Step:
         stays: Whether the command goes on beside the next steps of its user, once the output matches.
         limit_s: Seconds that it may take at most; None for any.
         needs: What the host must have; without it, the step is not run.
-        pending: Why no release can run the step yet; empty if this one can.
     """
 
     user: str
@@ -66,7 +65,6 @@ class Step:
     stays: bool = False
     limit_s: float | None = None
     needs: Need | None = None
-    pending: str = ""
 
 
 #: Directory of the clone that holds the checkpoint of 150 M parameters, which the script writes.
@@ -247,28 +245,24 @@ go run . 127.0.0.1:50052 demo "Once upon a time\"""",
     Step(
         user=OPERATOR,
         page=OPERATIONS,
-        command="skopeo inspect oci:STORE:NAME-vN",
-        values={"STORE": ".kiln/home/store", "NAME-vN": "tiny-v1"},
-        expects="Digest",
+        command="skopeo inspect --raw oci:DIR/store:story-v3",
+        values={"DIR": ".kiln/home", "story-v3": "tiny-v1"},
+        expects="dev.kiln",
         needs=Need("command -v skopeo", "skopeo"),
-        pending="versions are not tags of a store's index yet",
     ),
     Step(
         user=APP,
-        page=CLIENTS,
-        command="kiln serve MODEL --openai ADDRESS",
-        values={"MODEL": "./examples/models/kiln-tiny", "ADDRESS": "127.0.0.1:7003"},
+        page=README,
+        command=".venv/bin/kiln serve ./examples/models/kiln-tiny --openai 127.0.0.1:8000",
         expects="ready deployment=",
         stays=True,
-        pending="`kiln serve` has no `--openai` yet",
     ),
     Step(
         user=APP,
-        page=CLIENTS,
+        page=README,
         command="from openai import OpenAI",
         language="python",
         expects=r"\w",
         needs=Need(".venv/bin/python -c 'import openai'", "the openai client"),
-        pending="`kiln serve` has no `--openai` yet",
     ),
 )
