@@ -70,6 +70,8 @@ class Step:
 #: Directory of the clone that holds the checkpoint of 150 M parameters, which the script writes.
 RANDOM: Final = "./random-150m"
 
+#: A random model ends no answer by itself.
+_FEW_TOKENS: Final = "--max-new-tokens 32"
 _UP: Final = """\
 .venv/bin/kiln up --home .kiln/home --compiler-address 127.0.0.1:7001 --runtime-address 127.0.0.1:7002 \\
     --cores 2 --model-root examples/models"""
@@ -98,6 +100,7 @@ STEPS: Final = (
         page=README,
         command='kiln run MODEL "PROMPT"',
         values={"MODEL": RANDOM, "PROMPT": "Once upon a time"},
+        more=_FEW_TOKENS,
         expects="finish ",
         limit_s=FIRST_RUN_S,
     ),
@@ -106,6 +109,7 @@ STEPS: Final = (
         page=README,
         command='kiln run MODEL "PROMPT"',
         values={"MODEL": RANDOM, "PROMPT": "Once upon a time"},
+        more=_FEW_TOKENS,
         expects="finish ",
         limit_s=LATER_RUN_S,
     ),
