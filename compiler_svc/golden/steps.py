@@ -99,7 +99,7 @@ class _GroupSteps:
 
 
 def _read(values: memoryview[float]) -> Tensor:
-    assert values.shape is not None, "a memoryview has a shape"
+    assert values.shape is not None, "step memory gives results their shape"
     return torch.frombuffer(values, dtype=torch.float32).view(values.shape)
 
 
