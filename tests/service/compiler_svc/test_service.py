@@ -27,7 +27,7 @@ from tests.servers.running_compiler import (
 )
 
 #: What sizes and lengths accept.
-LENGTH = "an integer from 1 to 2147483647 (NxD Inference API guide, General configuration)"
+LENGTH = "an integer from 1 to 134217728 (NxD Inference API guide, General configuration)"
 
 
 class TestCompile:
