@@ -77,7 +77,7 @@ class CompileRequest(BuildRequest):
 
 
 def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileJobSpec:
-    """Validates a request. Reads JSON files and tensor headers: call it from a thread.
+    """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
 
     Leaves pickled weights to the build, because opening them needs torch.
 

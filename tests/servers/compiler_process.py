@@ -53,8 +53,12 @@ class CompilerProcess:
 
 
 @asynccontextmanager
-async def run_compiler(home: Path, *options: str) -> AsyncIterator[CompilerProcess]:
-    """Starts a compiler with state below `home` and checkpoints below `home/models`; ends it with SIGTERM."""
+async def run_compiler(home: Path, *options: str, site: Path | None = None) -> AsyncIterator[CompilerProcess]:
+    """Starts a compiler with state below `home` and checkpoints below `home/models`; ends it with SIGTERM.
+
+    Args:
+        site: Directory of more distributions that it finds.
+    """
     share_lowering_cache(home / "cache")
     arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
     process = await asyncio.create_subprocess_exec(
@@ -68,7 +72,7 @@ async def run_compiler(home: Path, *options: str) -> AsyncIterator[CompilerProce
         "1",
         *options,
         stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "protos", *([site] if site else [])]))},
     )
     assert process.stdout is not None
     try:
