@@ -18,6 +18,7 @@ from bundle.layout import Layout
 from bundle.manifest import Limits, parse_manifest
 from bundle.reader import open_bundle
 from bundle.verification import BlobVerifier
+from tests.checkpoints.sparse import write_sparse_checkpoint
 from tests.processes import living_descendants
 from tests.servers.compiler_process import CompilerEnded, CompilerProcess, run_compiler, wait_until_gone
 from tests.servers.running_compiler import Client, read_refusal, response_of
@@ -151,6 +152,16 @@ async def test_a_cancelled_or_killed_build_leaves_no_process_and_no_files(home: 
         assert "killed by SIGKILL" in refused.message
         assert Layout(home / "store").read_index().manifests == ()
 
+        # Half a gigabyte of weights, of which an unfinished blob would stay.
+        (home / "models" / "large").mkdir()
+        write_sparse_checkpoint(home / "models" / "large")
+        operation = await compile_tiny(compiler.client, model="large", wait=False)
+        await reach_weights(compiler, operation.name)
+        assert unfinished_blobs(home), "the build is cancelled while it writes"
+        await compiler.client.cancel(operation.name)
+        await compiler.client.finish(operation)
+        assert unfinished_blobs(home) == []
+
 
 async def test_a_killed_compiler_takes_its_builds_along_and_resumes_them(home: Path) -> None:
     async with run_compiler(home) as compiler:
@@ -204,6 +215,18 @@ async def test_a_second_compiler_on_the_store_is_refused(home: Path) -> None:
             async with run_compiler(home):
                 pass
         assert compiler.process.returncode is None
+
+
+async def reach_weights(compiler: CompilerProcess, operation: str) -> None:
+    """Waits until a build has written some of its weights."""
+    async for event in compiler.client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation)):
+        if event.progress.stage == pb.COMPILE_STAGE_SHARD and event.progress.sharded_bytes:
+            return
+    raise AssertionError("the build ended early")
+
+
+def unfinished_blobs(home: Path) -> list[Path]:
+    return list((home / "store" / ".kiln" / "staging").iterdir())
 
 
 async def reach_trace(compiler: CompilerProcess, operation: str) -> list[psutil.Process]:
