@@ -46,6 +46,7 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.TooManyWatchers: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
     bundle_errors.LeaseInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    bundle_errors.CacheAgeInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     bundle_errors.PathOutsideImportRoots: grpc.StatusCode.PERMISSION_DENIED,
     bundle_errors.SourceLayoutInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     planning_errors.PlanTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -104,7 +104,10 @@ class BundleImporter:
         yield ImportedBundle(NamedBundle(await self._store.open(digest), version), copying.transfer)
 
     def _find_source(self, order: ImportOrder) -> tuple[Layout, str]:
-        root = Path(order.layout).resolve()
+        try:
+            root = Path(order.layout).resolve()
+        except (ValueError, OSError, RuntimeError) as error:  # a NUL; a name too long; a link that leads to itself
+            raise SourceLayoutInvalid(order.layout, "no path") from error
         # The directory of blobs may itself be a symbolic link.
         for path in (root, (root / "blobs" / "sha256").resolve()):
             if not order.layout or not any(path.is_relative_to(allowed) for allowed in self._roots):

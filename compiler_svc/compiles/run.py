@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from bundle.digest import PREFIX
 from bundle.errors import KilnError
+from bundle.shortage import name_shortage
 from compiler_svc.builds.debug_file import has_graphs
 from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
 from compiler_svc.bundles.store import BundleStore
@@ -101,7 +102,8 @@ class CompileRun:
             await self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the operation has to end
             self._log.exception("compile failed", kind=type(error).__name__)
-            await self._fail(BuildFailed("an internal error, which the compiler's log describes"))
+            shortage = name_shortage(error) if isinstance(error, OSError) else None
+            await self._fail(shortage or BuildFailed("an internal error, which the compiler's log describes"))
         finally:
             self.queued.set()
         for build_id in (self._build_id, self._graphs_id):
