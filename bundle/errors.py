@@ -5,7 +5,7 @@ KilnError                     root of every error that crosses a service boundar
 └── BundleError
     ├── DigestInvalid         text that is no sha256 digest
     ├── BlobNotFound          a digest that the store does not hold
-    │   └── BlobMissing       a blob of a bundle that the store has lost
+    ├── BlobMissing           a blob of a bundle that the store has lost
     ├── BlobCorrupt           bytes that do not have the digest they are stored under
     ├── BundleNotFound        a manifest digest or reference that names nothing
     ├── ManifestInvalid       a manifest that does not follow the schema
@@ -100,14 +100,13 @@ class BlobNotFound(BundleError):
         super().__init__(f"blob {digest} is not in the store", digest=digest)
 
 
-class BlobMissing(BlobNotFound):
+class BlobMissing(BundleError):
     """A blob of a bundle that the store has lost."""
 
     reason = "BLOB_MISSING"
 
     def __init__(self, digest: str, bundle: str) -> None:
-        KilnError.__init__(
-            self,
+        super().__init__(
             f"bundle {bundle} has lost blob {digest}: the store holds no regular file of it",
             digest=digest,
             bundle=bundle,

@@ -89,18 +89,19 @@ def open_bundle(layout: Layout, digest: str) -> Bundle:
     entry = layout.read_index().find(parse_digest(digest))
     if entry is None:
         raise BundleNotFound(digest)
-    return read_bundle(layout, digest)
-
-
-def read_bundle(layout: Layout, digest: str) -> Bundle:
-    """Reads a bundle, which the index need not list yet. Errors are those of `open_bundle`."""
     try:
-        return _read_bundle(layout, digest)
+        return read_bundle(layout, digest)
     except BlobNotFound as error:
         raise BlobMissing(error.metadata["digest"], digest) from error
 
 
-def _read_bundle(layout: Layout, digest: str) -> Bundle:
+def read_bundle(layout: Layout, digest: str) -> Bundle:
+    """Reads a bundle, which the index need not list yet.
+
+    Raises:
+        BlobNotFound: One of its blobs is missing.
+        KilnError: Other errors are those of `open_bundle`.
+    """
     data = read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES)
     image = _parse_image(data, digest)
     manifest = parse_manifest(read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES), digest=digest)

@@ -82,7 +82,7 @@ class BundleImporter:
             NameInvalid, AliasInvalid, AliasChanged: The name or alias is malformed, or the alias has changed.
             PathOutsideImportRoots: The layout leaves the roots.
             SourceLayoutInvalid: The directory is not an OCI image layout, or its index is broken.
-            BundleNotFound, BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
+            BundleNotFound, BlobMissing, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
         """
         if not is_name(order.name):
             raise NameInvalid(order.name)
