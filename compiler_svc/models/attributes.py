@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from bundle.errors import FieldViolation
 from compiler_svc.models.errors import NOTHING, ModelConfigInvalid, ModelNotServed
-from compiler_svc.models.size_limits import largest_value
+from compiler_svc.models.size_limits import find_largest_value
 
 
 @dataclass
@@ -41,7 +41,7 @@ class AttributeReader:
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
         """An integer from `minimum` to the limit of its name; required where there is no default."""
-        value, largest = self.values.get(name), largest_value(name)
+        value, largest = self.values.get(name), find_largest_value(name)
         if value is None and default is not None:
             return default
         if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= largest:

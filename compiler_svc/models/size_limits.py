@@ -1,7 +1,7 @@
 """How large the sizes of a model may be: stated once, and held against before anything loops over a size.
 
-The limits are some ten times the largest published models. A configuration of a few bytes can name any number, and the
-tables that plans make are as long as the number says.
+The limits are four to thirty times the sizes of the largest published models. A configuration of a few bytes can name
+any number, and the tables that plans make are as long as the number says.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LIMITS: Final = (
 SIZE_LIMITS: Final = {name: limit for limit in _LIMITS for name in limit.names}
 
 
-def largest_value(name: str) -> int:
-    """The largest value of an integer attribute."""
+def find_largest_value(name: str) -> int:
+    """Finds the largest value of an integer attribute."""
     limit = SIZE_LIMITS.get(name)
     return MAX_INTEGER if limit is None else limit.largest
