@@ -1,9 +1,11 @@
 """Errors that a caller can meet, and the bundle format's own.
 
 KilnError                     root of every error that crosses a service boundary
+├── ResourcesShort            a host without room, descriptors or memory for what a call needs
 └── BundleError
     ├── DigestInvalid         text that is no sha256 digest
     ├── BlobNotFound          a digest that the store does not hold
+    ├── BlobMissing           a blob of a bundle that the store has lost
     ├── BlobCorrupt           bytes that do not have the digest they are stored under
     ├── BundleNotFound        a manifest digest or reference that names nothing
     ├── ManifestInvalid       a manifest that does not follow the schema
@@ -62,6 +64,17 @@ class KilnError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class ResourcesShort(KilnError):
+    """A host without room, descriptors or memory for what a call needs."""
+
+    reason = "RESOURCES_SHORT"
+
+    def __init__(self, resource: str, detail: str, retry_after_s: float) -> None:
+        super().__init__(
+            f"the host is short of {resource}: {detail}", retry_after_s=retry_after_s, resource=resource, detail=detail
+        )
+
+
 class BundleError(KilnError):
     """Root of the bundle format's errors."""
 
@@ -85,6 +98,19 @@ class BlobNotFound(BundleError):
 
     def __init__(self, digest: str, place: str = "in the store") -> None:
         super().__init__(f"blob {digest} is not {place}", digest=digest)
+
+
+class BlobMissing(BundleError):
+    """A blob of a bundle that the store has lost."""
+
+    reason = "BLOB_MISSING"
+
+    def __init__(self, digest: str, bundle: str) -> None:
+        super().__init__(
+            f"bundle {bundle} has lost blob {digest}: the store holds no regular file of it",
+            digest=digest,
+            bundle=bundle,
+        )
 
 
 class BlobCorrupt(BundleError):

@@ -103,7 +103,7 @@ class Layout:
             if not (root / "oci-layout").exists():
                 _replace_file(root / "oci-layout", LayoutMarker(image_layout_version="1.0.0").to_json())
             layout = cls(root)
-            layout._sweep_staging()
+            layout.sweep_unfinished()
         return layout
 
     def has(self, digest: str) -> bool:
@@ -204,6 +204,14 @@ class Layout:
         except FileNotFoundError as error:
             raise BlobNotFound(digest) from error
         return stored.size_bytes
+
+    def sweep_unfinished(self) -> None:
+        """Removes unfinished blobs whose writers have ended. Those of living writers are locked, and stay."""
+        with self._lock_staging():
+            for path in self._staging.iterdir():
+                with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
 
     @contextmanager
     def pinning(self) -> Iterator[Layout]:
@@ -306,13 +314,6 @@ class Layout:
             size_bytes = os.fstat(source.fileno()).st_size
             publish_file(source.fileno(), staged, self._blobs, digest, placing=self._pinned)
         return StoredBlob(digest, size_bytes)
-
-    def _sweep_staging(self) -> None:
-        with self._lock_staging():
-            for path in self._staging.iterdir():
-                with suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
 
     @staticmethod
     def _read_record(path: Path, record: type[RecordT]) -> RecordT:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from bundle.blob_writer import StoredBlob
 from bundle.consistency import check_consistency
 from bundle.digest import Progress, parse_digest, sha256_bytes
-from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid
+from bundle.errors import BlobCorrupt, BlobMissing, BlobNotFound, BundleNotFound, ManifestInvalid
 from bundle.layout import Layout
 from bundle.manifest import Manifest, parse_manifest
 from bundle.oci import (
@@ -95,18 +95,26 @@ def open_bundle(layout: Layout, digest: str) -> Bundle:
 
     Raises:
         BundleNotFound: The index does not list the bundle.
-        BlobNotFound, BlobCorrupt: One of its blobs is missing, has another size, or is a manifest with other bytes.
+        BlobMissing, BlobCorrupt: One of its blobs is missing, has another size, or is a manifest with other bytes.
         ManifestInvalid, AbiUnsupported: A manifest does not follow its schema.
         DigestInvalid, LayoutInvalid: See `parse_digest`, `Layout.read_index`.
     """
     entry = layout.read_index().find(parse_digest(digest))
     if entry is None:
         raise BundleNotFound(digest)
-    return read_bundle(layout, digest)
+    try:
+        return read_bundle(layout, digest)
+    except BlobNotFound as error:
+        raise BlobMissing(error.metadata["digest"], digest) from error
 
 
 def read_bundle(layout: Layout, digest: str) -> Bundle:
-    """Reads a bundle, which the index need not list yet. Errors are those of `open_bundle`."""
+    """Reads a bundle, which the index need not list yet.
+
+    Raises:
+        BlobNotFound: One of its blobs is missing.
+        KilnError: Other errors are those of `open_bundle`.
+    """
     data = read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES)
     image = _parse_image(data, digest)
     manifest_json = read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES)

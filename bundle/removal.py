@@ -77,6 +77,8 @@ def remove_bundle(layout: Layout, digest: str, find_needs: FindNeeds = Needs) ->
 def collect_garbage(layout: Layout, find_needs: FindNeeds, *, dry_run: bool = False) -> Collected:
     """Removes bundles without a name, with their referrers, then deletes every blob that nothing needs.
 
+    Also removes the unfinished blobs of writers that have ended, and does not count them.
+
     A tag names its index entry, so entries with a tag stay; but the tags of `bundle.tags` only repeat what `find_needs`
     knows better. Entries that are not bundles stay too.
 
@@ -101,6 +103,7 @@ def collect_garbage(layout: Layout, find_needs: FindNeeds, *, dry_run: bool = Fa
             if remaining != index:
                 layout.replace_index(remaining)
             _delete_blobs(layout, unneeded)
+            layout.sweep_unfinished()
         freed = FreedSpace(len(unneeded), sum(sizes[blob] for blob in unneeded))
     return Collected(
         bundle_count=len(bundles),

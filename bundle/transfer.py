@@ -57,7 +57,7 @@ def copy_bundle(
 
     Raises:
         BundleNotFound: The source's index does not list the bundle.
-        BlobNotFound, BlobCorrupt: The source lacks a blob, or holds it with other bytes; nothing becomes visible.
+        BlobMissing, BlobCorrupt: The source lacks a blob, or holds it with other bytes; nothing becomes visible.
         ManifestInvalid, AbiUnsupported: A manifest does not follow its schema.
         LayoutInvalid: An index, or a manifest that it lists, is broken.
         DigestInvalid: `digest` is not a digest.

@@ -122,7 +122,7 @@ def register_bundle(
         referrers: Referrers to list with the bundle. Their blobs must be in the store.
 
     Raises:
-        BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `bundle.reader.open_bundle`.
+        BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `bundle.reader.read_bundle`.
         LayoutInvalid: The store's index is broken.
     """
     # Under the lock, so that no deletion comes between the check and the listing.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import closing
 
 from compiler_svc.compiles.build_runner import ProcessBuildRunner
+from compiler_svc.planning.pool import PlanningPool, make_forkserver
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
 from edge.process import run_process
@@ -13,13 +15,17 @@ from edge.process import run_process
 
 async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
-    async with open_server(settings, ProcessBuildRunner) as server:
-        port = await server.start()
-        serving = asyncio.create_task(server.serve_until_signalled())
-        await asyncio.sleep(0)  # by now it listens for signals; a reader of the next line may send one
-        sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
-        sys.stdout.flush()
-        await serving
+    with closing(make_forkserver()) as forkserver:
+        planning = PlanningPool(forkserver)
+        async with open_server(settings, ProcessBuildRunner, planning) as server:
+            port = await server.start()
+            warming = asyncio.create_task(planning.warm_up())
+            serving = asyncio.create_task(server.serve_until_signalled())
+            await asyncio.sleep(0)  # by now it listens for signals; a reader of the next line may send one
+            sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
+            sys.stdout.flush()
+            await serving
+            warming.cancel()
 
 
 def main() -> None:

@@ -33,7 +33,8 @@ from compiler_svc.compiles.single_flight import SharedBuilds
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import StoreLocked
 from compiler_svc.metrics import list_metrics
-from compiler_svc.planning.planner import Planner
+from compiler_svc.planning.planner import PlannerSettings
+from compiler_svc.planning.pool import PlanningPool
 from compiler_svc.settings import Settings
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
@@ -47,11 +48,14 @@ SERVICES: Final = (
 
 
 @asynccontextmanager
-async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRunner]) -> AsyncIterator[EdgeServer]:
+async def open_server(
+    settings: Settings, make_runner: Callable[[Path], BuildRunner], planning: PlanningPool
+) -> AsyncIterator[EdgeServer]:
     """Opens store and database, resumes operations that a former process left unfinished, and makes the server.
 
     Args:
         make_runner: Makes the runner of builds; takes a directory for the job directories.
+        planning: Runs what reads clients' configurations and checkpoints.
 
     Raises:
         StoreLocked: Another compiler serves the store.
@@ -85,7 +89,12 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
                 lowering_memory_bytes=settings.lowering_memory_bytes,
             ),
         )
-        planner = Planner(database, layout, model_roots=settings.model_roots, num_lowerings=settings.num_lowerings)
+        planner = PlannerSettings(
+            database_url=settings.database_url,
+            store=settings.store,
+            model_roots=settings.model_roots,
+            num_lowerings=settings.num_lowerings,
+        )
         queue = CompileQueue(services, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
 
         def register(server: grpc.aio.Server) -> None:
@@ -94,8 +103,8 @@ async def open_server(settings: Settings, make_runner: Callable[[Path], BuildRun
                 journal=journal,
                 queue=queue,
                 store=store,
+                planning=planning,
                 planner=planner,
-                model_roots=settings.model_roots,
             )
             compiler_pb2_grpc.add_CompilerServiceServicer_to_server(compiler, server)
             long_running = OperationsService(database=database, journal=journal, queue=queue)

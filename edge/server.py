@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from bundle.errors import KilnError
+from bundle.shortage import name_shortage
 from edge.access_log import AccessLogInterceptor, describe_call
 from edge.config import EdgeConfig, TlsConfig
 from edge.drain import RunningCalls
@@ -31,8 +32,9 @@ _log = structlog.get_logger("edge")
 class StatusInterceptor(SurroundingInterceptor):
     """Ends a call with the status of the error that its handler raised.
 
-    An error that the table lacks becomes INTERNAL: the interceptor logs it with its traceback, and the client gets only
-    the request id. Cancellation and deadlines are no errors, and pass.
+    A shortage that the operating system reports becomes ResourcesShort. Another error that the table lacks becomes
+    INTERNAL: the interceptor logs it with its traceback, and the client gets only the request id. Cancellation and
+    deadlines are no errors, and pass.
     """
 
     decodes_inside = True
@@ -53,11 +55,14 @@ class StatusInterceptor(SurroundingInterceptor):
             # gRPC's own errors: the handler has aborted the call, or its client is gone.
             raise
         except Exception as error:  # noqa: BLE001 - the last line before the wire
-            reason = error.reason if isinstance(error, KilnError) else INTERNAL_REASON
-            if not is_mapped(error, self._table):
+            answered = (name_shortage(error) if isinstance(error, OSError) else None) or error
+            reason = answered.reason if isinstance(answered, KilnError) else INTERNAL_REASON
+            if answered is not error:
+                _log.warning("a shortage", error=str(error))
+            elif not is_mapped(error, self._table):
                 _log.exception("unmapped error")
                 reason = INTERNAL_REASON
-            status = status_from_error(error, self._table)
+            status = status_from_error(answered, self._table)
             describe_call(reason=reason, message=status.message)
             request_id = structlog.contextvars.get_contextvars().get("request_id")
             if request_id is not None:

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from bundle.errors import (
     AbiUnsupported,
     BlobCorrupt,
+    BlobMissing,
     BlobNotFound,
     BundleError,
     BundleNotFound,
@@ -22,6 +23,7 @@ from bundle.errors import (
     LayoutInvalid,
     ManifestInvalid,
     RefInvalid,
+    ResourcesShort,
 )
 from edge.errors import RequestMalformed, ShuttingDown
 
@@ -31,18 +33,20 @@ INTERNAL_REASON: Final = "INTERNAL"
 
 StatusTable = Mapping[type[KilnError], grpc.StatusCode]
 
-#: Codes of the bundle format's errors; every service that reads bundles adds them to its table.
+#: Codes of the bundle package's errors; every service that reads bundles adds them to its table.
 BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         BundleError: grpc.StatusCode.INTERNAL,
         DigestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
         RefInvalid: grpc.StatusCode.INVALID_ARGUMENT,
         BlobNotFound: grpc.StatusCode.NOT_FOUND,
+        BlobMissing: grpc.StatusCode.DATA_LOSS,
         BundleNotFound: grpc.StatusCode.NOT_FOUND,
         BlobCorrupt: grpc.StatusCode.DATA_LOSS,
         LayoutInvalid: grpc.StatusCode.DATA_LOSS,
         ManifestInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         AbiUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+        ResourcesShort: grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
 

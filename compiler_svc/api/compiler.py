@@ -3,11 +3,9 @@
 # ruff: noqa: N802, ARG002 - names and arguments of the methods are gRPC's
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from google.longrunning import operations_pb2
@@ -30,7 +28,8 @@ from compiler_svc.database import operations
 from compiler_svc.database.engine import Database
 from compiler_svc.database.operations import Operation, parse_resource_name
 from compiler_svc.planning.admission import admit_request
-from compiler_svc.planning.planner import Planner
+from compiler_svc.planning.planner import PlannerSettings, plan_compile
+from compiler_svc.planning.pool import PlanningPool
 from compiler_svc.planning.shard_admission import admit_shard_request
 
 
@@ -44,16 +43,21 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         journal: OperationJournal,
         queue: CompileQueue,
         store: BundleStore,
-        planner: Planner,
-        model_roots: tuple[Path, ...],
+        planning: PlanningPool,
+        planner: PlannerSettings,
     ) -> None:
-        """Takes the services that requests use, and the roots that checkpoints must lie in."""
+        """Takes the services that requests use.
+
+        Args:
+            planning: Runs all that reads a client's configuration and checkpoint.
+            planner: Settings of planners, with the roots that checkpoints must lie in.
+        """
         self._database = database
         self._journal = journal
         self._queue = queue
         self._store = store
+        self._planning = planning
         self._planner = planner
-        self._model_roots = model_roots
 
     async def Compile(self, request: pb.CompileRequest, context: Any) -> operations_pb2.Operation:
         """Validates a request, then starts a compile."""
@@ -62,14 +66,15 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         operation = await self._find(request.request_id, digest)
         if operation is None:
             self._queue.check_room()
-            spec = await asyncio.to_thread(admit_request, request_from_pb(request), self._model_roots)
+            admit = partial(admit_request, request_from_pb(request), self._planner.model_roots)
+            spec = await self._planning.run(admit)
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
 
     async def PlanCompile(self, request: pb.PlanCompileRequest, context: Any) -> pb.PlanCompileResponse:
         """Predicts what a compile would make and need."""
         check_limits(request)
-        plan = await asyncio.to_thread(self._planner.plan, plan_request_from_pb(request))
+        plan = await self._planning.run(partial(plan_compile, self._planner, plan_request_from_pb(request)))
         return plan_to_pb(plan)
 
     async def ShardWeights(self, request: pb.ShardWeightsRequest, context: Any) -> operations_pb2.Operation:
@@ -81,7 +86,9 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             self._queue.check_room()
             executables = (await self._store.get(request.executables_ref)).bundle
             wanted = shard_request_from_pb(request)
-            spec = await asyncio.to_thread(admit_shard_request, wanted, executables, self._model_roots)
+            spec = await self._planning.run(
+                partial(admit_shard_request, wanted, executables, self._planner.model_roots)
+            )
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
 

@@ -12,6 +12,7 @@ from compiler_svc.bundles import errors as bundle_errors
 from compiler_svc.golden.errors import GoldenMismatch
 from compiler_svc.lower.errors import LoweringError, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.models.errors import ModelError
+from compiler_svc.planning import errors as planning_errors
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.errors import CheckpointError, CheckpointNotFound
 from edge.status import BUNDLE_STATUSES, StatusTable, status_from_error
@@ -46,8 +47,13 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.TooManyWatchers: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
     bundle_errors.LeaseInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    bundle_errors.CacheAgeInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     bundle_errors.PathOutsideImportRoots: grpc.StatusCode.PERMISSION_DENIED,
     bundle_errors.SourceLayoutInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    planning_errors.PlanTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
+    planning_errors.PlanMemoryExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    planning_errors.PlanFailed: grpc.StatusCode.INTERNAL,
+    planning_errors.TooManyPlans: grpc.StatusCode.RESOURCE_EXHAUSTED,
     CheckpointError: grpc.StatusCode.INVALID_ARGUMENT,
     CheckpointNotFound: grpc.StatusCode.NOT_FOUND,
     ModelError: grpc.StatusCode.INVALID_ARGUMENT,

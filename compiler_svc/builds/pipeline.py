@@ -6,6 +6,7 @@ action cache once it has the result. So a build that fails or is killed leaves n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Final
 import msgspec
 
 from bundle.layout import Layout
+from bundle.manifest import Manifest
 from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.reader import open_bundle
 from bundle.referrers import add_referrer
@@ -32,7 +34,7 @@ from compiler_svc.config.interchange import to_neuron_config_json
 from compiler_svc.database import leases
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import BuildFailed
-from compiler_svc.golden.check import check_golden
+from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
@@ -43,6 +45,8 @@ from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.model_card import read_origin
+from compiler_svc.weights.tensors import check_finite
+from execution.ranks.forkservers import OpenForkserver
 
 # The name that NxD Inference gives the file.
 CONFIG_TITLE: Final = "neuron_config.json"
@@ -130,7 +134,7 @@ def build_bundle(
     if not config.skip_sharding:
         report.enter(Stage.VERIFY, "comparing logits with the reference")
         blob_path = partial(_find_blob, layout, aside)
-        recorder.golden = check_golden(manifest, blob_path, checkpoint, forkservers.ranks)
+        recorder.golden = _compare(manifest, blob_path, checkpoint, forkservers.ranks)
         report.update(message=recorder.golden.summary)
     if not config.save_sharded_checkpoint:
         manifest = with_shards(manifest, weights.describe())
@@ -172,7 +176,7 @@ def build_weights(
     manifest = with_shards(executables.manifest, shards)
 
     report.enter(Stage.VERIFY, "comparing logits with the reference")
-    recorder.golden = check_golden(manifest, layout.blob_path, checkpoint, forkservers.ranks)
+    recorder.golden = _compare(manifest, layout.blob_path, checkpoint, forkservers.ranks)
     report.update(message=recorder.golden.summary)
 
     report.enter(Stage.PUBLISH, "publishing")
@@ -212,6 +216,23 @@ def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Check
 def _add_describing_files(writer: BundleWriter, checkpoint: Checkpoint) -> None:
     for file in checkpoint.describing_files:
         writer.add_blob(file.path, file.media_type, file.path.name)
+
+
+def _compare(
+    manifest: Manifest, blob_path: Callable[[str], Path], checkpoint: Checkpoint, open_forkserver: OpenForkserver
+) -> GoldenResult:
+    """Runs the golden check; if that fails because the checkpoint's own numbers are invalid, says so.
+
+    Raises:
+        CheckpointInvalid: A tensor of the checkpoint has NaN or infinite values.
+        GoldenMismatch, ExecutionError: See `check_golden`.
+    """
+    try:
+        return check_golden(manifest, blob_path, checkpoint, open_forkserver)
+    except Exception:
+        # Whatever it is: steps fail in many ways on NaN, compiled ones with messages of C++.
+        check_finite(checkpoint)
+        raise
 
 
 def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:

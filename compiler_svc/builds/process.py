@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from bundle.errors import KilnError
+from bundle.shortage import name_shortage
 from compiler_svc.builds.build import Forkservers
 from compiler_svc.builds.job import BuildOutcome, JobDirectory
 from compiler_svc.builds.pipeline import run_build
@@ -66,6 +67,8 @@ def _build(directory: JobDirectory, progress: socket.socket, forkservers: Forkse
     except KilnError as error:
         return BuildOutcome(error=Failure.of(error))
     except Exception as error:  # noqa: BLE001 - the last line before the service
+        if isinstance(error, OSError) and (shortage := name_shortage(error)) is not None:
+            return BuildOutcome(error=Failure.of(shortage))
         structlog.get_logger("build").exception("build failed")
         return BuildOutcome(
             error=Failure.of(BuildFailed(f"{type(error).__name__}, which the compiler's log describes"))

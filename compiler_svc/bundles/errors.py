@@ -2,6 +2,7 @@
 
 CompilerError
 ├── LeaseInvalid              a lease whose holder or duration is out of bounds
+├── CacheAgeInvalid           an age of cached executables that no time has
 ├── PathOutsideImportRoots    a layout that leaves the configured roots
 └── SourceLayoutInvalid       a directory to import from that is not an OCI image layout
 """
@@ -20,6 +21,16 @@ class LeaseInvalid(CompilerError):
     def __init__(self, field: str, value: str, accepted: str) -> None:
         violation = FieldViolation(field, value, accepted)
         super().__init__(str(violation), violations=(violation,), field=field, value=value)
+
+
+class CacheAgeInvalid(CompilerError):
+    """An age of cached executables that no time has."""
+
+    reason = "CACHE_AGE_INVALID"
+
+    def __init__(self, age_s: float, limit_s: float) -> None:
+        violation = FieldViolation("max_cache_age", f"{age_s:g} s", f"0 s to {limit_s:.0f} s")
+        super().__init__(str(violation), violations=(violation,), age_s=age_s, limit_s=limit_s)
 
 
 class PathOutsideImportRoots(CompilerError):

@@ -84,7 +84,7 @@ class BundleImporter:
             TagAmbiguous, AliasChanged: See `versions.check_alias`.
             PathOutsideImportRoots: The layout leaves the roots.
             SourceLayoutInvalid: The directory is not an OCI image layout, or its index is broken.
-            BundleNotFound, BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
+            BundleNotFound, BlobMissing, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
         """
         if not is_new_name(order.name):
             raise NameInvalid(order.name)
@@ -108,7 +108,10 @@ class BundleImporter:
 
     def _find_source(self, order: ImportOrder) -> tuple[Layout, str, str | None]:
         """Finds layout and digest of the bundle, and what it was made from if an entry of the index says so."""
-        root = Path(order.layout).resolve()
+        try:
+            root = Path(order.layout).resolve()
+        except (ValueError, OSError, RuntimeError) as error:  # a NUL; a name too long; a link that leads to itself
+            raise SourceLayoutInvalid(order.layout, "no path") from error
         # The directory of blobs may itself be a symbolic link.
         for path in (root, (root / "blobs" / "sha256").resolve()):
             if not order.layout or not any(path.is_relative_to(allowed) for allowed in self._roots):

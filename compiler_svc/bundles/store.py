@@ -20,7 +20,7 @@ from bundle.reference import is_new_alias, parse_reference
 from bundle.referrers import list_referrer_files
 from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
 from bundle.tags import write_tags
-from compiler_svc.bundles.errors import LeaseInvalid
+from compiler_svc.bundles.errors import CacheAgeInvalid, LeaseInvalid
 from compiler_svc.database import cache, leases, versions
 from compiler_svc.database.engine import Database
 from compiler_svc.database.leases import Lease
@@ -32,6 +32,9 @@ CHUNK_SIZE_BYTES: Final = 1 << 20
 MAX_HOLDER_CHARACTERS: Final = 128
 LEASE_DURATION_S: Final = 24 * 3600.0
 MAX_LEASE_S: Final = 30 * 24 * 3600.0
+
+#: What protobuf's durations carry: 10 000 years.
+MAX_CACHE_AGE_S: Final = 315_576_000_000.0
 
 T = TypeVar("T")
 
@@ -153,9 +156,13 @@ class BundleStore:
             max_cache_age_s: Forget executables that no bundle uses and no build has used for so long; None keeps all.
 
         Raises:
+            CacheAgeInvalid: The age is negative, or longer than any.
             LayoutInvalid: The store's index, or a manifest that it lists, cannot be read. The call has removed nothing.
         """
-        used_since_ns = 0 if max_cache_age_s is None else time.time_ns() - round(max_cache_age_s * 1e9)
+        if max_cache_age_s is not None and not 0 <= max_cache_age_s <= MAX_CACHE_AGE_S:
+            raise CacheAgeInvalid(max_cache_age_s, MAX_CACHE_AGE_S)
+        # No later than 1970, because a database has integers of 64 bits.
+        used_since_ns = 0 if max_cache_age_s is None else max(0, time.time_ns() - round(max_cache_age_s * 1e9))
         find_needs = partial(self._find_needs, used_since_ns)
         async with self._naming:
             collected = await asyncio.to_thread(collect_garbage, self.layout, find_needs, dry_run=dry_run)

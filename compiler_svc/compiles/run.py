@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from bundle.digest import PREFIX
 from bundle.errors import KilnError
+from bundle.shortage import name_shortage
 from compiler_svc.builds.debug_file import has_graphs
 from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
 from compiler_svc.bundles.store import BundleStore
@@ -100,7 +102,8 @@ class CompileRun:
             await self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the operation has to end
             self._log.exception("compile failed", kind=type(error).__name__)
-            await self._fail(BuildFailed("an internal error, which the compiler's log describes"))
+            shortage = name_shortage(error) if isinstance(error, OSError) else None
+            await self._fail(shortage or BuildFailed("an internal error, which the compiler's log describes"))
         finally:
             self.queued.set()
         for build_id in (self._build_id, self._graphs_id):
@@ -152,19 +155,27 @@ class CompileRun:
         statistics = self._services.statistics
         statistics.running_builds += 1
         try:
-            built = await self._services.runner.run(job, on_progress)
+            built = await self._run_job(job, on_progress)
         finally:
             statistics.running_builds -= 1
         for executable in built.executables:
             statistics.executables["hit" if executable.cached else "miss"] += 1
         return built
 
+    async def _run_job(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
+        """Runs the process of a job. However it ends, the store then holds none of its unfinished blobs."""
+        try:
+            return await self._services.runner.run(job, on_progress)
+        finally:
+            with suppress(OSError):  # the next collection sweeps, too
+                await asyncio.shield(asyncio.to_thread(self._services.store.layout.sweep_unfinished))
+
     async def _keep_graphs(self, identity: Identity, digest: str) -> None:
         """Attaches the bundle's graphs to it unless it has them.
 
         Runs as a job of its own after the build or cache hit, so that requests with and without graphs share builds.
         """
-        slots, runner, layout = self._services.build_slots, self._services.runner, self._services.store.layout
+        slots, layout = self._services.build_slots, self._services.store.layout
         self._graphs_id = f"graphs-{digest.removeprefix(PREFIX)}"
         job = BuildJob(
             build_id=self._graphs_id,
@@ -183,7 +194,7 @@ class CompileRun:
                     has_graphs, layout, digest, code_digest
                 ):
                     return BuildResult(bundle_digest=digest, executables=(), new_executables={})
-                return await runner.run(job, on_progress)
+                return await self._run_job(job, on_progress)
 
         async def report(progress: Progress) -> None:
             # Keeps the counts that the build has reported.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
@@ -39,8 +40,9 @@ def parse_document(text: str, *, field: str = "config_json") -> Document:
 def _unique_names(pairs: list[tuple[str, Any]]) -> Document:
     document = dict(pairs)
     if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{show(next(name for name in names if names.count(name) > 1))} is given twice")
+        # Counted in one pass: a document may hold tens of thousands of names.
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{show(name)} is given twice")
     return document
 
 

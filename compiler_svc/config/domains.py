@@ -13,7 +13,13 @@ from dataclasses import dataclass, is_dataclass
 from types import UnionType
 from typing import Any, Final, Literal, Protocol, get_args, get_origin
 
-MAX_INT: Final = 2**31 - 1
+from compiler_svc.models.size_limits import MAX_INTEGER, MAX_POSITIONS
+
+MAX_INT: Final = MAX_INTEGER
+#: In one list. Each bucket is one executable, or several if another list multiplies them.
+MAX_BUCKETS: Final = 128
+#: In one list or object, such as the names of modules and the paths of adapters. Plans look for each in the model.
+MAX_TEXTS: Final = 1024
 _MAX_SAFE_INT: Final = 2**53 - 1
 _MAX_SHOWN_CHARS: Final = 64
 
@@ -60,6 +66,10 @@ class Integer:
     def normalize(self, value: int) -> int:
         """The value itself."""
         return value
+
+
+#: Lengths in tokens.
+LENGTH: Final = Integer(1, MAX_POSITIONS)
 
 
 @dataclass(frozen=True)
@@ -157,12 +167,14 @@ class Choice:
 class AscendingLengths:
     """Lists of lengths in tokens, each longer than the one before; an empty list stands for no list."""
 
-    accepted: str = f"a list of integers from 1 to {MAX_INT}, each larger than the one before"
+    accepted: str = (
+        f"a list of at most {MAX_BUCKETS} integers from 1 to {MAX_POSITIONS}, each larger than the one before"
+    )
 
     def accepts(self, value: object) -> bool:
         """Whether `value` is in the domain."""
         lengths = list(value) if isinstance(value, list | tuple) else None
-        if lengths is None or not all(map(Integer(1).accepts, lengths)):
+        if lengths is None or len(lengths) > MAX_BUCKETS or not all(map(LENGTH.accepts, lengths)):
             return False
         return all(shorter < longer for shorter, longer in itertools.pairwise(lengths))
 
@@ -207,11 +219,11 @@ class ClassPath:
 class TextList:
     """Lists of texts, such as names of modules."""
 
-    accepted: str = "a list of texts that are not empty"
+    accepted: str = f"a list of at most {MAX_TEXTS} texts that are not empty"
 
     def accepts(self, value: object) -> bool:
         """Whether `value` is in the domain."""
-        return isinstance(value, list | tuple) and all(map(Text().accepts, value))
+        return isinstance(value, list | tuple) and len(value) <= MAX_TEXTS and all(map(Text().accepts, value))
 
     def normalize(self, value: list[str]) -> tuple[str, ...]:
         """The list as a tuple."""
@@ -222,11 +234,13 @@ class TextList:
 class TextMap:
     """Objects whose values are text, such as paths by name."""
 
-    accepted: str = "an object whose values are texts that are not empty"
+    accepted: str = f"an object whose values are texts that are not empty, at most {MAX_TEXTS} of them"
 
     def accepts(self, value: object) -> bool:
         """Whether `value` is in the domain."""
-        return isinstance(value, Mapping) and all(map(Text().accepts, (*value, *value.values())))
+        if not isinstance(value, Mapping) or len(value) > MAX_TEXTS:
+            return False
+        return all(map(Text().accepts, (*value, *value.values())))
 
     def normalize(self, value: Mapping[str, str]) -> dict[str, str]:
         """The value as a dictionary of its own."""

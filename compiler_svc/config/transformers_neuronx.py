@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from compiler_svc.config.buckets import SHORTEST_BUCKET, halve_buckets
-from compiler_svc.config.domains import MAX_INT, Integer, show
+from compiler_svc.config.domains import LENGTH, show
 
 SECTION: Final = "transformers_neuronx"
 _NEURON_CONFIG: Final = "neuron_config."
@@ -51,7 +51,7 @@ _GENERATION: Final = {
     "global_top_k": "global_topk",
 }
 _GENERATION_TOP_K: Final = 50
-_LENGTHS: Final = f"an integer from 1 to {MAX_INT}, or a list of them, each larger than the one before"
+_LENGTHS: Final = f"{LENGTH.accepted}, or a list of them, each larger than the one before"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Translation:
         """
         prompts = self.values.get("context_encoding_buckets")
         if prompts and "seq_len" not in self.values and 2 * prompts[-1] > SHORTEST_BUCKET:
-            seq_len = min(2 * prompts[-1], MAX_INT)
+            seq_len = min(2 * prompts[-1], LENGTH.largest)
             self.put("seq_len", seq_len, "context_length_estimate")
             self.notes.append(
                 f"{SECTION}.n_positions: unset, so sequences get {seq_len} tokens, twice the longest of "
@@ -180,7 +180,7 @@ def _read_lengths(translation: Translation, given: Mapping[str, Any], name: str)
     if value is None:
         return ()
     lengths = value if isinstance(value, list) else [value]
-    in_range = bool(lengths) and all(map(Integer(1).accepts, lengths))
+    in_range = bool(lengths) and all(map(LENGTH.accepts, lengths))
     if in_range and all(shorter < longer for shorter, longer in itertools.pairwise(lengths)):
         return tuple(lengths)
     translation.refuse(name, value, _LENGTHS)

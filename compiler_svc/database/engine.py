@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sqlalchemy import create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from bundle.errors import ResourcesShort
+from bundle.shortage import RETRY_AFTER_S
 from compiler_svc.database.schema import prepare_schema
 from compiler_svc.errors import DatabaseUnavailable
 
@@ -44,7 +47,11 @@ class Database:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
 
     async def run(self, work: Work[T]) -> T:
-        """Runs one transaction: commits when `work` returns, rolls back when it raises."""
+        """Runs one transaction: commits when `work` returns, rolls back when it raises.
+
+        Raises:
+            ResourcesShort: The database has no room.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._transact, work)
 
     def run_and_wait(self, work: Work[T]) -> T:
@@ -57,8 +64,19 @@ class Database:
         self._engine.dispose()
 
     def _transact(self, work: Work[T]) -> T:
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            return work(session)
+        try:
+            with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                return work(session)
+        except DBAPIError as error:
+            if _is_full(error):
+                raise ResourcesShort("disk space", "the database is full", RETRY_AFTER_S) from error
+            raise
+
+
+def _is_full(error: DBAPIError) -> bool:
+    """Whether the database has no room: SQLite's code, or PostgreSQL's class of insufficient resources."""
+    is_full_file = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return is_full_file or str(getattr(error.orig, "sqlstate", "")).startswith("53")
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

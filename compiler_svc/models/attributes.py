@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from bundle.errors import FieldViolation
 from compiler_svc.models.errors import NOTHING, ModelConfigInvalid, ModelNotServed
+from compiler_svc.models.size_limits import find_largest_value
 
 
 @dataclass
@@ -39,13 +40,13 @@ class AttributeReader:
         return AttributeReader(values, f"{self.prefix}{name}.", self.family, self.invalid, self.not_served)
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`; required where there is no default."""
-        value = self.values.get(name)
+        """An integer from `minimum` to the limit of its name; required where there is no default."""
+        value, largest = self.values.get(name), find_largest_value(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= largest:
             return value
-        self.note_invalid(name, value, f"an integer of at least {minimum}")
+        self.note_invalid(name, value, f"an integer from {minimum} to {largest}")
         return minimum
 
     def number(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
@@ -123,9 +124,17 @@ def _note(violations: list[FieldViolation], violation: FieldViolation) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def _show(value: object) -> str:
-    text = NOTHING if value is None else repr(value)
+    try:
+        text = NOTHING if value is None else repr(value)
+    except ValueError:  # an integer beyond Python's limit on digits
+        text = f"a very large {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

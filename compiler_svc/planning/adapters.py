@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from bundle.errors import KilnError
 from compiler_svc.config import LoraServingConfig
+from compiler_svc.config.domains import MAX_TEXTS
 from compiler_svc.planning.admission import find_checkpoint
 
 _PATH: Final = "neuron_config.lora_config"
@@ -105,6 +106,8 @@ def _list_adapters(lora: LoraServingConfig, model_roots: tuple[Path, ...]) -> It
         paths = listing.get(name) or {}
         if not isinstance(directory, str) or not isinstance(paths, Mapping):
             raise _Unreadable("lora-ckpt-dir must be text, lora-ckpt-paths and lora-ckpt-paths-cpu objects")
+        if len(paths) > MAX_TEXTS:
+            raise _Unreadable(f"{name} lists {len(paths)} adapters, more than {MAX_TEXTS}")
         for adapter, path in paths.items():
             yield _Listed(f"{_PATH}.lora_ckpt_json, {adapter}", str(Path(directory) / str(path)), is_on_device)
 

@@ -15,6 +15,7 @@ from bundle.manifest import Target, TargetKind
 from bundle.reference import is_new_name
 from compiler_svc.config import NeuronConfig, Resolution, resolve_config
 from compiler_svc.config.rules import model_rules
+from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, PathOutsideModelRoots
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
@@ -22,10 +23,11 @@ from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
+from compiler_svc.weights.held_sizes import check_sizes
 from targets.registry import TARGETS
 
-#: In one list of buckets. Each bucket is one executable, or several if another list multiplies them.
-MAX_BUCKETS: Final = 128
+#: Of one bundle. Two lists of buckets may multiply each other.
+MAX_EXECUTABLES: Final = 1024
 
 #: What `generation_config.json` can ask of transformers that our runtime does not serve yet, each with the value that
 #: changes nothing.
@@ -75,7 +77,7 @@ class CompileRequest(BuildRequest):
 
 
 def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileJobSpec:
-    """Validates a request. Reads JSON files and tensor headers: call it from a thread.
+    """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
 
     Leaves pickled weights to the build, because opening them needs torch.
 
@@ -115,6 +117,7 @@ def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tup
     Raises:
         ConfigInvalid, FeatureNotServed: The configuration has mistakes.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelConfigInvalid: Sizes of the model exceed what its tensors hold.
     """
     document = request.document
     given = resolve_config(document, checkpoint_dtype=None, target=request.target_kind).config
@@ -122,6 +125,7 @@ def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tup
     checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
     changes, notes = keep_changes(checkpoint, given)
     checkpoint = override_model(checkpoint, changes)
+    check_sizes(checkpoint)
     dtype = read_declared_dtype(checkpoint)
     resolution = resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind)
     config = replace(resolution.config, model_attributes=changes.model_attributes)
@@ -244,13 +248,12 @@ def warn_of_unserved_generation(generation_config: Mapping[str, Any]) -> tuple[s
 
 
 def check_num_executables(config: NeuronConfig) -> None:
-    """Limits the number of buckets, since each one costs minutes of compiling.
+    """Limits the number of executables, since each one costs minutes of compiling.
 
     Raises:
         ConfigInvalid: The configuration asks for too many executables.
     """
-    for name in ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets", "token_generation_batches"):
-        num_buckets = len(getattr(config, name))
-        if num_buckets > MAX_BUCKETS:
-            violation = FieldViolation(f"neuron_config.{name}", f"{num_buckets} buckets", f"at most {MAX_BUCKETS}")
-            raise ConfigInvalid([violation])
+    num_executables = sum(len(submodel.buckets) for submodel in describe_submodels(config))
+    if num_executables > MAX_EXECUTABLES:
+        value = f"lists of buckets that make {num_executables} executables"
+        raise ConfigInvalid([FieldViolation("neuron_config", value, f"at most {MAX_EXECUTABLES} executables")])

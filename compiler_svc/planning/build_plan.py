@@ -17,6 +17,7 @@ from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.held_sizes import check_sizes
 from targets.registry import TARGETS
 
 
@@ -48,6 +49,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     Raises:
         CheckpointInvalid, ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler cannot build the model.
     """
+    check_sizes(checkpoint)
     family = find_family(checkpoint.config)
     description = describe_model(checkpoint.config)
     if config.fused_qkv:

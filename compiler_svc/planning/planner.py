@@ -73,6 +73,38 @@ class RankLimit:
         return self.physical_core_bytes * config.logical_nc_config
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerSettings:
+    """What a planner is made of, in a process of its own.
+
+    Attributes:
+        database_url: SQLAlchemy URL of the database with the action cache.
+        store: OCI layout that holds the cache's executables.
+        model_roots: Directories that may contain checkpoints.
+        num_lowerings: Number of lowerings of one build that run at once.
+    """
+
+    database_url: str
+    store: Path
+    model_roots: tuple[Path, ...]
+    num_lowerings: int
+
+
+def plan_compile(settings: PlannerSettings, request: PlanRequest) -> PlanReport:
+    """Plans a compile; see `Planner.plan`. Opens the database for it: call it in a process of its own."""
+    database = Database(settings.database_url)
+    try:
+        planner = Planner(
+            database,
+            Layout(settings.store),
+            model_roots=settings.model_roots,
+            num_lowerings=settings.num_lowerings,
+        )
+        return planner.plan(request)
+    finally:
+        database.close()
+
+
 class Planner:
     """Plans compiles for one action cache."""
 
@@ -90,7 +122,7 @@ class Planner:
         self._num_lowerings = num_lowerings
 
     def plan(self, request: PlanRequest) -> PlanReport:
-        """Plans a compile. Reads JSON files and tensor headers: call it from a thread.
+        """Plans a compile. Reads JSON files and tensor headers, and takes as long as they make it take.
 
         Raises:
             ConfigInvalid, FeatureNotServed: The request has mistakes.

@@ -38,7 +38,7 @@ class ShardRequest:
 
 
 def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardJobSpec:
-    """Validates a request. Reads JSON files and tensor headers: call it from a thread.
+    """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
 
     Leaves pickled weights to the build, because opening them needs torch.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from compiler_svc.config import InferenceConfig
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.planning.weights import is_adapted
+from compiler_svc.planning.weights import ALL_LINEAR
 
 
 def find_unmatched(config: InferenceConfig, model: ModelDescription, draft: ModelDescription | None) -> Iterator[str]:
@@ -26,14 +26,15 @@ def find_unmatched(config: InferenceConfig, model: ModelDescription, draft: Mode
 
 
 def _find_targets(targets: tuple[str, ...], model: ModelDescription) -> Iterator[str]:
-    linears = model.linears()
-    unmatched = [one for one in targets if not any(is_adapted(linear, (one,)) for linear in linears)]
+    linears = [linear for linear in model.linears() if linear.is_adaptable]
+    names = {ALL_LINEAR}.union(*((linear.module, linear.name) for linear in linears))
+    unmatched = [one for one in targets if one not in names]
     if unmatched:
-        modules = dict.fromkeys(linear.module for linear in linears if linear.is_adaptable)
+        modules = dict.fromkeys(linear.module for linear in linears)
         rest = "" if len(unmatched) < len(targets) else "; so adapters take no memory in this plan"
         yield (
             f"neuron_config.lora_config.target_modules: {_list(unmatched)} match no linear layer that adapters may "
-            f"change, which are {_list(modules)}, or all-linear{rest}"
+            f"change, which are {_list(modules)}, or {ALL_LINEAR}{rest}"
         )
 
 

@@ -25,6 +25,9 @@ from compiler_svc.weights.checkpoint import TensorHeader
 #: In the order of PlanCompile's answer.
 WEIGHT_GROUPS: Final = tuple(str(group) for group in MemoryGroup)
 
+#: Stands for every linear layer that adapters may change.
+ALL_LINEAR: Final = "all-linear"
+
 _SCALE_BYTES: Final = 4
 #: Every dtype of quantized weights has items of this size.
 _QUANTIZED_ITEM_BYTES: Final = 1
@@ -120,10 +123,11 @@ def measure_adapters(
     lora = config.lora_config
     if lora is None:
         return 0
+    targets = frozenset(lora.target_modules)
     items = sum(
         _count_adapter_items(linear, config.tp_degree, is_sharded=lora.lora_shard_linear_layer)
         for linear in description.linears()
-        if is_adapted(linear, lora.target_modules)
+        if is_adapted(linear, targets)
     )
     num_adapters, largest_rank = max(lora.max_loras, num_adapters), max(lora.max_lora_rank, largest_rank)
     return num_adapters * items * largest_rank * item_bytes_of(config.torch_dtype)
@@ -133,10 +137,10 @@ def is_adapted(linear: LinearSpec, targets: Collection[str]) -> bool:
     """Whether adapters change a linear layer.
 
     Args:
-        targets: Names of modules, whole or their last part, or `all-linear`; empty for all that adapters may change.
+        targets: Names of modules, whole or their last part, or `ALL_LINEAR`; empty for all that adapters may change.
     """
     return linear.is_adaptable and (
-        not targets or "all-linear" in targets or linear.module in targets or linear.name in targets
+        not targets or ALL_LINEAR in targets or linear.module in targets or linear.name in targets
     )
 
 

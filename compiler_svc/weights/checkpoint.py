@@ -19,6 +19,9 @@ SAFETENSORS_FILE: Final = "model.safetensors"
 PICKLE_FILE: Final = "pytorch_model.bin"
 WEIGHT_FILES: Final = (SAFETENSORS_FILE, f"{SAFETENSORS_FILE}.index.json", PICKLE_FILE, f"{PICKLE_FILE}.index.json")
 
+#: Of one JSON file or template. Those of the largest published models have less than 16 MiB.
+MAX_TEXT_BYTES: Final = 64 << 20
+
 #: Files that belong to a tokenizer.
 TOKENIZER_FILES: Final = (
     "added_tokens.json",
@@ -164,6 +167,8 @@ class _Directory:
         return file
 
     def read_text(self, name: str) -> str:
+        if (size_bytes := self.file(name).stat().st_size) > MAX_TEXT_BYTES:
+            raise CheckpointInvalid(self.path, name, f"{size_bytes} bytes", f"a file of at most {MAX_TEXT_BYTES} bytes")
         try:
             return self.file(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +14,9 @@ from safetensors import SafetensorError, safe_open
 from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.pickle_files import load_pickle
+
+#: Items that are looked at together.
+_CHUNK_ITEMS: Final = 1 << 24
 
 
 class TensorReader:
@@ -64,3 +67,23 @@ class TensorReader:
     ) -> None:
         self._opened.clear()
         self._stack.close()
+
+
+def check_finite(checkpoint: Checkpoint) -> None:
+    """Looks for NaN and infinite values in every tensor, which takes as long as reading all of them.
+
+    Raises:
+        CheckpointInvalid: Names the first tensor that has one, by name, and where.
+    """
+    with TensorReader(checkpoint) as reader:
+        for name in sorted(checkpoint.tensors):
+            tensor = reader.read(name)
+            items = tensor.reshape(-1)
+            for start in range(0, len(items) if tensor.is_floating_point() else 0, _CHUNK_ITEMS):
+                invalid = items[start : start + _CHUNK_ITEMS].isfinite().logical_not().nonzero()
+                if len(invalid):
+                    index = start + int(invalid[0])
+                    place = [int(number) for number in torch.unravel_index(torch.tensor(index), tensor.shape)]
+                    raise CheckpointInvalid(
+                        checkpoint.path, name, f"{float(items[index])} at {place}", "finite numbers"
+                    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from compiler_svc.config.attribute import Alias, Derivation, Values, attribute, hint, refused, same_as
-from compiler_svc.config.domains import Choice, Integer
+from compiler_svc.config.domains import LENGTH, Choice, Integer
 from compiler_svc.config.tables.documents import (
     COMPILATION,
     DEBUGGING,
@@ -50,17 +50,17 @@ class GeneralAttributes:
 
     batch_size: int = attribute(GENERAL, Integer(1), default=1)
     padding_side: Literal["right", "left"] = attribute(GENERAL, default="right", neuron=NO_SIZE)
-    seq_len: int = attribute(GENERAL, Integer(1), default=128)
-    max_context_length: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
+    seq_len: int = attribute(GENERAL, LENGTH, default=128)
+    max_context_length: int = attribute(GENERAL, LENGTH, default=same_as("seq_len"))
     max_new_tokens: int | None = attribute(
         GENERAL,
-        Integer(1),
+        LENGTH,
         default=Derivation(_new_tokens_left, "seq_len - max_context_length, or no limit of its own if that is 0"),
         neuron=NO_SIZE,
     )
-    max_length: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
-    n_active_tokens: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
-    n_positions: int = attribute(GENERAL, Integer(1), default=same_as("seq_len"))
+    max_length: int = attribute(GENERAL, LENGTH, default=same_as("seq_len"))
+    n_active_tokens: int = attribute(GENERAL, LENGTH, default=same_as("seq_len"))
+    n_positions: int = attribute(GENERAL, LENGTH, default=same_as("seq_len"))
     torch_dtype: DType = attribute(
         GENERAL,
         DTYPES,

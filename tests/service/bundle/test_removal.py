@@ -221,3 +221,16 @@ class TestCollection:
         with pytest.raises(LayoutInvalid, match=second):
             collect_garbage(layout, lambda: Needs(bundles=frozenset({first, second})))
         assert set(layout.list_blobs()) == before
+
+
+def test_unfinished_blobs_of_dead_writers_are_collected(layout: Layout) -> None:
+    staging = layout.root / ".kiln" / "staging"
+    left = staging / "left-by-a-killed-process"
+    left.write_bytes(b"half a blob")
+    with layout.new_blob() as blob:
+        blob.write(b"alive")
+        collect_garbage(layout, Needs, dry_run=True)
+        assert left.exists()
+        collect_garbage(layout, Needs)
+        assert not left.exists()
+        assert layout.has(blob.commit().digest)

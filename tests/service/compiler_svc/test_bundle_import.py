@@ -131,6 +131,12 @@ async def test_what_is_no_layout(client: Client, home: Path, source: Layout) -> 
         assert error.metadata["path"] == str(path)
 
 
+@pytest.mark.parametrize("path", ["\0", "in\0side"])
+async def test_what_is_no_path(client: Client, path: str) -> None:
+    error = await refused(client, Path(path))
+    assert (error.code, error.reason) == (INVALID, "LAYOUT_INVALID")
+
+
 async def test_paths_stay_under_the_import_roots(client: Client, home: Path, source: Layout) -> None:
     publish_sample(source)
     outside = Layout.create(home / "outside")

@@ -170,6 +170,15 @@ class TestNeeds:
         database.close()
         assert find is None
 
+    @pytest.mark.parametrize("seconds", [2**63 - 1, 315_576_000_001, -1, -(2**63)])
+    async def test_an_age_that_no_time_has(self, client: Client, seconds: int) -> None:
+        refused = await refusal(collect(client, max_cache_age=Duration(seconds=seconds)))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CACHE_AGE_INVALID")
+        assert list(refused.fields) == ["max_cache_age"]
+
+    async def test_the_longest_age(self, client: Client) -> None:
+        assert (await collect(client, max_cache_age=Duration(seconds=315_576_000_000))).deleted_blob_count == 0
+
     async def test_old_executables_of_bundles_stay_in_the_cache(
         self, client: Client, runner: DirectedRunner, home: Path
     ) -> None:

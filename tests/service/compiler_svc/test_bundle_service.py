@@ -124,6 +124,21 @@ class TestReadBlob:
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "DIGEST_INVALID")
 
 
+@pytest.mark.parametrize("how", ["removed", "linked"])
+async def test_a_lost_blob_is_lost_data(client: Client, runner: DirectedRunner, home: Path, how: str) -> None:
+    digest = await publish(client, runner, "a")
+    lost = (await get(client, digest)).blobs[-1].digest
+    path = Layout(home / "store").blob_path(lost)
+    path.rename(home / "elsewhere")
+    if how == "linked":
+        path.symlink_to(home / "elsewhere")
+    for ref in ("a", digest):
+        refused = await refusal(get(client, ref))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.DATA_LOSS, "BLOB_MISSING")
+        assert refused.metadata == {"digest": lost, "bundle": digest}
+    assert (await refusal(read(client, lost))).reason == "BLOB_NOT_FOUND"
+
+
 class TestDelete:
     async def test_the_last_version_takes_its_blobs_along(
         self, client: Client, runner: DirectedRunner, home: Path

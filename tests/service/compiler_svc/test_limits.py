@@ -16,7 +16,7 @@ from bundle.layout import Layout
 from compiler_svc.api.bundles import MAX_BLOB_STREAMS
 from compiler_svc.api.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ID_CHARACTERS, MAX_SALT_CHARACTERS
 from compiler_svc.compiles.journal import MAX_WATCHERS
-from compiler_svc.planning.admission import MAX_BUCKETS
+from compiler_svc.config.domains import MAX_BUCKETS
 from tests.servers.running_compiler import Client, refusal, serve_compiler
 
 GIB = 1 << 30
@@ -53,9 +53,8 @@ class TestRequests:
     async def test_buckets(self, client: Client) -> None:
         config = {"seq_len": 1024, "enable_bucketing": True, "token_generation_buckets": [*range(1, MAX_BUCKETS + 2)]}
         refused = await refusal(client.compile(config_json=json.dumps({"neuron_config": config})))
-        assert refused.fields == {
-            "neuron_config.token_generation_buckets": f"got {MAX_BUCKETS + 1} buckets; accepted: at most {MAX_BUCKETS}"
-        }
+        description = refused.fields["neuron_config.token_generation_buckets"]
+        assert f"accepted: a list of at most {MAX_BUCKETS} integers" in description
 
 
 async def test_a_full_queue_does_not_validate(home: Path) -> None:

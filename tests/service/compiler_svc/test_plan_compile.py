@@ -12,6 +12,7 @@ import pytest
 from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.config.v1 import config_pb2
 
+from compiler_svc.models.size_limits import MAX_POSITIONS
 from tests.checkpoints.headers import LLAMA_70B, LLAMA_70B_SHARDS, write_headers
 from tests.servers.running_compiler import Client, refusal, serve_compiler
 
@@ -89,7 +90,7 @@ async def test_nothing_fits(client: Client) -> None:
 
 async def test_sizes_beyond_all_memory(client: Client) -> None:
     most = 2**31 - 1
-    config = neuron_config(seq_len=most, batch_size=most, is_continuous_batching=True, ctx_batch_size=1)
+    config = neuron_config(seq_len=MAX_POSITIONS, batch_size=most, is_continuous_batching=True, ctx_batch_size=1)
     planned = await plan(client, config_json=config, target={"kind": "KIND_TRN1"})
     assert not planned.fits
     assert planned.ranks[0].kv_bytes == 2**63 - 1

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kiln.config.v1 import config_pb2
 from bundle.layout import Layout
 from compiler_svc.errors import BuildFailed
 from compiler_svc.lower.errors import LoweringFailed
+from compiler_svc.planning.pool import PlanningPool, make_forkserver
 from tests.bundles.samples import publish_sample
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.servers.running_compiler import (
@@ -27,7 +29,8 @@ from tests.servers.running_compiler import (
 )
 
 #: What sizes and lengths accept.
-LENGTH = "an integer from 1 to 2147483647 (NxD Inference API guide, General configuration)"
+SIZE = "an integer from 1 to 2147483647 (NxD Inference API guide, General configuration)"
+LENGTH = "an integer from 1 to 134217728 (NxD Inference API guide, General configuration)"
 
 
 class TestCompile:
@@ -59,7 +62,7 @@ class TestCompile:
         config = config_pb2.InferenceConfig(neuron_config=config_pb2.NeuronConfig(batch_size=0))
         refused = await refusal(client.compile(config=config))
         assert refused.fields == {
-            "neuron_config.batch_size": f"got 0; accepted: {LENGTH}",
+            "neuron_config.batch_size": f"got 0; accepted: {SIZE}",
         }
 
     async def test_a_relative_path_is_tried_under_each_root(self, home: Path) -> None:
@@ -102,11 +105,13 @@ class TestRefusals:
         refused = await refusal(client.compile(target=pb.Target(isa="armv9")))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "ISA_UNKNOWN")
 
-    async def test_a_missing_compiler(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_missing_compiler(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
-        refused = await refusal(client.compile())
-        assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TOOLCHAIN_MISSING")
-        await client.compile(optimization_level=pb.OPTIMIZATION_LEVEL_O0)
+        with closing(make_forkserver()) as forkserver:
+            async with serve_compiler(home, planning=PlanningPool(forkserver)) as (client, _):
+                refused = await refusal(client.compile())
+                assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TOOLCHAIN_MISSING")
+                await client.compile(optimization_level=pb.OPTIMIZATION_LEVEL_O0)
 
     async def test_an_unknown_enum_value(self, client: Client) -> None:
         refused = await refusal(client.compile(optimization_level=9))

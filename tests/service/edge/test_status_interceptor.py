@@ -1,4 +1,5 @@
 import asyncio
+import errno
 from collections.abc import AsyncGenerator
 
 import grpc
@@ -69,6 +70,20 @@ async def test_calls_without_errors_pass_unchanged() -> None:
     async with serve(Probe()) as channel:
         assert await stub(channel).GetBundle(GET) == bundle_pb2.GetBundleResponse()
         assert [response async for response in stub(channel).ReadBlob(READ)] == [CHUNK, CHUNK]
+
+
+@pytest.mark.parametrize("method", ["GetBundle", "ReadBlob"])
+async def test_a_shortage_of_the_host_is_named(method: str) -> None:
+    probe = Probe()
+    probe.answer = lambda: fail_with(OSError(errno.EMFILE, "Too many open files", "/secret"))
+    async with serve(probe) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call_method(channel, method)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "the host is short of descriptors of this process: Too many open files"
+    status = rich_status(caught.value)
+    assert detail(status, error_details_pb2.ErrorInfo).reason == "RESOURCES_SHORT"
+    assert detail(status, error_details_pb2.RetryInfo).retry_delay.ToSeconds() == 30
 
 
 @pytest.mark.parametrize("method", ["GetBundle", "ReadBlob"])

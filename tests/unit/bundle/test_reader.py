@@ -9,6 +9,7 @@ from bundle.digest import sha256_bytes
 from bundle.errors import (
     AbiUnsupported,
     BlobCorrupt,
+    BlobMissing,
     BlobNotFound,
     BundleNotFound,
     DigestInvalid,
@@ -145,9 +146,11 @@ def test_missing_blob_is_found_on_opening_and_on_verifying(layout: Layout) -> No
     digest = publish_sample(layout)
     bundle = open_bundle(layout, digest)
     layout.delete_blob(DIGESTS["tokenizer.json"])
-    for access in (lambda: open_bundle(layout, digest), lambda: bundle.verify(BlobVerifier(None))):
-        with pytest.raises(BlobNotFound, match=DIGESTS["tokenizer.json"]):
-            access()
+    with pytest.raises(BlobMissing, match=DIGESTS["tokenizer.json"]) as caught:
+        open_bundle(layout, digest)
+    assert caught.value.metadata["bundle"] == digest
+    with pytest.raises(BlobNotFound, match=DIGESTS["tokenizer.json"]):
+        bundle.verify(BlobVerifier(None))
 
 
 def test_unlisted_bundle_is_not_found(layout: Layout) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bundle.blob_writer import BlobWriter
-from bundle.errors import BlobCorrupt, BlobNotFound, BundleNotFound, DigestInvalid
+from bundle.errors import BlobCorrupt, BlobMissing, BundleNotFound, DigestInvalid
 from bundle.layout import Layout
 from bundle.reader import open_bundle
 from bundle.referrers import add_referrer, fallback_tag, list_referrers, read_referrer
@@ -116,7 +116,7 @@ def test_corrupt_manifests_are_named(source: Layout, target: Layout) -> None:
 def test_a_blob_that_is_missing_is_named(source: Layout, target: Layout) -> None:
     digest = publish_sample(source)
     source.delete_blob(WEIGHTS)
-    with pytest.raises(BlobNotFound, match=WEIGHTS):
+    with pytest.raises(BlobMissing, match=WEIGHTS):
         copy(source, target, digest)
     with pytest.raises(BundleNotFound):
         copy(source, target, WEIGHTS)

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
+from safetensors.numpy import load_file, save_file
 
 from bundle.layout import Layout
 from bundle.manifest import Limits, parse_manifest
 from bundle.reader import open_bundle
 from bundle.verification import BlobVerifier
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.checkpoints.sparse import write_sparse_checkpoint
 from tests.processes import living_descendants
 from tests.servers.compiler_process import CompilerEnded, CompilerProcess, run_compiler, wait_until_gone
 from tests.servers.running_compiler import Client, read_refusal, response_of
@@ -154,6 +158,16 @@ async def test_a_cancelled_or_killed_build_leaves_no_process_and_no_files(home: 
         assert "killed by SIGKILL" in refused.message
         assert Layout(home / "store").read_index().manifests == ()
 
+        # Half a gigabyte of weights, of which an unfinished blob would stay.
+        (home / "models" / "large").mkdir()
+        write_sparse_checkpoint(home / "models" / "large")
+        operation = await compile_tiny(compiler.client, model="large", wait=False)
+        await reach_weights(compiler, operation.name)
+        assert unfinished_blobs(home), "the build is cancelled while it writes"
+        await compiler.client.cancel(operation.name)
+        await compiler.client.finish(operation)
+        assert unfinished_blobs(home) == []
+
 
 async def test_a_killed_compiler_takes_its_builds_along_and_resumes_them(home: Path) -> None:
     async with run_compiler(home) as compiler:
@@ -185,13 +199,24 @@ async def ending(client: Client, operation: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def test_a_broken_pickle_fails_in_the_build(home: Path) -> None:
+async def test_a_checkpoint_that_only_a_build_finds_invalid(home: Path) -> None:
     tiny = home / "models" / "tiny"
     (tiny / "model.safetensors").unlink()
     (tiny / "pytorch_model.bin").write_bytes(b"no pickle")
     async with run_compiler(home) as compiler:
         refused = read_refusal((await compile_tiny(compiler.client)).error)
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CHECKPOINT_INVALID")
+
+        # The same compiler, whose forkserver is warm by now: numbers that no golden check passes.
+        invalid = write_checkpoint(home / "models" / "invalid") / "model.safetensors"
+        tensors = load_file(invalid)
+        tensors["model.layers.1.mlp.up_proj.weight"][2, 3] = np.nan
+        save_file(tensors, invalid)
+        refused = read_refusal((await compile_tiny(compiler.client, model="invalid")).error)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CHECKPOINT_INVALID")
+        assert refused.fields == {
+            "model.layers.1.mlp.up_proj.weight": "got nan at [2, 3]; accepted: finite numbers",
+        }
         assert {name for name in compiler.libraries() if "torch" in name} == set()
 
 
@@ -207,6 +232,18 @@ async def test_a_second_compiler_on_the_store_is_refused(home: Path) -> None:
             async with run_compiler(home):
                 pass
         assert compiler.process.returncode is None
+
+
+async def reach_weights(compiler: CompilerProcess, operation: str) -> None:
+    """Waits until a build has written some of its weights."""
+    async for event in compiler.client.compiler.WatchCompile(pb.WatchCompileRequest(operation=operation)):
+        if event.progress.stage == pb.COMPILE_STAGE_SHARD and event.progress.sharded_bytes:
+            return
+    raise AssertionError("the build ended early")
+
+
+def unfinished_blobs(home: Path) -> list[Path]:
+    return list((home / "store" / ".kiln" / "staging").iterdir())
 
 
 async def reach_trace(compiler: CompilerProcess, operation: str) -> list[psutil.Process]:

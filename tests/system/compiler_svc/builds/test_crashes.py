@@ -193,5 +193,5 @@ async def test_cancelling_leaves_no_process_of_a_lowering(home: Path) -> None:
         # The forkserver ends what it forked for a build as soon as it sees that the build has gone.
         await wait_until_gone(*processes, *compiler.lowerings())
         left = living_descendants(compiler.process.pid)
-        assert sorted(map(name_of, left)) == ["kiln-builds", "kiln-lowerings"]
+        assert sorted(map(name_of, left)) == ["kiln-builds", "kiln-lowerings", "kiln-plans"]
         assert list((home / "store" / "jobs").iterdir()) == []

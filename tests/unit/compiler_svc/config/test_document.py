@@ -1,5 +1,7 @@
 """Reading text as documents."""
 
+import time
+
 import pytest
 
 from compiler_svc.config import parse_document, resolve_config
@@ -26,6 +28,14 @@ class TestDocument:
         with pytest.raises(ConfigInvalid) as caught:
             parse_document(text)
         assert caught.value.violations[0].field == "config_json"
+
+    def test_a_repeated_name_among_many_is_found_quickly(self) -> None:
+        # As many names as a request of the service can hold; the event loop reads them.
+        names = "".join(f'"a{number:05}":0,' for number in range(25_000))
+        started_s = time.process_time()
+        with pytest.raises(ConfigInvalid, match="'z' is given twice"):
+            parse_document(f'{{{names}"z":1,"z":2}}')
+        assert time.process_time() - started_s < 2
 
     def test_an_overflowing_number_is_a_mistake_of_its_attribute(self) -> None:
         document = parse_document('{"neuron_config": {"on_device_sampling_config": {"temperature": 1e999}}}')

@@ -170,7 +170,7 @@ def test_unset_is_unset() -> None:
     [
         ({"n_position": 3}, "n_position", "did you mean 'n_positions'?"),
         ({"zebra": 3}, "zebra", "one of batch_size, "),
-        ({"n_positions": []}, "n_positions", "an integer from 1 to 2147483647, or a list"),
+        ({"n_positions": []}, "n_positions", "an integer from 1 to 134217728, or a list"),
         ({"n_positions": [256, 128]}, "n_positions", "each larger than the one before"),
         ({"n_positions": True}, "n_positions", "an integer from 1"),
         ({"context_length_estimate": 0}, "context_length_estimate", "an integer from 1"),

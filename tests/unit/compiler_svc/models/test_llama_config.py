@@ -102,13 +102,13 @@ def test_all_mistakes_at_once() -> None:
     with pytest.raises(ModelConfigInvalid) as caught:
         parse(hidden_size="64", num_key_value_heads=0, rms_norm_eps=0, rope_scaling={"rope_type": "linear"}, mlp_bias=1)
     assert {violation.field: violation.accepted for violation in caught.value.violations} == {
-        "hidden_size": "an integer of at least 1",
-        "num_key_value_heads": "an integer of at least 1",
+        "hidden_size": "an integer from 1 to 1048576",
+        "num_key_value_heads": "an integer from 1 to 1024",
         "rms_norm_eps": "a number above 0",
         "rope_scaling.factor": "a number above 0",
         "mlp_bias": "true or false",
     }
-    assert "hidden_size: got '64'; accepted: an integer of at least 1" in str(caught.value)
+    assert "hidden_size: got '64'; accepted: an integer from 1 to 1048576" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [name for name in REQUIRED if name != "architectures"])

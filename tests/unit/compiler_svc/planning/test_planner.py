@@ -288,7 +288,9 @@ class TestRefusals:
     def test_lists_that_multiply_are_short(self, planner: Planner, name: str, beside: dict[str, Any]) -> None:
         listed = {"enable_bucketing": True, "seq_len": 1024, "pa_num_blocks": 1024, name: list(range(1, 130))}
         refused = self.refuse(planner, "8b", "trn2", **listed, **beside)
-        assert [(one.field, one.value) for one in refused.violations] == [(f"neuron_config.{name}", "129 buckets")]
+        (violation,) = refused.violations
+        assert violation.field == f"neuron_config.{name}"
+        assert violation.accepted.startswith("a list of at most 128 integers")
 
     def test_what_cpu_does_not_serve_is_planned_for_others(self, planner: Planner) -> None:
         refused = self.refuse(planner, quantized=True, quantized_checkpoints_path="q")

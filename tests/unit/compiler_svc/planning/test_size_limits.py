@@ -1,0 +1,174 @@
+"""Huge sizes in a request or checkpoint are refused by name before a plan loops over them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bundle.errors import KilnError
+from compiler_svc.config.domains import MAX_BUCKETS, MAX_TEXTS
+from compiler_svc.errors import ConfigInvalid
+from compiler_svc.models.errors import ModelConfigInvalid
+from compiler_svc.models.size_limits import MAX_POSITIONS, SIZE_LIMITS
+from compiler_svc.planning.admission import MAX_EXECUTABLES, CompileRequest, admit_request
+from compiler_svc.planning.planner import Planner
+from compiler_svc.weights.checkpoint import MAX_TEXT_BYTES, Checkpoint
+from compiler_svc.weights.errors import CheckpointInvalid
+from tests.checkpoints.headers import LLAMA_1B
+from tests.unit.compiler_svc.planning.planning import request
+
+HUGE = 2**31 - 1
+#: What a test may allocate beyond what the process has, and the processor time that a plan may take.
+ROOM_BYTES = 512 << 20
+MAX_PLAN_S = 4.0
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """A loop over a huge size ends in MemoryError instead of taking the host down."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + ROOM_BYTES, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+@pytest.fixture(scope="session")
+def pickled(models: Path) -> str:
+    """A checkpoint whose weights plans do not open."""
+    directory = models / "pickled"
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(LLAMA_1B))
+    (directory / "pytorch_model.bin").write_bytes(b"never opened")
+    return directory.name
+
+
+def refuse(planner: Planner, model: str, document: dict[str, Any], target: str = "trn1") -> KilnError:
+    with pytest.raises(KilnError) as caught:
+        planner.plan(request(model, target, document=document))
+    return caught.value
+
+
+#: The attributes that decoders read, each with a value that keeps its other rules.
+ATTACKS = {
+    "num_hidden_layers": HUGE,
+    "num_attention_heads": HUGE + 1,
+    "num_key_value_heads": HUGE + 1,
+    "head_dim": HUGE + 1,
+    "vocab_size": HUGE,
+    "hidden_size": HUGE + 1,
+    "intermediate_size": HUGE,
+    "max_position_embeddings": 2**53 - 1,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), ATTACKS.items())
+def test_a_huge_size_of_a_pickled_model(planner: Planner, pickled: str, name: str, value: int) -> None:
+    refused = refuse(planner, pickled, {name: value})
+    assert isinstance(refused, ModelConfigInvalid)
+    (violation,) = refused.violations
+    assert (violation.field, violation.value) == (name, str(value))
+    assert violation.accepted == f"an integer from 1 to {SIZE_LIMITS[name].largest}"
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "vocab_size"])
+@pytest.mark.parametrize("target", ["cpu", "trn1"])
+def test_a_huge_size_beside_headers(planner: Planner, name: str, target: str) -> None:
+    refused = refuse(planner, "1b", {name: ATTACKS[name]}, target)
+    assert isinstance(refused, ModelConfigInvalid)
+    (violation,) = refused.violations
+    assert (violation.field, violation.value) == (name, str(ATTACKS[name]))
+    held = "146, the number of the checkpoint's tensors" if name == "num_hidden_layers" else "128256, the longest axis"
+    assert violation.accepted.startswith(f"at most {held}")
+
+
+def test_a_size_within_the_limits_that_headers_do_not_hold(planner: Planner) -> None:
+    (violation,) = refuse(planner, "1b", {"num_hidden_layers": 147}).violations
+    assert str(violation).startswith("num_hidden_layers: got 147; accepted: at most 146")
+
+
+@pytest.mark.parametrize("model", ["1b", "pickled"])
+def test_compiles_are_refused_like_plans(models: Path, pickled: str, model: str) -> None:
+    request = CompileRequest(
+        name="tiny",
+        model=model,
+        document={"num_hidden_layers": HUGE},
+        target_kind="cpu",
+        isa="",
+        optimization_level=0,
+        salt="",
+        skip_cache_lookup=False,
+    )
+    with pytest.raises(ModelConfigInvalid, match="num_hidden_layers: got 2147483647"):
+        admit_request(request, (models,))
+
+
+def test_a_draft_model_has_the_same_limits(planner: Planner, pickled: str) -> None:
+    draft = {"draft_model_path": pickled, "draft_config": {"num_hidden_layers": HUGE}, "worker_cls": "a.B"}
+    neuron_config = {"enable_fused_speculation": True, "speculation_length": 4, "on_device_sampling_config": {}}
+    refused = refuse(planner, "1b", {"neuron_config": neuron_config, "fused_spec_config": draft})
+    assert [str(one) for one in refused.violations] == [
+        f"num_hidden_layers: got {HUGE}; accepted: an integer from 1 to {SIZE_LIMITS['num_hidden_layers'].largest}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("seq_len", MAX_POSITIONS + 1, MAX_POSITIONS),
+        ("token_generation_buckets", [MAX_POSITIONS + 1], MAX_POSITIONS),
+        ("context_encoding_buckets", [*range(1, MAX_BUCKETS + 2)], MAX_BUCKETS),
+        ("modules_to_not_convert", ["lm_head"] * (MAX_TEXTS + 1), MAX_TEXTS),
+        ("lora_config", {"lora_ckpt_paths": {str(number): "a" for number in range(MAX_TEXTS + 1)}}, MAX_TEXTS),
+    ],
+)
+def test_sizes_of_the_request(planner: Planner, name: str, value: object, limit: int) -> None:
+    refused = refuse(planner, "1b", {"neuron_config": {name: value}})
+    assert isinstance(refused, ConfigInvalid)
+    assert refused.violations[0].field.startswith(f"neuron_config.{name}")
+    assert str(limit) in refused.violations[0].accepted
+
+
+def test_lists_that_multiply(planner: Planner) -> None:
+    lists = {"context_encoding_buckets": [*range(1, 101)], "prefix_buckets": [*range(1, 101)]}
+    options = {"is_prefix_caching": True, "is_block_kv_layout": True, "pa_block_size": 1, "pa_num_blocks": 128}
+    refused = refuse(planner, "1b", {"neuron_config": {"enable_bucketing": True, **lists, **options}})
+    (violation,) = refused.violations
+    assert violation.value == "lists of buckets that make 10101 executables"
+    assert violation.accepted == f"at most {MAX_EXECUTABLES} executables"
+
+
+def test_a_plan_at_the_limits_is_quick(planner: Planner, pickled: str) -> None:
+    document = {
+        "num_hidden_layers": SIZE_LIMITS["num_hidden_layers"].largest,
+        "num_attention_heads": 1024,
+        "num_key_value_heads": 512,
+        "head_dim": 128,
+        "neuron_config": {
+            "seq_len": MAX_POSITIONS,
+            "tp_degree": 32,
+            "enable_bucketing": True,
+            "context_encoding_buckets": [*range(1, MAX_BUCKETS + 1)],
+            "token_generation_buckets": [*range(1, MAX_BUCKETS + 1)],
+            "lora_config": {"target_modules": [f"module{number}" for number in range(MAX_TEXTS)]},
+            "quantized": True,
+            "quantized_checkpoints_path": "q",
+            "modules_to_not_convert": [f"module{number}" for number in range(MAX_TEXTS)],
+        },
+    }
+    started_s = time.process_time()
+    assert not planner.plan(request(pickled, "trn1", document=document)).fits
+    assert time.process_time() - started_s < MAX_PLAN_S
+
+
+def test_a_long_json_file_of_a_checkpoint_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(MAX_TEXT_BYTES + 1)
+    with pytest.raises(CheckpointInvalid, match=r"config\.json: got 67108865 bytes"):
+        Checkpoint.open(tmp_path)
