@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 from compiler_svc.compiles.build_runner import ProcessBuildRunner
 from compiler_svc.server import open_server
@@ -13,7 +14,8 @@ from edge.process import run_process
 
 async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
-    async with open_server(settings, ProcessBuildRunner) as server:
+    make_runner = partial(ProcessBuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
+    async with open_server(settings, make_runner) as server:
         port = await server.start()
         serving = asyncio.create_task(server.serve_until_signalled())
         await asyncio.sleep(0)  # by now it listens for signals; a reader of the next line may send one
