@@ -1,4 +1,4 @@
-"""Notices a forkserver that does not answer: nobody can start processes, or learn of their end, while it is stopped."""
+"""Notices a forkserver that does not answer: while it is stopped, no process starts and no end of one is reported."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Final, Self, TypeVar
+from typing import IO, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -47,9 +47,8 @@ class LoadProgress:
     part: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallUnderWay:
-    """A call that its rank has not answered.
+class CallUnderWay(NamedTuple):
+    """A call that its rank has not answered. A step makes one for each rank, so it is a tuple.
 
     Attributes:
         number: Rises with each call.

@@ -111,7 +111,7 @@ async def test_a_rank_that_goes_on_is_left_alone(eager: ToyBundle, forkservers: 
             assert not step.done()
             process.resume()
             await step
-        # Neither does a rank hang that is called by nobody.
+        # Neither does a rank hang that owes no answer.
         process.suspend()
         await asyncio.sleep(2.6)
         assert process.is_running()
