@@ -27,8 +27,10 @@ _LONG_CALLS: Final = (Load, StageWeights, WarmUp)
 
 
 class RankWatchdog:
-    """Looks at the ranks of one group with one timer. A look costs some microseconds for each rank, a step costs two
-    comparisons."""
+    """Looks at the ranks of one group, with one timer.
+
+    A look costs some microseconds for each rank, a step two comparisons.
+    """
 
     def __init__(
         self, ranks: Sequence[RankHandle], min_step_timeout_s: float, on_hung: Callable[[RankHung], None]

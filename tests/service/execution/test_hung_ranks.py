@@ -22,7 +22,7 @@ from tests.ranks.toy_groups import PREFILL, rank_processes, start
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TIMEOUT_S = 0.4
+TIMEOUT_S = 0.6
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ async def test_lowerings_end_with_their_forkserver_and_the_next_build_has_anothe
 
 
 async def test_a_stopped_forkserver_of_lowerings_is_replaced(home: Path) -> None:
-    async with run_compiler(home, "--build-idle-timeout=3") as compiler:
+    async with run_compiler(home, "--build-idle-timeout=8") as compiler:
         operation = await begin_compile(compiler)
         (await wait_for(compiler, "kiln-lowerings")).suspend()
         refused = read_refusal((await compiler.client.finish(operation)).error)

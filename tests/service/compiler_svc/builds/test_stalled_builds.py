@@ -14,7 +14,8 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from tests.servers.compiler_process import CompilerProcess, run_compiler, wait_until_gone
 from tests.servers.running_compiler import read_refusal, response_of
 
-TIMEOUT_S = 2
+#: A build that waits for ranks computes every three seconds.
+TIMEOUT_S = 8
 
 
 async def begin_compile(compiler: CompilerProcess, salt: str) -> operations_pb2.Operation:
