@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import closing
+from functools import partial
 
 from compiler_svc.compiles.build_runner import ProcessBuildRunner
 from compiler_svc.planning.pool import PlanningPool, make_forkserver
@@ -15,9 +16,10 @@ from edge.process import run_process
 
 async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
+    make_runner = partial(ProcessBuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
     with closing(make_forkserver()) as forkserver:
         planning = PlanningPool(forkserver)
-        async with open_server(settings, ProcessBuildRunner, planning) as server:
+        async with open_server(settings, make_runner, planning) as server:
             port = await server.start()
             warming = asyncio.create_task(planning.warm_up())
             serving = asyncio.create_task(server.serve_until_signalled())

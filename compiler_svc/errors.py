@@ -20,6 +20,7 @@ CompilerError
 ├── CompileCancelled          a compile that a client cancelled
 ├── CompilerRestarted         a compile that was interrupted too often, or cannot be resumed
 ├── BuildFailed               a build process that ended without a result
+├── BuildStalled              a build process that computed nothing for too long, and was killed
 ├── GraphAbiMismatch          a checkpoint whose weights the executables of a bundle cannot take
 ├── ExecutablesMissing        a bundle without executables, in a request that needs them
 ├── TooManyWatchers           more watchers of one operation than are served
@@ -251,6 +252,15 @@ class BuildFailed(CompilerError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"the build failed: {detail}", detail=detail)
+
+
+class BuildStalled(CompilerError):
+    """A build process that computed nothing for too long, and was killed."""
+
+    reason = "BUILD_STALLED"
+
+    def __init__(self, idle_s: float) -> None:
+        super().__init__(f"the build stalled: its process computed nothing for {idle_s:g} s", idle_s=f"{idle_s:g}")
 
 
 class GraphAbiMismatch(CompilerError):

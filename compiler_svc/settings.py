@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from compiler_svc.compiles.build_runner import BUILD_IDLE_TIMEOUT_S
 from compiler_svc.compiles.journal import Retention
 from edge.config import EdgeConfig
 from edge.logs import LogConfig
@@ -48,6 +49,7 @@ class Settings:
         num_lowerings: Number of lowerings of one build that run at once.
         lowering_timeout_s: Time limit of one lowering.
         lowering_memory_bytes: Memory limit of each process of one lowering, besides the size of the model's tensors.
+        build_idle_timeout_s: Time that a build may go without computing.
         retention: How long finished operations are remembered.
         logs: What is logged, and where.
     """
@@ -63,6 +65,7 @@ class Settings:
     num_lowerings: int
     lowering_timeout_s: float
     lowering_memory_bytes: int
+    build_idle_timeout_s: float
     retention: Retention
     logs: LogConfig
 
@@ -96,6 +99,12 @@ OPTIONS: Final = (
         "memory of each process of one lowering",
         default_text=f"its share of {_LOWERING_SHARE} of the host's",
     ),
+    Option(
+        "build-idle-timeout",
+        SECONDS,
+        "time that a build may go without computing; then it is killed",
+        default=BUILD_IDLE_TIMEOUT_S,
+    ),
     Option("keep-operations", COUNT, "finished operations that are remembered", default=10_000),
     Option("keep-operations-days", DAYS, "how long finished operations are remembered", default=30.0),
 )
@@ -123,6 +132,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         lowering_timeout_s=options.lowering_timeout,
         lowering_memory_bytes=options.lowering_memory
         or choose_lowering_memory(measure_memory(), options.lowerings * options.max_builds),
+        build_idle_timeout_s=options.build_idle_timeout,
         retention=Retention(keep=options.keep_operations, days=options.keep_operations_days),
         logs=read_log_config(options),
     )

@@ -14,7 +14,9 @@ KilnError
     ├── CollectivesMissing    several ranks, but the native library of their collectives has not been built
     ├── TooManyRanks          more ranks than the native library of their collectives serves
     ├── RankFailed            a rank process met an error that is not one of these: our bug
-    └── RankDied              a rank process ended by itself
+    └── RankLost              a rank that serves no more
+        ├── RankDied          a rank process ended by itself
+        └── RankHung          a rank did not answer for too long, and its group was ended
 """
 
 from __future__ import annotations
@@ -150,7 +152,18 @@ class RankFailed(ExecutionError):
         super().__init__(f"rank {rank} failed: {detail}", rank=rank, detail=detail)
 
 
-class RankDied(ExecutionError):
+class RankLost(ExecutionError):
+    """A rank that serves no more, and so no more than its group.
+
+    Attributes:
+        rank: The rank that was lost first.
+    """
+
+    reason = "RANK_LOST"
+    rank: int
+
+
+class RankDied(RankLost):
     """A rank process ended by itself.
 
     Attributes:
@@ -167,3 +180,23 @@ class RankDied(ExecutionError):
         self.signal = signal.Signals(-return_code).name if return_code < 0 else None
         how = self.signal or f"exit code {self.exit_code}"
         super().__init__(f"rank {rank} died: {how}", rank=rank, cause=how)
+
+
+class RankHung(RankLost):
+    """A rank did not answer for too long, and its group was ended.
+
+    Attributes:
+        rank: The rank that is stopped, or else the first one that has not answered.
+    """
+
+    reason = "RANK_HUNG"
+
+    def __init__(self, rank: int, call: str, waited_s: float, how: str) -> None:
+        self.rank = rank
+        super().__init__(
+            f"rank {rank} hung: {call} has not ended within {waited_s:g} s, and the rank {how}",
+            rank=rank,
+            call=call,
+            waited_s=f"{waited_s:g}",
+            how=how,
+        )

@@ -14,8 +14,10 @@ from runtime_svc.settings import Settings, parse_settings
 
 async def serve(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT. Prints one line when it is ready."""
-    with RankForkservers(settings.num_cores) as forkservers:
-        async with open_server(settings, partial(RankGroup.start, open_forkserver=forkservers.open)) as server:
+    timeout_s = settings.min_step_timeout_s
+    with RankForkservers(settings.num_cores, patience_s=timeout_s) as forkservers:
+        start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open, min_step_timeout_s=timeout_s)
+        async with open_server(settings, start_ranks) as server:
             port = await server.start()
             sys.stdout.write(f"ready address={settings.edge.address.rpartition(':')[0]}:{port}\n")
             sys.stdout.flush()

@@ -128,6 +128,12 @@ _ENGINE_METRICS: Final = (
         lambda engine: [((), engine.scheduler.statistics.swap_pause_s)],
     ),
     _EngineMetric(
+        "kiln:rank_hangs",
+        "counter",
+        "How often ranks were ended because they hung",
+        lambda engine: [((), engine.scheduler.statistics.rank_hangs)],
+    ),
+    _EngineMetric(
         "kiln:rank_restarts",
         "counter",
         "How often dead ranks were replaced",

@@ -27,6 +27,7 @@ from edge.options import (
     read_edge_config,
     read_log_config,
 )
+from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
 from runtime_svc.bundles.channel import CompilerEndpoint
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
@@ -54,6 +55,7 @@ class Settings:
         follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
+        min_step_timeout_s: Time after which a step whose ranks stand still counts as hung.
         logs: What is logged, and where.
     """
 
@@ -73,6 +75,7 @@ class Settings:
     follow_interval_s: float
     queue_capacity: int
     stream_capacity: int
+    min_step_timeout_s: float
     logs: LogConfig
 
 
@@ -118,6 +121,12 @@ OPTIONS: Final = (
     Option("follow-interval", SECONDS, "how often to ask which versions followed aliases name", default=5.0),
     Option("queue-capacity", COUNT, "requests that may wait for a slot", default=256),
     Option("stream-capacity", COUNT, "events that may wait for a slow client", default=64),
+    Option(
+        "min-step-timeout",
+        SECONDS,
+        "time that every step may take; longer after slow steps, ten times as long while its ranks compute",
+        default=MIN_STEP_TIMEOUT_S,
+    ),
 )
 
 
@@ -146,6 +155,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
+        min_step_timeout_s=options.min_step_timeout,
         logs=read_log_config(options),
     )
 

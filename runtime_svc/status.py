@@ -29,7 +29,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         execution.CollectivesMissing: grpc.StatusCode.FAILED_PRECONDITION,
         execution.TooManyRanks: grpc.StatusCode.FAILED_PRECONDITION,
         execution.RankFailed: grpc.StatusCode.INTERNAL,
-        execution.RankDied: grpc.StatusCode.UNAVAILABLE,
+        execution.RankLost: grpc.StatusCode.UNAVAILABLE,
         errors.RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
         errors.FeatureNotServed: grpc.StatusCode.INVALID_ARGUMENT,
         errors.PromptTooLong: grpc.StatusCode.INVALID_ARGUMENT,

@@ -42,6 +42,7 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.CompileCancelled: grpc.StatusCode.CANCELLED,
     errors.CompilerRestarted: grpc.StatusCode.UNAVAILABLE,
     errors.BuildFailed: grpc.StatusCode.INTERNAL,
+    errors.BuildStalled: grpc.StatusCode.UNAVAILABLE,
     errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ExecutablesMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.TooManyWatchers: grpc.StatusCode.RESOURCE_EXHAUSTED,

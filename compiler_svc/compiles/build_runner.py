@@ -14,18 +14,23 @@ from typing import Final, Protocol
 import msgspec
 
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
-from compiler_svc.errors import BuildFailed
+from compiler_svc.errors import BuildFailed, BuildStalled
 from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
 from compiler_svc.records import BuildNews, Progress
 from edge.spans import record_span
+from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
+from execution.stall import LOOKS_PER_TIMEOUT, Stall, Watch
 from execution.threads import SHORT_SPIN_TURNS
 
 #: Named, not imported: the module loads torch, which this process must not.
 _BUILD_PROCESS: Final = "compiler_svc.builds.process"
 #: No news of a build is longer.
 _MAX_NEWS_SIZE_BYTES: Final = 1 << 16
+
+#: Seconds that a build may stand still, if no option says otherwise.
+BUILD_IDLE_TIMEOUT_S: Final = 120.0
 
 #: The runner calls it with every progress of a build.
 OnProgress = Callable[[Progress], Awaitable[None]]
@@ -51,23 +56,33 @@ class BuildRunner(Protocol):
 class ProcessBuildRunner:
     """Runs each build in a process of its own, which it forks from one that has loaded torch."""
 
-    def __init__(self, jobs: Path) -> None:
-        """Takes the directory that holds the job directories."""
+    def __init__(self, jobs: Path, *, idle_timeout_s: float = BUILD_IDLE_TIMEOUT_S) -> None:
+        """Starts nothing yet.
+
+        Args:
+            jobs: Directory that holds the job directories.
+            idle_timeout_s: Seconds that a build, or a forkserver that owes an answer, may go without computing.
+        """
         jobs.mkdir(parents=True, exist_ok=True)
         self._jobs = jobs
         self._running: set[str] = set()
+        self._idle_timeout_s = idle_timeout_s
         # Builds and ranks compute side by side, so threads spin briefly unless the operator says otherwise.
         spinning = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", str(SHORT_SPIN_TURNS))}
         self._builds = Forkserver(
-            "kiln-builds", Call(f"{_BUILD_PROCESS}:preload"), environment={**LOWERING_ENVIRONMENT, **spinning}
+            "kiln-builds",
+            Call(f"{_BUILD_PROCESS}:preload"),
+            environment={**LOWERING_ENVIRONMENT, **spinning},
+            patience_s=idle_timeout_s,
         )
-        self._lowerings = make_forkserver(self._builds)
+        self._lowerings = make_forkserver(self._builds, patience_s=idle_timeout_s)
 
     async def run(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         """Runs one build; cancelling the call kills its process group.
 
         Raises:
             BuildFailed: The process ended without a result.
+            BuildStalled: The process stood still for too long.
             KilnError: The error that the process reported.
         """
         path = self._jobs / job.build_id
@@ -82,7 +97,11 @@ class ProcessBuildRunner:
             self._running.discard(job.build_id)
 
     async def _run_process(self, path: Path, on_progress: OnProgress) -> int | None:
-        """Runs the job of a directory; returns the exit code as `ChildProcess` does."""
+        """Runs the job of a directory; returns the exit code as `ChildProcess` does.
+
+        Raises:
+            BuildStalled: The process stood still for too long.
+        """
         progress, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         progress.setblocking(False)
         start_ns, start_s = time.time_ns(), time.perf_counter()
@@ -92,6 +111,7 @@ class ProcessBuildRunner:
                 lowerings = self._lowerings.connect()
                 fds = [end.fileno() for end in (theirs, self._builds.connect(), lowerings)]
                 process = self._builds.start(Call(f"{_BUILD_PROCESS}:run_job", (str(path),)), fds, name="kiln-build")
+            watch = BuildWatch(process, self._idle_timeout_s)
             try:
                 loop = asyncio.get_running_loop()
                 while packet := await loop.sock_recv(progress, _MAX_NEWS_SIZE_BYTES):
@@ -100,8 +120,12 @@ class ProcessBuildRunner:
                         record_span(news.part.name, news.part.start_ns, news.part.duration_s)
                     if news.progress is not None:
                         await on_progress(news.progress)
-                return await process.wait()
+                exit_code = await process.wait()
+                if watch.has_killed:
+                    raise BuildStalled(self._idle_timeout_s)
+                return exit_code
             finally:
+                watch.stop()
                 await asyncio.shield(process.end())
                 if process.pid is not None:
                     record_span("build process", start_ns, time.perf_counter() - start_s, {"process.pid": process.pid})
@@ -116,6 +140,38 @@ class ProcessBuildRunner:
         for path in self._jobs.iterdir():
             if path.name not in build_ids:
                 JobDirectory(path).remove()
+
+
+class BuildWatch:
+    """Kills a build process that computes nothing, because it is stopped or waits for what never comes.
+
+    The process of a build that waits for lowerings or ranks computes: it watches them.
+
+    Attributes:
+        has_killed: Whether it has killed the process.
+    """
+
+    def __init__(self, process: ChildProcess, idle_timeout_s: float) -> None:
+        """Begins to look at the process, from the running event loop."""
+        self.has_killed = False
+        self._process = process
+        self._idle_timeout_s = idle_timeout_s
+        interval_s = idle_timeout_s / LOOKS_PER_TIMEOUT
+        self._stall = Stall(interval_s)
+        self._watch = Watch(interval_s, self._look)
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self._watch.stop()
+
+    def _look(self) -> None:
+        pid = self._process.pid
+        # The forkserver's watch looks after a process that has not been forked yet.
+        self._stall.look(pid, [] if pid is None else [pid])
+        if self._stall.still_s >= self._idle_timeout_s:
+            self.stop()
+            self.has_killed = True
+            self._process.kill()
 
 
 def read_result(directory: JobDirectory, exit_code: int | None) -> BuildResult:

@@ -17,6 +17,7 @@ from compiler_svc.lower.memory_watch import MemoryWatch
 from execution.failure import Failure
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
+from execution.forkserver.watch import PATIENCE_S
 
 #: Otherwise Inductor starts a pool of processes and a thread that reads their answers, and a process with threads
 #: cannot fork. Inductor reads the variable when it is loaded.
@@ -128,17 +129,19 @@ class LoweringPool:
         return exit_code, memory
 
 
-def make_forkserver(parent: ForkserverClient | None = None) -> Forkserver:
+def make_forkserver(parent: ForkserverClient | None = None, *, patience_s: float = PATIENCE_S) -> Forkserver:
     """Describes the forkserver of lowerings, which loads Inductor when the first lowering starts.
 
     Args:
         parent: See `Forkserver`; its environment has `LOWERING_ENVIRONMENT`.
+        patience_s: See `Forkserver`.
     """
     return Forkserver(
         "kiln-lowerings",
         Call(f"{_LOWERING_PROCESS}:preload"),
         environment=None if parent else LOWERING_ENVIRONMENT,
         parent=parent,
+        patience_s=patience_s,
     )
 
 

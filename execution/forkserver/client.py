@@ -13,6 +13,7 @@ from typing import Final
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.parent_death import parent_environment
 from execution.forkserver.protocol import Call, ForkRequest, encode, has_hung_up
+from execution.forkserver.watch import PATIENCE_S, ForkserverWatch
 
 _MODULE: Final = "execution.forkserver.server"
 _STDERR_FD: Final = 2
@@ -53,8 +54,8 @@ class ForkserverClient:
 class Forkserver(ForkserverClient):
     """A forkserver that this process starts.
 
-    It starts at the first use, and again after it has died. When the thread that used it first ends, it ends too, with
-    the processes that it forked.
+    It starts at the first use, and again after it has died; a watch ends it if it hangs. When the thread that used it
+    first ends, it ends too, with the processes that it forked.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Forkserver(ForkserverClient):
         *,
         environment: Mapping[str, str] | None = None,
         parent: ForkserverClient | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Starts nothing yet.
 
@@ -73,6 +75,7 @@ class Forkserver(ForkserverClient):
             environment: Variables added to those of this process.
             parent: The forkserver from which this one is forked, to share its imports and environment. None starts a
                 program.
+            patience_s: Seconds that it may stand still while it owes an answer; then it counts as hung.
         """
         assert not (environment and parent), "a forked process has the environment of its parent"
         self._name = name
@@ -81,26 +84,41 @@ class Forkserver(ForkserverClient):
         self._parent = parent
         self._connection = self._process = None
         self._forked: ChildProcess | None = None
+        self._patience_s = patience_s
+        self._watch: ForkserverWatch | None = None
 
     def connect(self) -> socket.socket:
-        """Returns the connection; starts the forkserver if it does not run."""
+        """Returns the connection; starts the forkserver if it does not run. Needs a running event loop."""
         if self._connection is None or has_hung_up(self._connection):
             self.close()
             self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._launch(theirs.fileno())
+            self._watch = ForkserverWatch(
+                self._name, self._connection, self._patience_s, find_pid=self._find_pid, end=self._kill
+            )
         return self._connection
 
     def close(self) -> None:
         """Ends the forkserver and the processes that it forked. Calling it again is harmless."""
         if self._connection is not None:
+            if self._watch is not None:
+                self._watch.stop()
             self._connection.close()
             self._connection = None
-            if self._forked is not None:
-                self._forked.kill()
+            self._kill()
             if self._process is not None:
-                self._process.kill()
                 self._process.wait()
+
+    def _find_pid(self) -> int | None:
+        process = self._forked or self._process
+        return None if process is None else process.pid
+
+    def _kill(self) -> None:
+        if self._forked is not None:
+            self._forked.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def _launch(self, connection_fd: int) -> None:
         if self._parent is not None:

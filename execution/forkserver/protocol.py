@@ -2,7 +2,7 @@
 
 A client sends a `ForkRequest`, with descriptors: a socket for reports about the process, the process's standard error,
 and those that the call takes. The forkserver reports `Announced`, `Forked` and `Ended`, in this order. If a client
-shuts down its end of the reports, the forkserver kills the process.
+shuts down its end of the reports, the forkserver kills the process. It answers a `Ping` by closing its descriptor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class Call(msgspec.Struct, frozen=True):
     args: tuple[str | int | None, ...] = ()
 
 
-class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Asks whether the forkserver serves. The packet carries a socket, which the forkserver closes."""
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Requests a process.
 
     Attributes:
@@ -61,6 +65,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
+Request = ForkRequest | Ping
 Report = Announced | Forked | Ended
 
 
@@ -82,5 +87,5 @@ def has_hung_up(end: socket.socket) -> bool:
 
 encode = msgspec.json.encode
 decode_call = msgspec.json.Decoder(Call).decode
-decode_request = msgspec.json.Decoder(ForkRequest).decode
+decode_request = msgspec.json.Decoder[Request](Request).decode
 decode_report = msgspec.json.Decoder[Report](Report).decode

@@ -31,6 +31,7 @@ from execution.forkserver.protocol import (
     Ended,
     Forked,
     ForkRequest,
+    Ping,
     Report,
     decode_call,
     decode_request,
@@ -88,12 +89,17 @@ class _Server:
         if not packet:
             self._has_clients = False
             return
+        request = decode_request(packet)
+        if isinstance(request, Ping):
+            for fd in descriptors:
+                os.close(fd)
+            return
         self._load()
         reports_fd, *fds = descriptors
         reports = socket.socket(fileno=reports_fd)
         reports.setblocking(False)
         try:
-            self._fork(decode_request(packet), reports, fds)
+            self._fork(request, reports, fds)
         finally:
             for fd in fds:
                 os.close(fd)

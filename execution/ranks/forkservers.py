@@ -8,6 +8,7 @@ from typing import Self
 
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
+from execution.forkserver.watch import PATIENCE_S
 from execution.threads import thread_environment
 
 #: Returns the forkserver for a number of threads per rank and an executable format.
@@ -21,13 +22,15 @@ class RankForkservers:
     which takes a second, it cannot notice that a rank of another format ends.
     """
 
-    def __init__(self, num_ranks: int = 1) -> None:
+    def __init__(self, num_ranks: int = 1, *, patience_s: float = PATIENCE_S) -> None:
         """Starts nothing yet.
 
         Args:
             num_ranks: Ranks that may compute at the same time. Their threads spin while they wait if each has a
                 processor; see `execution.threads`.
+            patience_s: See `Forkserver`.
         """
+        self._patience_s = patience_s
         self._num_ranks = num_ranks
         self._forkservers: dict[tuple[int, str], Forkserver] = {}
 
@@ -39,6 +42,7 @@ class RankForkservers:
                 "kiln-forkserver",
                 Call("execution.ranks.process:preload", (executable_format,)),
                 environment=thread_environment(num_threads, num_ranks=self._num_ranks),
+                patience_s=self._patience_s,
             )
         return self._forkservers[kind]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
 from execution.collectives.memory import CollectiveMemory
-from execution.errors import RankDied, StepAborted, WeightsNotStaged
+from execution.errors import RankHung, RankLost, StepAborted, WeightsNotStaged
 from execution.isa import require_isa
 from execution.ranks.control import (
     Call,
@@ -35,6 +35,8 @@ from execution.ranks.control import (
 from execution.ranks.forkservers import OpenForkserver, RankForkservers
 from execution.ranks.handle import AnswerT, LoadProgress, RankHandle
 from execution.ranks.step_memory import NUM_SETS, StepMemory
+from execution.ranks.step_under_way import StepUnderWay
+from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S, RankWatchdog
 from execution.step import Step, StepResult
 
 ResultT = TypeVar("ResultT")
@@ -45,38 +47,39 @@ class RankGroup:
 
     The ranks answer calls in order and run one step at a time. While it runs, a caller may start the next step, which
     depends on its tokens. Every call reaches all ranks: if its caller is cancelled, it still runs to its end. If a rank
-    ends, or cannot do what the other ranks have done, the group is dead: its processes end and every call raises
-    `RankDied`.
+    ends, hangs, or cannot do what the other ranks have done, the group is dead: its processes end and every call raises
+    `RankLost`.
 
     Processes end with the thread that first used their forkserver, so start a group from a thread that lives as long
     as the group.
 
     Attributes:
-        died: Its result is a `RankDied`, set when a rank ends unexpectedly; cancelled by `close`.
+        died: Its result is a `RankLost`, set when a rank ends unexpectedly; cancelled by `close`.
         weights_bytes: Bytes of the weights in use, over all ranks; 0 while there are none.
         state_bytes: Bytes of the KV cache, over all ranks; 0 before `load`.
     """
 
-    def __init__(self, manifest: Manifest, *, with_internal: bool = False) -> None:
+    def __init__(self, manifest: Manifest, *, min_step_timeout_s: float, with_internal: bool = False) -> None:
         """Allocates the shared memory. Callers use `start`.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
             TooManyRanks: The native library cannot serve this many ranks.
         """
-        self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
+        self.died: asyncio.Future[RankLost] = asyncio.get_running_loop().create_future()
         self.weights_bytes = 0
         self.state_bytes = 0
         self._num_parts = 1 + len(manifest.executables)
         self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
         self._memory = StepMemory(manifest, with_internal=with_internal)
         self._ranks: list[RankHandle] = []
+        self._watchdog = RankWatchdog(self._ranks, min_step_timeout_s, self._end_hung)
         self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
         # A call holds it if it must come between the same two steps on all ranks. A step and the steps that depend on
         # it hold it together.
         self._turn = asyncio.Lock()
-        self._steps: deque[_StepUnderWay] = deque()
+        self._steps: deque[StepUnderWay] = deque()
         self._next_set = 0
         self._has_failed_step = False
         self._calls: set[asyncio.Task[Any]] = set()
@@ -92,6 +95,7 @@ class RankGroup:
         log_sink: Callable[[int, str], None] | None = None,
         open_forkserver: OpenForkserver | None = None,
         with_internal: bool = False,
+        min_step_timeout_s: float = MIN_STEP_TIMEOUT_S,
     ) -> Self:
         """Starts one process for each rank.
 
@@ -103,16 +107,18 @@ class RankGroup:
             open_forkserver: Returns the forkserver of the processes, which outlives the group and makes further starts
                 cheap. None starts one that ends with the group.
             with_internal: Whether steps return the internal outputs of executables, which serving never needs.
+            min_step_timeout_s: Seconds after which a step whose ranks stand still counts as hung, however fast the
+                steps before it were; see `watchdog`.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
             TooManyRanks: The native library cannot serve this many ranks.
             IsaUnsupported: The executables need instructions that this host lacks.
-            RankDied: A process ended before it was ready.
+            RankLost: A process ended or hung before it was ready.
         """
         require_isa(manifest)
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
-        group = cls(manifest, with_internal=with_internal)
+        group = cls(manifest, min_step_timeout_s=min_step_timeout_s, with_internal=with_internal)
         if open_forkserver is None:
             group._own_forkservers = RankForkservers(manifest.tp_degree)
             open_forkserver = group._own_forkservers.open
@@ -197,7 +203,7 @@ class RankGroup:
                 self._turn.release()
             raise
         self._next_set = (memory_set + 1) % NUM_SETS
-        under_way = _StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
+        under_way = StepUnderWay(step, memory_set, asyncio.get_running_loop().create_future())
         self._steps.append(under_way)
         call = RunStep(
             tag=step.tag,
@@ -242,8 +248,13 @@ class RankGroup:
         """
         return await self._see_through(self._zero_state(slots))
 
+    def hurry(self) -> AbstractContextManager[None]:
+        """Gives steps a tenth of their time until the block ends: someone waits who has no use for their results."""
+        return self._watchdog.hurrying()
+
     async def close(self) -> None:
         """Ends the processes. Calling it again is harmless."""
+        self._watchdog.stop()
         self.died.cancel()
         await asyncio.gather(*(rank.close() for rank in self._ranks))
         if not self._is_closed:
@@ -279,7 +290,7 @@ class RankGroup:
         async with self._turn:
             await self._compute(WarmUp(), Done)
 
-    def _take_answer(self, step: _StepUnderWay, outcome: Stepped | KilnError) -> None:
+    def _take_answer(self, step: StepUnderWay, outcome: Stepped | KilnError) -> None:
         """Ends a step that all ranks have answered, even if its caller no longer waits."""
         step.outcomes.append(outcome)
         if len(step.outcomes) < len(self._ranks):
@@ -289,6 +300,7 @@ class RankGroup:
         try:
             stepped = self._unwrap(step.outcomes)
             duration_s = max(answer.duration_s for answer in stepped)
+            self._watchdog.note_step(duration_s)
             step.settle(self._memory.read_result(step.step, step.memory_set, duration_s))
         except Exception as error:  # noqa: BLE001 - the caller gets every error
             self._has_failed_step = True
@@ -356,6 +368,10 @@ class RankGroup:
         # Prefer the error of the rank that failed first to the errors that it caused on others.
         raise min(failures, key=lambda failure: isinstance(failure, StepAborted))
 
+    def _end_hung(self, verdict: RankHung) -> None:
+        for rank in self._ranks:
+            rank.kill(verdict)
+
     def _report_death(self, rank: RankHandle) -> None:
         """Ends the other ranks, which cannot work alone and may be waiting for the dead one."""
         if self._first_dead is None:
@@ -364,27 +380,6 @@ class RankGroup:
             self.died.set_result(rank.death)
         for other in self._ranks:
             other.kill()
-
-
-@dataclass(eq=False, slots=True)
-class _StepUnderWay:
-    """A running step and the ranks' answers so far, errors included."""
-
-    step: Step
-    memory_set: int
-    result: asyncio.Future[StepResult]
-    outcomes: list[Stepped | KilnError] = field(default_factory=list)
-
-    def settle(self, outcome: StepResult | Exception) -> None:
-        if self.result.done():
-            # The caller has been cancelled.
-            return
-        if isinstance(outcome, Exception):
-            self.result.set_exception(outcome)
-            # Marks the error as retrieved, because the caller may have been cancelled.
-            self.result.exception()
-        else:
-            self.result.set_result(outcome)
 
 
 def _blobs_of(manifest: Manifest, rank: int) -> set[str]:

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Final, Self, TypeVar
+from typing import IO, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from bundle.errors import KilnError
-from execution.errors import RankDied
+from execution.errors import RankDied, RankLost
 from execution.failure import Failure
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import ForkserverClient
@@ -32,6 +32,10 @@ from execution.ranks.control import (
     encode,
 )
 
+LogSink = Callable[[int, str], None]
+AnswerSink = Callable[[Any], None]
+AnswerT = TypeVar("AnswerT")
+
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
@@ -41,6 +45,19 @@ class LoadProgress:
     done: int
     total: int
     part: str
+
+
+class CallUnderWay(NamedTuple):
+    """A call that its rank has not answered. A step makes one for each rank, so it is a tuple.
+
+    Attributes:
+        number: Rises with each call.
+        call: None for the start of the process.
+    """
+
+    number: int
+    call: Call | None
+    on_answer: AnswerSink
 
 
 class LogPipe:
@@ -87,10 +104,6 @@ CLOSE_GRACE_S: Final = 2.0
 _SERVE: Final = ForkCall("execution.ranks.process:serve_parent")
 _STDERR_FD: Final = 2
 
-LogSink = Callable[[int, str], None]
-AnswerSink = Callable[[Any], None]
-AnswerT = TypeVar("AnswerT")
-
 
 class RankHandle:
     """One rank process: sends calls to it, reads its log, notices its end."""
@@ -112,10 +125,11 @@ class RankHandle:
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
-        self._exit_code: int | None = None
+        self._death: RankLost | None = None
+        self._verdict: RankLost | None = None
         self._next_number = READY + 1
         self._ready: asyncio.Future[object] = self._loop.create_future()
-        self._pending: dict[int, AnswerSink] = {READY: partial(_settle, self._ready)}
+        self._pending = {READY: CallUnderWay(READY, None, partial(_settle, self._ready))}
         self._on_progress: dict[int, Callable[[str], None]] = {}
         self._unsent: deque[bytes] = deque()
         # Reused, because the kernel would have to map and clear new memory of this size for each packet.
@@ -163,15 +177,30 @@ class RankHandle:
             return cls(launch.rank, process, control, log=log, on_death=on_death)
 
     @property
-    def death(self) -> RankDied | None:
+    def rank(self) -> int:
+        """Number of the rank."""
+        return self._rank
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the process; None until it is forked."""
+        return self._process.pid
+
+    @property
+    def oldest_call(self) -> CallUnderWay | None:
+        """The call that the rank must answer next; None if it has answered all."""
+        return next(iter(self._pending.values()), None)
+
+    @property
+    def death(self) -> RankLost | None:
         """How the process ended; None while it lives."""
-        return None if self._exit_code is None else RankDied(self._rank, self._exit_code)
+        return self._death
 
     async def wait_ready(self) -> None:
         """Waits until the process accepts calls.
 
         Raises:
-            RankDied: The process ended before.
+            RankLost: The process ended before.
         """
         await self._ready
 
@@ -185,7 +214,7 @@ class RankHandle:
         """Calls the rank and waits for the answer.
 
         Raises:
-            RankDied: The process has ended.
+            RankLost: The process has ended.
             KilnError: The rank has failed the call.
         """
         answered: asyncio.Future[object] = self._loop.create_future()
@@ -200,7 +229,7 @@ class RankHandle:
             on_answer(self.death)
             return
         number, self._next_number = self._next_number, self._next_number + 1
-        self._pending[number] = on_answer
+        self._pending[number] = CallUnderWay(number, call, on_answer)
         if on_progress is not None:
             self._on_progress[number] = on_progress
         self._unsent.append(encode(Request(number, call)))
@@ -221,8 +250,13 @@ class RankHandle:
             self.kill()
             await self.wait_ended()
 
-    def kill(self) -> None:
-        """Kills the process. Has no effect if it has ended."""
+    def kill(self, verdict: RankLost | None = None) -> None:
+        """Kills the process. Has no effect if it has ended.
+
+        Args:
+            verdict: The error that its calls then raise; None names the signal.
+        """
+        self._verdict = self._verdict or verdict
         self._process.kill()
 
     def _send(self) -> None:
@@ -265,20 +299,20 @@ class RankHandle:
             return
         self._on_progress.pop(reply.number, None)
         answer = reply.answer
-        self._pending.pop(reply.number)(answer.to_error() if isinstance(answer, Failure) else answer)
+        self._pending.pop(reply.number).on_answer(answer.to_error() if isinstance(answer, Failure) else answer)
 
     def _end(self) -> None:
         """Releases the resources of the process, which has ended."""
         process = self._process
         codes = (process.exit_code, process.forkserver_exit_code, -signal.SIGKILL)
-        self._exit_code = next(code for code in codes if code is not None)
+        exit_code = next(code for code in codes if code is not None)
+        self._death = self._verdict or RankDied(self._rank, exit_code)
         self._hang_up()
         if self._log is not None:
             self._log.close()
-        death = RankDied(self._rank, self._exit_code)
         pending, self._pending = self._pending, {}
-        for on_answer in pending.values():
-            on_answer(death)
+        for waiting in pending.values():
+            waiting.on_answer(self._death)
         if not self._is_closing:
             self._on_death(self)
 

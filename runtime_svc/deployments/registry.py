@@ -19,8 +19,7 @@ from runtime_svc.deployments.names import check_spec
 from runtime_svc.deployments.records import DeploymentRecord, RecordStore
 from runtime_svc.deployments.resources import Resources, check_bundle
 from runtime_svc.deployments.weights import WeightsLoad, load_weights
-from runtime_svc.engine.engine import WeightsReceipt
-from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.operations import InFlightPolicy, WeightsReceipt
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.engine.requests import aborted
 from runtime_svc.errors import (

@@ -13,8 +13,7 @@ from runtime_svc.deployments.launcher import GroupLauncher, WeightsSource
 from runtime_svc.deployments.memory import MemoryPool, weights_need
 from runtime_svc.deployments.progress import LoadStage, ProgressFeed
 from runtime_svc.deployments.records import WeightsRecord
-from runtime_svc.engine.engine import WeightsReceipt
-from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.operations import InFlightPolicy, WeightsReceipt
 from runtime_svc.errors import GraphAbiMismatch, LoadInProgress, TokenizerMismatch, WeightsMissing
 
 
@@ -99,7 +98,7 @@ async def _stage_and_swap(
     paths = weights.shard_paths_by_rank()
     engine = deployment.require_loaded().engine
     report(LoadStage.MAP)
-    await engine.stage_weights(paths)
+    await engine.stage_weights(paths, load.policy)
     report(LoadStage.SWAP)
     launcher = engine.launcher
     assert isinstance(launcher, GroupLauncher)

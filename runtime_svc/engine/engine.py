@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,11 +21,11 @@ import structlog
 
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
-from execution.errors import ExecutionError, RankDied
+from execution.errors import ExecutionError, RankHung, RankLost
 from runtime_svc.engine.capture import CapturedRow, CaptureLog
 from runtime_svc.engine.inputs import StepBuilder
 from runtime_svc.engine.kv.slots import SlotManager
-from runtime_svc.engine.operations import InFlightPolicy, OperationQueue
+from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.publisher import OutputText, StepOutcome, StepOutput
 from runtime_svc.engine.ranks import RankLauncher, Ranks
 from runtime_svc.engine.request import Finish, FinishReason, Request
@@ -58,26 +58,6 @@ class EngineConfig:
     queue_capacity: int = 256
     stream_capacity: int = 64
     async_scheduling: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ResetReceipt:
-    """The receipt of a KV reset; `affected_sequences` counts the running sequences that it ended."""
-
-    affected_sequences: int
-    zeroed_bytes: int
-    weight_epoch: int
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsReceipt:
-    """The receipt of a weight swap."""
-
-    previous_weight_epoch: int
-    weight_epoch: int
-    aborted_requests: int
-    pause_s: float
 
 
 class Engine:
@@ -195,7 +175,7 @@ class Engine:
 
         Raises:
             RequestsInFlight: Policy REFUSE, and a request runs.
-            RankDied: A rank died over it; the engine recovers with an empty cache.
+            RankLost: A rank died or hung over it; the engine recovers with an empty cache.
         """
         start_s = self._now()
         zeroed_bytes = 0
@@ -204,17 +184,23 @@ class Engine:
             nonlocal zeroed_bytes
             zeroed_bytes = await self._zero_state()
 
-        receipt = await self._operations.run("ResetKVCache", policy, reset)
+        with self._hurrying(policy):
+            receipt = await self._operations.run("ResetKVCache", policy, reset)
         return ResetReceipt(receipt.aborted_requests, zeroed_bytes, self.weight_epoch, self._now() - start_s)
 
-    async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path]) -> None:
+    async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy) -> None:
         """Maps new weights beside the ones in use, while steps run.
+
+        Args:
+            shard_paths_by_rank: The files.
+            policy: That of the swap that will follow. With ABORT, this waits less for a step that hangs.
 
         Raises:
             KilnError: They cannot be mapped. Nothing stays staged, then or when the caller is cancelled.
         """
         try:
-            await self._ranks.stage_weights(shard_paths_by_rank)
+            with self._hurrying(policy):
+                await self._ranks.stage_weights(shard_paths_by_rank)
         except (KilnError, asyncio.CancelledError):
             await self.discard_staged()
             raise
@@ -266,7 +252,8 @@ class Engine:
             self.on_state_changed()
 
         try:
-            receipt = await self._operations.run("LoadWeights", policy, swap)
+            with self._hurrying(policy):
+                receipt = await self._operations.run("LoadWeights", policy, swap)
         except (KilnError, asyncio.CancelledError):
             if not has_begun:
                 await self.discard_staged()
@@ -276,7 +263,7 @@ class Engine:
 
     async def discard_staged(self) -> None:
         """Unmaps staged weights that will not be used."""
-        with suppress(RankDied):
+        with suppress(RankLost):
             await self._ranks.discard_staged()
 
     async def close(self) -> None:
@@ -285,6 +272,10 @@ class Engine:
         await asyncio.wait([self._task])
         self._operations.fail_all(DeploymentNotReady(self._deployment_id, "UNLOADING"))
         await self._ranks.close()
+
+    def _hurrying(self, policy: InFlightPolicy) -> AbstractContextManager[None]:
+        """Lets the ranks count as hung sooner until the block ends, if its operation aborts what they do."""
+        return self._ranks.hurry() if policy is InFlightPolicy.ABORT else nullcontext()
 
     async def _run(self) -> None:
         while True:
@@ -356,6 +347,7 @@ class Engine:
         self._change_state(EngineState.RECOVERING)
         self._async_scheduling.take()
         _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
+        self.scheduler.statistics.rank_hangs += isinstance(error, RankHung)
         for request in self.scheduler.running:
             self.requests.end(request, Finish(FinishReason.ERROR, error=error))
         await self._ranks.close()

@@ -40,6 +40,26 @@ class OperationReceipt:
     pause_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ResetReceipt:
+    """The receipt of a KV reset; `affected_sequences` counts the running sequences that it ended."""
+
+    affected_sequences: int
+    zeroed_bytes: int
+    weight_epoch: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReceipt:
+    """The receipt of a weight swap."""
+
+    previous_weight_epoch: int
+    weight_epoch: int
+    aborted_requests: int
+    pause_s: float
+
+
 @dataclass(eq=False, slots=True)
 class _Operation:
     name: str

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from execution.errors import RankDied
+from execution.errors import RankLost
 from execution.step import Step, StepResult
 
 
 class Ranks(Protocol):
-    """The rank processes of one deployment, loaded. Every call raises `RankDied` once a rank has exited."""
+    """The rank processes of one deployment, loaded. Every call raises `RankLost` once a rank has exited."""
 
     @property
-    def died(self) -> asyncio.Future[RankDied]:
+    def died(self) -> asyncio.Future[RankLost]:
         """Done when a rank has exited unasked."""
 
     @property
@@ -46,6 +47,9 @@ class Ranks(Protocol):
 
     async def zero_state(self, slots: Sequence[int] | None) -> int:
         """Sets KV slots, None for all, to zero; returns the bytes written. No step may run meanwhile."""
+
+    def hurry(self) -> AbstractContextManager[None]:
+        """Gives steps a tenth of their time until the block ends: then the ranks count as hung."""
 
     async def close(self) -> None:
         """Ends the processes."""

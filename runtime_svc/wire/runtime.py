@@ -11,8 +11,8 @@ from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.progress import LoadProgress, LoadStage
-from runtime_svc.engine.engine import Engine, ResetReceipt, WeightsReceipt
-from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.engine import Engine
+from runtime_svc.engine.operations import InFlightPolicy, ResetReceipt, WeightsReceipt
 from runtime_svc.errors import FeatureNotServed, RequestInvalid
 from runtime_svc.wire.generation import duration_to_pb
 

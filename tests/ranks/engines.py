@@ -125,7 +125,7 @@ def shards(tmp_path: Path) -> dict[int, Path]:
 async def swap(
     harness: EngineHarness, shards: dict[int, Path], policy: InFlightPolicy, *, keep_kv: bool = False
 ) -> asyncio.Task[object]:
-    await harness.engine.stage_weights(shards)
+    await harness.engine.stage_weights(shards, policy)
     launcher = FakeLauncher(harness.launcher.manifest, bias=NEW_BIAS, weights_ref="fake:v2")
     task = asyncio.create_task(harness.engine.swap_weights(launcher, shards, policy, keep_kv=keep_kv))
     await asyncio.sleep(0)

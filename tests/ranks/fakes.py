@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 from bundle.abi.inputs import LEFT_PADDED
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Manifest, Target, WeightSet, WeightShard
-from execution.errors import RankDied
+from execution.errors import RankDied, RankLost
 from execution.step import Step, StepResult
 from runtime_svc.engine.inputs import uniform
 from tests.bundles import manifests
@@ -82,13 +83,14 @@ class FakeRanks:
         self.manifest = manifest
         self.bias = bias
         self.staged_bias: int | None = None
-        self.died: asyncio.Future[RankDied] = asyncio.get_running_loop().create_future()
+        self.died: asyncio.Future[RankLost] = asyncio.get_running_loop().create_future()
         self.gate = asyncio.Event()
         self.gate.set()
         self.load_gate = asyncio.Event()
         self.load_gate.set()
         self.stage_failure: Exception | None = None
         self.num_discarded = 0
+        self.num_hurrying = 0
         self.swap_gate = asyncio.Event()
         self.swap_gate.set()
         self.swap_failures: list[Exception] = []
@@ -105,9 +107,17 @@ class FakeRanks:
         self._executables = {executable.tag: executable for executable in manifest.executables}
         self._kv = [[0] * manifest.limits.max_length for _ in range(manifest.state.num_slots + 1)]
 
-    def die(self) -> None:
+    def die(self, loss: RankLost | None = None) -> None:
         if not self.died.done():
-            self.died.set_result(RankDied(0, -9))
+            self.died.set_result(loss or RankDied(0, -9))
+
+    @contextmanager
+    def hurry(self) -> Iterator[None]:
+        self.num_hurrying += 1
+        try:
+            yield
+        finally:
+            self.num_hurrying -= 1
 
     async def begin(self, step: Step) -> asyncio.Future[StepResult]:
         before = self._last_begun

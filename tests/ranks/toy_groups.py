@@ -12,6 +12,7 @@ from torch import Tensor
 from bundle.manifest import Manifest
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
+from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
 from execution.step import Step
 from tests.contract.executors.executor_suite import (
     CTE,
@@ -44,11 +45,23 @@ DECODE = step(TKG, token_inputs([8, 9], [3, 0], [0, SLOTS]))
 
 
 async def start(
-    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None, log: list[str] | None = None
+    manifest: Manifest,
+    blobs: dict[str, Path],
+    forkservers: RankForkservers | None,
+    log: list[str] | None = None,
+    *,
+    min_step_timeout_s: float = MIN_STEP_TIMEOUT_S,
 ) -> RankGroup:
     sink = None if log is None else (lambda rank, line: log.append(f"{rank} {line}"))
     open_forkserver = None if forkservers is None else forkservers.open
-    return await RankGroup.start(manifest, blobs, num_threads=1, log_sink=sink, open_forkserver=open_forkserver)
+    return await RankGroup.start(
+        manifest,
+        blobs,
+        num_threads=1,
+        log_sink=sink,
+        open_forkserver=open_forkserver,
+        min_step_timeout_s=min_step_timeout_s,
+    )
 
 
 def rank_processes() -> set[psutil.Process]:

@@ -85,6 +85,12 @@ class RuntimeProcess:
             self._channel.close()
             self._channel = None
 
+    def processes(self) -> list[psutil.Process]:
+        """The runtime itself and its forkservers."""
+        assert self._process is not None
+        forkservers = [child for child in descendants(self._process.pid) if not is_rank(child)]
+        return [psutil.Process(self._process.pid), *forkservers]
+
     def ranks(self) -> list[psutil.Process]:
         """Rank processes, by start."""
         assert self._process is not None

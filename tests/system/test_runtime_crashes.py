@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.repository import ROOT
-from tests.servers.stack import Stack, token_request
+from tests.servers.stack import Stack, token_request, tokens_of
 from tests.system.conftest import TINY
 from tests.system.runtime_process import (
+    PROMPT,
     SMALL_CONFIG,
     RuntimeProcess,
     State,
@@ -162,6 +164,36 @@ def test_rank_killed_during_generation(survivor: RuntimeProcess, fleet: Fleet, v
     assert assert_serves(survivor, fleet) == fleet.story
     assert survivor.get().load.used_slots == 0
     assert len(survivor.ranks()) == 2
+
+
+def test_rank_stopped_and_a_whole_runtime_paused(fleet: Fleet, tmp_path: Path) -> None:
+    with run_runtime(fleet.compiler, tmp_path, "--min-step-timeout=1") as process:
+        process.load(fleet.story)
+
+        # As `docker pause` does: nothing hangs.
+        stream = process.generation.Generate(token_request("d", PROMPT, 200, temperature=0.0), timeout=60)
+        events = [next(stream)]
+        ranks = process.ranks()
+        everyone = [*process.processes(), *ranks]
+        for one in everyone:
+            one.suspend()
+        time.sleep(3)
+        for one in everyone:
+            one.resume()
+        events += stream
+        assert tokens_of(events)[:20] == fleet.expected[fleet.story]
+        assert process.ranks() == ranks
+
+        stream = process.generation.Generate(token_request("d", [9], 240, temperature=0.0), timeout=60)
+        next(stream)
+        ranks[1].suspend()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+        assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "RANK_HUNG")
+        assert "rank 1 hung" in caught.value.details()
+        process.wait_for("READY")
+        assert assert_serves(process, fleet) == fleet.story
+        assert not set(process.ranks()) & set(ranks)
 
 
 @pytest.mark.parametrize("stage", stages("SWAP", of=("VERIFY", "MAP", "SWAP")))

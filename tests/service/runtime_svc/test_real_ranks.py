@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 import grpc
-import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -18,16 +17,14 @@ from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 from safetensors import safe_open
 
-from bundle.oci import WEIGHTS_TYPE
-from bundle.writer import BundleWriter
 from compiler_svc.lower.pool import LoweringPool
 from execution.executors.executor import load_executor
 from execution.forkserver.client import ForkserverClient
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from targets.cpu import EXPORTED_PROGRAM
 from tests.processes import is_rank, note_others, own_children
 from tests.ranks.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
+from tests.ranks.toy_publishing import publish_toy
 from tests.servers.runtime import Runtime, raises, serve_runtime, token_request, tokens_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -54,20 +51,9 @@ async def real(tmp_path_factory: pytest.TempPathFactory, toy: ToyBundle) -> Asyn
         captures = f"--capture-directory={tmp_path_factory.mktemp('captures')}"
         async with serve_runtime(tmp_path_factory.mktemp("runtime"), captures, start_ranks=start_ranks) as served:
             for name, seed in (("story", 0), ("other", 1)):
-                served.bundles.names[name] = publish_toy(served, toy, seed)
+                served.bundles.names[name] = publish_toy(served.store, toy, seed)
             await served.load("story")
             yield served
-
-
-def publish_toy(served: Runtime, toy: ToyBundle, seed: int) -> str:
-    writer = BundleWriter(served.store)
-    for executable in toy.manifest.executables:
-        writer.add_blob(toy.blobs[executable.blob], EXPORTED_PROGRAM.media_type, f"executables/{executable.tag}")
-    weights = writer.add_blob(toy.weights[seed], WEIGHTS_TYPE, "weights/tp0_sharded_checkpoint.safetensors")
-    (weight_set,) = toy.manifest.weight_sets
-    shard = msgspec.structs.replace(weight_set.shards[0], blob=weights.digest, size_bytes=weights.size_bytes)
-    weight_sets = (msgspec.structs.replace(weight_set, shards=(shard,)),)
-    return writer.publish(msgspec.structs.replace(toy.manifest, weight_sets=weight_sets))
 
 
 def greedy(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], list[float]]:
@@ -170,7 +156,7 @@ async def test_weights_are_swapped_under_running_requests(real: Runtime) -> None
 async def test_weights_that_a_rank_cannot_map_leave_the_old_ones_serving(real: Runtime, toy: ToyBundle) -> None:
     broken = dataclasses.replace(toy, weights={0: toy.weights[0].with_name("broken.safetensors")})
     broken.weights[0].write_bytes(toy.weights[0].read_bytes()[:100])
-    real.bundles.names["broken"] = publish_toy(real, broken, 0)
+    real.bundles.names["broken"] = publish_toy(real.store, broken, 0)
     async with raises("FAILED_PRECONDITION", "WEIGHTS_INVALID"):
         await real.load_weights("broken")
     assert await generate(real, [3, 9, 4], 8) == greedy([3, 9, 4], 8)[0]

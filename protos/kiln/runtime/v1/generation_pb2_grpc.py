@@ -68,8 +68,8 @@ class GenerationServiceServicer:
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
         a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
         ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL with RetryInfo, UNAVAILABLE/RANK_DIED,
-        UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
-        where the terminal event comes shortly before the call's deadline.
+        UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and
+        DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

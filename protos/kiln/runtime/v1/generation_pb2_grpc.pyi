@@ -40,8 +40,8 @@ class GenerationServiceStub:
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
     a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
     ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL with RetryInfo, UNAVAILABLE/RANK_DIED,
-    UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
-    where the terminal event comes shortly before the call's deadline.
+    UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and
+    DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends a running or queued request; answers after its slots are free.
@@ -68,8 +68,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
     a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
     ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL with RetryInfo, UNAVAILABLE/RANK_DIED,
-    UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
-    where the terminal event comes shortly before the call's deadline.
+    UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and
+    DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a running or queued request; answers after its slots are free.
@@ -99,8 +99,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
         a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
         ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL with RetryInfo, UNAVAILABLE/RANK_DIED,
-        UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
-        where the terminal event comes shortly before the call's deadline.
+        UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and
+        DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
         """
 
     @_abc_1.abstractmethod

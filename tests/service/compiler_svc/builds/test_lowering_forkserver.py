@@ -54,3 +54,17 @@ async def test_lowerings_end_with_their_forkserver_and_the_next_build_has_anothe
         await wait_until_gone(lowering)
         assert another.is_running()
     await wait_until_gone(another)
+
+
+async def test_a_stopped_forkserver_of_lowerings_is_replaced(home: Path) -> None:
+    async with run_compiler(home, "--build-idle-timeout=8") as compiler:
+        operation = await begin_compile(compiler)
+        (await wait_for(compiler, "kiln-lowerings")).suspend()
+        refused = read_refusal((await compiler.client.finish(operation)).error)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "LOWERING_FAILED")
+        assert "ended with the process that it was forked from" in refused.message
+
+        operation = await begin_compile(compiler)
+        lowering = await wait_for(compiler, "kiln-lowering")
+        await compiler.client.cancel(operation.name)
+        await wait_until_gone(lowering)

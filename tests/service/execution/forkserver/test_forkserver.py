@@ -164,6 +164,48 @@ async def test_a_forkserver_that_dies_and_another_one(forkserver: Forkserver) ->
     await process.end()
 
 
+async def test_a_stopped_forkserver_is_ended_and_another_takes_its_place() -> None:
+    with contextlib.closing(Forkserver("stopped", NOTHING, patience_s=0.5)) as forkserver:
+        process, seen = await started(forkserver)
+        first = seen.parent()
+        assert first is not None
+        await asyncio.sleep(1)
+        assert seen.parent() == first, "one that answers lives on"
+        first.suspend()
+        asked = forkserver.start(NOTHING, name="two")
+        async with asyncio.timeout(20):
+            assert await asked.wait() is None
+            assert await process.wait() is None
+        assert process.forkserver_exit_code == -signal.SIGKILL
+        assert not lives(seen)
+        assert (await run(forkserver, NOTHING))[0] == 0
+
+
+async def test_a_stopped_forkserver_that_another_one_forked() -> None:
+    with (
+        contextlib.closing(Forkserver("parent", NOTHING)) as parent,
+        contextlib.closing(Forkserver("child", NOTHING, parent=parent, patience_s=0.5)) as forkserver,
+    ):
+        process, seen = await started(forkserver)
+        first = seen.parent()
+        assert first is not None
+        first.suspend()
+        async with asyncio.timeout(20):
+            assert await process.wait() is None
+        assert not lives(seen)
+        assert (await run(forkserver, NOTHING))[0] == 0
+
+
+async def test_a_forkserver_that_loads_has_as_long_as_it_computes() -> None:
+    load = execute("import time; end = time.process_time() + 1\nwhile time.process_time() < end: pass")
+    with contextlib.closing(Forkserver("loading", load, patience_s=0.3)) as forkserver:
+        assert (await run(forkserver, NOTHING))[0] == 0
+    with contextlib.closing(Forkserver("waiting", FOREVER, patience_s=0.5)) as forkserver:
+        asked = forkserver.start(NOTHING, name="one")
+        async with asyncio.timeout(20):
+            assert await asked.wait() is None
+
+
 @pytest.mark.parametrize("load", [Call("no_such_module:load"), execute("raise SystemExit(1)")])
 async def test_a_forkserver_that_cannot_load(load: Call) -> None:
     with contextlib.closing(Forkserver("broken", load)) as forkserver:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundle.errors import BlobCorrupt
-from execution.errors import RankDied, StepFailed, WeightsInvalid
+from execution.errors import RankDied, RankHung, StepFailed, WeightsInvalid
 from execution.step import Step
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.operations import MAX_OPERATIONS, InFlightPolicy
@@ -186,9 +186,40 @@ async def test_withdrawn_swap_discards_what_was_staged(start_engine: StartEngine
     assert harness.engine.weight_epoch == 1
 
 
+@pytest.mark.parametrize("policy", InFlightPolicy)
+async def test_operations_that_abort_give_a_step_less_time(
+    start_engine: StartEngine, shards: dict[int, Path], policy: InFlightPolicy
+) -> None:
+    harness = await start_engine()
+    harness.submit([5], max_new_tokens=3)
+    await hold(harness)
+    begin = (harness.engine.reset_kv_cache(policy), harness.engine.stage_weights(shards, policy))
+    tasks = [asyncio.create_task(one) for one in begin]
+    await asyncio.sleep(0)
+    assert harness.ranks.num_hurrying == (2 if policy is InFlightPolicy.ABORT else 0)
+    tasks.append(await swap(harness, shards, policy))
+    harness.ranks.gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert harness.ranks.num_hurrying == 0
+
+
+async def test_hung_ranks_are_restarted_and_counted(start_engine: StartEngine) -> None:
+    harness = await start_engine()
+    running = harness.submit([5], max_new_tokens=40)
+    await hold(harness)
+    reset = asyncio.create_task(harness.engine.reset_kv_cache(InFlightPolicy.ABORT))
+    await asyncio.sleep(0)
+    hung = RankHung(0, "RunStep", 3.0, "is stopped")
+    harness.ranks.die(hung)
+    assert finished_of(await collect(running)).finish.error is hung
+    assert (await reset).affected_sequences == 0
+    statistics = harness.engine.scheduler.statistics
+    assert (statistics.rank_hangs, statistics.rank_restarts) == (1, 1)
+
+
 async def test_weights_that_cannot_be_staged_leave_nothing(start_engine: StartEngine, tmp_path: Path) -> None:
     harness = await start_engine()
-    staging = asyncio.create_task(harness.engine.stage_weights({0: tmp_path / "nothing"}))
+    staging = asyncio.create_task(harness.engine.stage_weights({0: tmp_path / "nothing"}, InFlightPolicy.WAIT))
     await asyncio.sleep(0)
     staging.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -196,7 +227,7 @@ async def test_weights_that_cannot_be_staged_leave_nothing(start_engine: StartEn
     assert harness.ranks.num_discarded == 1
     harness.ranks.stage_failure = WeightsInvalid("nothing", "too short")
     with pytest.raises(WeightsInvalid):
-        await harness.engine.stage_weights({0: tmp_path / "nothing"})
+        await harness.engine.stage_weights({0: tmp_path / "nothing"}, InFlightPolicy.WAIT)
     assert harness.ranks.num_discarded == 2
 
 

@@ -1,0 +1,149 @@
+"""Ranks that do not answer: stopped by a signal, or in a step that never returns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from execution.errors import RankHung
+from execution.ranks.forkservers import RankForkservers
+from execution.ranks.group import RankGroup
+from execution.ranks.watchdog import BUSY_FACTOR, HURRY_DIVISOR
+from targets.cpu import EXPORTED_PROGRAM
+from tests.ranks.hanging import Hang, hanging_forkserver
+from tests.ranks.toy import ToyBundle
+from tests.ranks.toy_bundles import MakeToy
+from tests.ranks.toy_groups import PREFILL, rank_processes, start
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TIMEOUT_S = 0.6
+
+
+@pytest.fixture(scope="module")
+def eager(toy: MakeToy) -> ToyBundle:
+    return toy("logits", 0)
+
+
+@pytest.fixture(scope="module")
+def pair(toy: MakeToy) -> ToyBundle:
+    return toy("logits", 0, 2)
+
+
+@asynccontextmanager
+async def watched(
+    bundle: ToyBundle, forkservers: RankForkservers, timeout_s: float = TIMEOUT_S
+) -> AsyncIterator[tuple[RankGroup, list[psutil.Process]]]:
+    """A loaded group and its processes in rank order, which are gone afterwards."""
+    before = rank_processes()
+    group = await start(bundle.manifest, bundle.blobs, forkservers, [], min_step_timeout_s=timeout_s)
+    processes = sorted(rank_processes() - before, key=lambda process: process.pid)
+    try:
+        await group.load()
+        yield group, processes
+    finally:
+        await group.close()
+        assert not any(process.is_running() for process in processes)
+
+
+async def time_hang(call: Awaitable[object]) -> tuple[RankHung, float]:
+    """The error of a call that hangs, and the seconds until it came."""
+    begun_s = time.perf_counter()
+    with pytest.raises(RankHung) as caught:
+        async with asyncio.timeout(30):
+            await call
+    return caught.value, time.perf_counter() - begun_s
+
+
+async def test_a_stopped_rank_ends_its_group(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    async with watched(eager, forkservers) as (group, (process,)):
+        await group.run(PREFILL)
+        process.suspend()
+        hung, waited_s = await time_hang(group.run(PREFILL))
+        assert (hung.rank, hung.reason, hung.metadata["call"]) == (0, "RANK_HUNG", "RunStep")
+        assert "the rank is stopped" in str(hung)
+        assert TIMEOUT_S <= waited_s < 10 * TIMEOUT_S
+        assert await group.died is hung
+        for late in (group.run(PREFILL), group.zero_state(None), group.stage_weights({0: eager.weights[1]})):
+            with pytest.raises(RankHung):
+                await late
+
+
+CALLS: dict[str, Callable[[RankGroup, ToyBundle], Awaitable[object]]] = {
+    "WarmUp": lambda group, _: group.warm_up(),
+    "ZeroState": lambda group, _: group.zero_state(None),
+    "StageWeights": lambda group, bundle: group.stage_weights({0: bundle.weights[1]}),
+    "SwapWeights": lambda group, _: group.swap_weights(),
+    "DiscardStaged": lambda group, _: group.discard_staged(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_rank_that_is_stopped_in_another_call(
+    eager: ToyBundle, forkservers: RankForkservers, call: str
+) -> None:
+    async with watched(eager, forkservers) as (group, (process,)):
+        process.suspend()
+        hung, _ = await time_hang(CALLS[call](group, eager))
+        assert hung.metadata["call"] == call
+
+
+async def test_the_stopped_one_of_two_ranks_is_named(pair: ToyBundle, forkservers: RankForkservers) -> None:
+    async with watched(pair, forkservers) as (group, processes):
+        await group.run(PREFILL)
+        processes[1].suspend()
+        hung, _ = await time_hang(group.run(PREFILL))
+        assert hung.rank == 1
+        assert "is stopped" in str(hung)
+
+
+async def test_a_rank_that_goes_on_is_left_alone(eager: ToyBundle, forkservers: RankForkservers) -> None:
+    async with watched(eager, forkservers, 2.0) as (group, (process,)):
+        for _ in range(2):
+            process.suspend()
+            step = asyncio.create_task(group.run(PREFILL))
+            await asyncio.sleep(0.8)
+            assert not step.done()
+            process.resume()
+            await step
+        # Neither does a rank hang that owes no answer.
+        process.suspend()
+        await asyncio.sleep(2.6)
+        assert process.is_running()
+        process.resume()
+        await group.run(PREFILL)
+        assert not group.died.done()
+
+
+@pytest.mark.parametrize(("hang", "factor"), [("sleeping", 1), ("computing", BUSY_FACTOR)])
+async def test_a_step_that_never_returns(eager: ToyBundle, hang: Hang, factor: int) -> None:
+    """A rank that computes gets ten times as long, and a tenth of all that if an operation is in a hurry."""
+    with hanging_forkserver(EXPORTED_PROGRAM.name, hang) as forkserver:
+        for divisor in (1, HURRY_DIVISOR):
+            group = await RankGroup.start(
+                eager.manifest,
+                eager.blobs,
+                num_threads=1,
+                log_sink=lambda _rank, _line: None,
+                open_forkserver=lambda *_: forkserver,
+                min_step_timeout_s=TIMEOUT_S,
+            )
+            try:
+                await group.load()
+                await group.warm_up()
+                step = group.run(PREFILL)
+                if divisor == 1:
+                    hung, waited_s = await time_hang(step)
+                else:
+                    with group.hurry():
+                        hung, waited_s = await time_hang(step)
+            finally:
+                await group.close()
+            limit_s = TIMEOUT_S * factor / divisor
+            assert limit_s <= waited_s < limit_s + 5 * TIMEOUT_S
+            assert ("computes without end" in str(hung)) == (hang == "computing")
