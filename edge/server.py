@@ -22,6 +22,7 @@ from edge.drain import RunningCalls
 from edge.errors import AddressUnavailable
 from edge.health import OVERALL, Health
 from edge.metrics import MetricRow
+from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
 
@@ -37,9 +38,10 @@ class StatusInterceptor(SurroundingInterceptor):
 
     decodes_inside = True
 
-    def __init__(self, table: StatusTable) -> None:
-        """Takes the service's error classes and their codes."""
+    def __init__(self, table: StatusTable, request_limit: Callable[[], RequestLimit] | None = None) -> None:
+        """Takes the service's error classes and their codes, and what returns the size of the largest request."""
         self._table = {**EDGE_STATUSES, **table}
+        self.request_limit = request_limit
 
     def surround(self, method: str) -> Surroundings:  # noqa: ARG002 - it is the same for every method
         """Renders the errors of every call."""
@@ -88,6 +90,7 @@ class EdgeServer:
         register: Callable[[grpc.aio.Server], None],
         always_serving: Sequence[str] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        request_limit: Callable[[], RequestLimit] | None = None,
     ) -> None:
         """Builds the server; call it on the running event loop.
 
@@ -98,6 +101,8 @@ class EdgeServer:
             register: Adds the servicers to the server.
             always_serving: Services that stay SERVING, and take calls, while the server drains.
             interceptors: More of them, around what renders errors.
+            request_limit: Returns the size of the largest request that the server takes now; None leaves the limit to
+                `config`.
         """
         self._config = config
         self._access_log = AccessLogInterceptor()
@@ -105,7 +110,7 @@ class EdgeServer:
         self.metrics_port: int | None = None
         self._calls = RunningCalls(services, never_refused=always_serving)
         self._server = grpc.aio.server(
-            interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table), self._calls),
+            interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table, request_limit), self._calls),
             options=config.channel_options(),
         )
         register(self._server)

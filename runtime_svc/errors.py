@@ -72,14 +72,13 @@ class PromptTooLong(RuntimeServiceError):
 
     reason = "PROMPT_TOO_LONG"
 
-    def __init__(self, field: str, num_tokens: int, max_tokens: int) -> None:
-        violation = FieldViolation(field, f"{num_tokens} tokens", f"at most {max_tokens} tokens")
+    def __init__(self, field: str, size: int, limit: int, unit: str = "tokens") -> None:
+        violation = FieldViolation(field, f"{size} {unit}", f"at most {limit} {unit}")
         super().__init__(
             f"the prompt is too long: {violation}",
             violations=(violation,),
             field=field,
-            num_tokens=num_tokens,
-            max_tokens=max_tokens,
+            **{f"num_{unit}": size, f"max_{unit}": limit},
         )
 
 

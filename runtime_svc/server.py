@@ -73,6 +73,7 @@ class RuntimeServer:
             register=register,
             always_serving=(CONTROL_SERVICE,),
             interceptors=interceptors,
+            request_limit=deployments.request_limit,
         )
         self._drain_timeout_s = settings.edge.drain_timeout_s
         self._reconciler = reconciler

@@ -20,6 +20,7 @@ from runtime_svc.text.prompt import (
     ChatPrompt,
     ContentPart,
     Prompt,
+    PromptSize,
     TextPrompt,
     TokenPrompt,
     ToolCall,
@@ -66,6 +67,18 @@ def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt |
         case "token_ids" if isinstance(request, pb.GenerateRequest):
             return TokenPrompt(tuple(request.token_ids.ids))
     return None
+
+
+def prompt_size_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> PromptSize:
+    """Measures the prompt without a look at its messages or ids."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return PromptSize("text", len(request.text.encode()))
+        case "chat":
+            return PromptSize("chat", request.chat.ByteSize(), len(request.chat.messages))
+        case "token_ids" if isinstance(request, pb.GenerateRequest):
+            return PromptSize("token_ids", request.token_ids.ByteSize(), len(request.token_ids.ids))
+    return PromptSize("", 0)
 
 
 def event_to_pb(event: Event) -> pb.GenerateResponse:
