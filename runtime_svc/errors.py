@@ -13,6 +13,7 @@ KilnError
 │   ├── QueueFull
 │   ├── RequestAborted
 │   ├── DeadlineExceeded
+│   ├── NumericsInvalid             a request whose logits are NaN or infinite
 │   ├── ShuttingDown
 │   ├── CoresUnavailable
 │   ├── MemoryUnavailable
@@ -164,6 +165,19 @@ class DeadlineExceeded(RuntimeServiceError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request {request_id!r} met its deadline", request_id=request_id)
+
+
+class NumericsInvalid(RuntimeServiceError):
+    """A request whose logits are NaN or infinite: its prompt makes the model's numbers overflow, or weights are NaN."""
+
+    reason = "NUMERICS_INVALID"
+
+    def __init__(self, request_id: str, num_tokens: int) -> None:
+        super().__init__(
+            f"the logits of request {request_id!r} are NaN or infinite after {num_tokens} tokens, prompt included",
+            request_id=request_id,
+            num_tokens=num_tokens,
+        )
 
 
 class ShuttingDown(RuntimeServiceError):

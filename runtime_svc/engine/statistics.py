@@ -42,5 +42,7 @@ class EngineStatistics:
         #: Tokens that rows of each executable computed, and those that its static shape wasted on them.
         self.computed_tokens: Counter[BucketKey] = Counter()
         self.padding_tokens: Counter[BucketKey] = Counter()
+        #: Requests whose logits were NaN or infinite.
+        self.invalid_requests = 0
         #: How often dead ranks were replaced.
         self.rank_restarts = 0
