@@ -9,6 +9,7 @@ EdgeError
 ├── LogFileInvalid            a log file that cannot be written
 ├── TracingUnavailable        an endpoint for traces without the extra that exports them
 ├── RequestMalformed          bytes that do not parse as the method's request
+├── ClientStalled             a stream whose client has not read for too long
 ├── RequestTooLarge           a request that is larger than any that the server takes now
 └── ShuttingDown              a new call while the server drains
 
@@ -107,6 +108,15 @@ class RequestMalformed(EdgeError):
 
     def __init__(self) -> None:
         super().__init__("the request is no message of the type that this method takes")
+
+
+class ClientStalled(EdgeError):
+    """A stream whose client has not read for too long."""
+
+    reason = "CLIENT_STALLED"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the client has read nothing for {timeout_s:g} s", timeout_s=timeout_s)
 
 
 class RequestTooLarge(EdgeError):

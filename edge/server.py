@@ -26,6 +26,9 @@ from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
 
+#: How long a handler waits until gRPC has taken its status, which comes behind responses that no one reads.
+STATUS_TIMEOUT_S: Final = 1.0
+
 _log = structlog.get_logger("edge")
 
 
@@ -67,7 +70,12 @@ class StatusInterceptor(SurroundingInterceptor):
             rendered = rpc_status.to_status(status)
             # Aborting replaces the trailing metadata that the call has so far.
             metadata = (*rendered.trailing_metadata, *(context.trailing_metadata() or ()))
-            await context.abort(rendered.code, rendered.details, metadata)
+            try:
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    await context.abort(rendered.code, rendered.details, metadata)
+            except TimeoutError:
+                # gRPC goes on sending it; the handler ends, so that a client that does not read holds nothing here.
+                raise grpc.aio.AbortError from None
 
 
 __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]
@@ -108,7 +116,7 @@ class EdgeServer:
         self._access_log = AccessLogInterceptor()
         #: Port of the metrics; None if they are not served.
         self.metrics_port: int | None = None
-        self._calls = RunningCalls(services, never_refused=always_serving)
+        self._calls = RunningCalls(services, never_refused=always_serving, stall_timeout_s=config.stall_timeout_s)
         self._server = grpc.aio.server(
             interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table, request_limit), self._calls),
             options=config.channel_options(),
@@ -145,9 +153,19 @@ class EdgeServer:
 
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
-        ended = self._access_log.ended
-        labels = ("method", "code")
-        return [MetricRow("kiln:calls", "counter", "Calls that have ended", labels, lambda: list(ended.items()))]
+        ended, stalled = self._access_log.ended, self._calls.stalled
+        return [
+            MetricRow(
+                "kiln:calls", "counter", "Calls that have ended", ("method", "code"), lambda: list(ended.items())
+            ),
+            MetricRow(
+                "kiln:stalled_calls",
+                "counter",
+                "Calls that ended because their clients did not read",
+                ("method",),
+                lambda: [((method,), count) for method, count in list(stalled.items())],
+            ),
+        ]
 
     def set_serving(self, service: str, serving: bool) -> None:
         """Sets the health of one service, or of the server as a whole (`""`). Has no effect once the server drains."""

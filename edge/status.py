@@ -23,7 +23,7 @@ from bundle.errors import (
     ManifestInvalid,
     RefInvalid,
 )
-from edge.errors import RequestMalformed, RequestTooLarge, ShuttingDown
+from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown
 
 DOMAIN: Final = "kiln"
 #: The reason of errors that clients are told nothing about.
@@ -50,6 +50,7 @@ BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
 EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
+        ClientStalled: grpc.StatusCode.ABORTED,
         RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
         ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     }

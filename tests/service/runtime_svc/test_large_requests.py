@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
 
+from runtime_svc.wire.generation import MAX_LIST, call_from_pb
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, token_request, tokens_of
 
@@ -150,6 +151,16 @@ async def test_large_prompts_are_converted_and_checked_in_threads(
         await served.generation.Generate(chat).read()
     assert threads
     assert on_loop not in threads
+
+
+async def test_stop_tokens_beyond_any_limit_are_not_converted(served: Runtime) -> None:
+    await served.deploy("long", prompt_buckets=(32768,), token_buckets=(32768,))
+    request = token_request([5], deployment_id="long")
+    request.stop.stop_token_ids.extend([5] * 100_000)
+    assert len(call_from_pb(request, request_id="one").stop_token_ids) == MAX_LIST
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await served.generation.Generate(request).read()
+    assert fields_of(caught[0]) == ["stop.stop_token_ids"]
 
 
 async def test_ids_of_more_than_a_sequence_are_not_turned_into_text(served: Runtime) -> None:
