@@ -56,6 +56,7 @@ class EdgeConfig:
         drain_timeout_s: How long running calls may take to finish once the server drains.
         max_connection_age_s: Age at which the server asks a client to connect anew, give or take a tenth; calls that
             run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
+        stall_timeout_s: How long a stream waits for a client that does not read; the call ends then.
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
         metrics_address: `host:port` of the metrics; None serves none.
@@ -72,6 +73,7 @@ class EdgeConfig:
     min_ping_interval_s: float = 10.0
     drain_timeout_s: float = 30.0
     max_connection_age_s: float = 3600.0
+    stall_timeout_s: float = 30.0
     tls: TlsConfig | None = None
     allow_insecure: bool = False
     metrics_address: str | None = None

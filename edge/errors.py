@@ -9,6 +9,8 @@ EdgeError
 ├── LogFileInvalid            a log file that cannot be written
 ├── TracingUnavailable        an endpoint for traces without the extra that exports them
 ├── RequestMalformed          bytes that do not parse as the method's request
+├── ClientStalled             a stream whose client has not read for too long
+├── RequestTooLarge           a request that is larger than any that the server takes now
 └── ShuttingDown              a new call while the server drains
 
 A starting server raises the first seven; clients never see them.
@@ -106,6 +108,27 @@ class RequestMalformed(EdgeError):
 
     def __init__(self) -> None:
         super().__init__("the request is no message of the type that this method takes")
+
+
+class ClientStalled(EdgeError):
+    """A stream whose client has not read for too long."""
+
+    reason = "CLIENT_STALLED"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the client has read nothing for {timeout_s:g} s", timeout_s=timeout_s)
+
+
+class RequestTooLarge(EdgeError):
+    """A request that is larger than any that the server takes now."""
+
+    reason = "REQUEST_TOO_LARGE"
+
+    def __init__(self, size: int, limit: int, unit: str) -> None:
+        violation = FieldViolation("request", f"{size} {unit}", f"at most {limit} {unit}")
+        super().__init__(
+            f"the request is too large: {violation}", violations=(violation,), size=size, limit=limit, unit=unit
+        )
 
 
 class ShuttingDown(EdgeError):

@@ -126,6 +126,7 @@ SERVER_OPTIONS: Final = (
         "time after which clients are asked to connect anew; running calls finish",
         default=3600.0,
     ),
+    Option("stall-timeout", SECONDS, "time after which a stream whose client does not read is ended", default=30.0),
     Option("metrics-address", ADDRESS, "where to serve metrics for Prometheus, over HTTP", default_text="nowhere"),
     Option(
         "trace-endpoint",
@@ -171,6 +172,7 @@ def read_edge_config(options: Any) -> EdgeConfig:
         allow_insecure=options.allow_insecure,
         drain_timeout_s=options.drain_timeout,
         max_connection_age_s=options.max_connection_age,
+        stall_timeout_s=options.stall_timeout,
         metrics_address=options.metrics_address,
         trace_endpoint=options.trace_endpoint,
     )

@@ -23,8 +23,12 @@ from edge.drain import RunningCalls
 from edge.errors import AddressUnavailable
 from edge.health import OVERALL, Health
 from edge.metrics import MetricRow
+from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
 from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
+
+#: How long a handler waits until gRPC has taken its status, which comes behind responses that no one reads.
+STATUS_TIMEOUT_S: Final = 1.0
 
 _log = structlog.get_logger("edge")
 
@@ -39,9 +43,10 @@ class StatusInterceptor(SurroundingInterceptor):
 
     decodes_inside = True
 
-    def __init__(self, table: StatusTable) -> None:
-        """Takes the service's error classes and their codes."""
+    def __init__(self, table: StatusTable, request_limit: Callable[[], RequestLimit] | None = None) -> None:
+        """Takes the service's error classes and their codes, and what returns the size of the largest request."""
         self._table = {**EDGE_STATUSES, **table}
+        self.request_limit = request_limit
 
     def surround(self, method: str) -> Surroundings:  # noqa: ARG002 - it is the same for every method
         """Renders the errors of every call."""
@@ -70,7 +75,12 @@ class StatusInterceptor(SurroundingInterceptor):
             rendered = rpc_status.to_status(status)
             # Aborting replaces the trailing metadata that the call has so far.
             metadata = (*rendered.trailing_metadata, *(context.trailing_metadata() or ()))
-            await context.abort(rendered.code, rendered.details, metadata)
+            try:
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    await context.abort(rendered.code, rendered.details, metadata)
+            except TimeoutError:
+                # gRPC goes on sending it; the handler ends, so that a client that does not read holds nothing here.
+                raise grpc.aio.AbortError from None
 
 
 __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]
@@ -93,6 +103,7 @@ class EdgeServer:
         register: Callable[[grpc.aio.Server], None],
         always_serving: Sequence[str] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        request_limit: Callable[[], RequestLimit] | None = None,
     ) -> None:
         """Builds the server; call it on the running event loop.
 
@@ -103,14 +114,16 @@ class EdgeServer:
             register: Adds the servicers to the server.
             always_serving: Services that stay SERVING, and take calls, while the server drains.
             interceptors: More of them, around what renders errors.
+            request_limit: Returns the size of the largest request that the server takes now; None leaves the limit to
+                `config`.
         """
         self._config = config
         self._access_log = AccessLogInterceptor()
         #: Port of the metrics; None if they are not served.
         self.metrics_port: int | None = None
-        self._calls = RunningCalls(services, never_refused=always_serving)
+        self._calls = RunningCalls(services, never_refused=always_serving, stall_timeout_s=config.stall_timeout_s)
         self._server = grpc.aio.server(
-            interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table), self._calls),
+            interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table, request_limit), self._calls),
             options=config.channel_options(),
         )
         register(self._server)
@@ -145,9 +158,19 @@ class EdgeServer:
 
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
-        ended = self._access_log.ended
-        labels = ("method", "code")
-        return [MetricRow("kiln:calls", "counter", "Calls that have ended", labels, lambda: list(ended.items()))]
+        ended, stalled = self._access_log.ended, self._calls.stalled
+        return [
+            MetricRow(
+                "kiln:calls", "counter", "Calls that have ended", ("method", "code"), lambda: list(ended.items())
+            ),
+            MetricRow(
+                "kiln:stalled_calls",
+                "counter",
+                "Calls that ended because their clients did not read",
+                ("method",),
+                lambda: [((method,), count) for method, count in list(stalled.items())],
+            ),
+        ]
 
     def set_serving(self, service: str, serving: bool) -> None:
         """Sets the health of one service, or of the server as a whole (`""`). Has no effect once the server drains."""

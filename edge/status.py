@@ -25,7 +25,7 @@ from bundle.errors import (
     RefInvalid,
     ResourcesShort,
 )
-from edge.errors import RequestMalformed, ShuttingDown
+from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown
 
 DOMAIN: Final = "kiln"
 #: The reason of errors that clients are told nothing about.
@@ -54,6 +54,8 @@ BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
 EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
+        ClientStalled: grpc.StatusCode.ABORTED,
+        RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
         ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     }
 )

@@ -106,11 +106,15 @@ class StepInvalid(ExecutionError):
 
 
 class StepFailed(ExecutionError):
-    """An executable that raised while it ran. State may be half written."""
+    """An executable that raised while it ran. State may be half written.
+
+    `detail` goes to clients, so it holds nothing that the executable raised: that names files and lines of generated
+    code. The rank's log has it, as the cause of this error.
+    """
 
     reason = "STEP_FAILED"
 
-    def __init__(self, tag: str, detail: str) -> None:
+    def __init__(self, tag: str, detail: str = "the log of its rank says why") -> None:
         super().__init__(f"step of {tag} failed: {detail}", tag=tag, detail=detail)
 
 
@@ -148,8 +152,8 @@ class RankFailed(ExecutionError):
 
     reason = "RANK_FAILED"
 
-    def __init__(self, rank: int, detail: str) -> None:
-        super().__init__(f"rank {rank} failed: {detail}", rank=rank, detail=detail)
+    def __init__(self, rank: int, error: str) -> None:
+        super().__init__(f"rank {rank} failed: {error}, see its log", rank=rank, error=error)
 
 
 class RankLost(ExecutionError):

@@ -6,6 +6,9 @@ the host after one. Rows are independent: a row's token depends on its own logit
 `sample` takes whole rows of logits. If the vocabulary is divided among ranks, callers use the functions inside it: each
 rank takes the top of its part, the ranks join the tops, and the token is drawn from the joined top. Equal logits give
 equal tokens both ways.
+
+A row whose logits are no numbers gets INVALID_ROW in place of a token. They are replaced before they reach arithmetic
+that makes an index, so that the row fails no other one.
 """
 
 from __future__ import annotations
@@ -13,13 +16,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bundle.abi.outputs import INVALID_ROW
+
 #: Weights are summed as integer multiples of this, so that the sum does not depend on how the vocabulary is divided.
 _WEIGHT_UNIT = 2.0**-40
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token of each row; of equally likely ones, that with the lowest id: logits [N, V] to int32 [N]."""
+    """The likeliest token of each row; of equally likely ones, that with the lowest id.
+
+    Args:
+        logits: [N, V].
+
+    Returns:
+        int32 [N]; INVALID_ROW where the logits are no numbers.
+    """
+    return mark_invalid(find_likeliest(logits), is_valid(logits))
+
+
+def find_likeliest(logits: Tensor) -> Tensor:
+    """As `greedy`, for logits that are valid: [N, V] to int32 [N]."""
     return logits.argmax(dim=-1).to(torch.int32)
+
+
+def is_valid(logits: Tensor) -> Tensor:
+    """Tells which rows have numbers: none is NaN or infinite, but for what negative infinity excludes.
+
+    Args:
+        logits: [N, M].
+
+    Returns:
+        bool [N, 1].
+    """
+    # NaN is larger than any number here, wherever it is in the row.
+    return logits.amax(dim=-1, keepdim=True).isfinite()
+
+
+def mark_invalid(tokens: Tensor, valid: Tensor) -> Tensor:
+    """Puts INVALID_ROW in place of the tokens of invalid rows: tokens int32 [N], valid bool [N, 1]."""
+    return torch.where(valid[:, 0], tokens, INVALID_ROW)
 
 
 def sample(logits: Tensor, sampling_params: Tensor, rand: Tensor, global_topk: int) -> Tensor:
@@ -33,10 +68,11 @@ def sample(logits: Tensor, sampling_params: Tensor, rand: Tensor, global_topk: i
         global_topk: Only this many of the likeliest tokens are candidates; 0: all are.
 
     Returns:
-        int32 [N].
+        int32 [N]; INVALID_ROW where the logits are no numbers.
     """
-    ids, weights = candidates(logits, sampling_params, global_topk)
-    return draw(ids, weights, sampling_params, rand)
+    valid = is_valid(logits)
+    ids, weights = candidates(torch.where(valid, logits, 0.0), sampling_params, global_topk)
+    return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
 
 
 def candidates(logits: Tensor, sampling_params: Tensor, global_topk: int) -> tuple[Tensor, Tensor]:
@@ -147,7 +183,7 @@ def pick_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor,
 
     Args:
         logits: [N, V], before temperature, top_k and top_p.
-        tokens: Picked token ids, int32 [N].
+        tokens: Picked token ids, int32 [N]; what they are is open where they are INVALID_ROW.
         num_top: How many of the likeliest to return, K.
 
     Returns:
@@ -155,6 +191,6 @@ def pick_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor,
         log probabilities f32 [N, K].
     """
     logprobs = logits.float().log_softmax(dim=-1)
-    picked = logprobs.gather(-1, tokens.long()[:, None])[:, 0]
+    picked = logprobs.gather(-1, tokens.long().clamp(min=0)[:, None])[:, 0]
     top = logprobs.topk(num_top, dim=-1)
     return picked, top.indices, top.values

@@ -17,7 +17,8 @@ from runtime_svc.capabilities import Capabilities, DefaultSampling
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
-from runtime_svc.text.prompt import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from runtime_svc.request_limits import RequestLimits
+from runtime_svc.text.prompt import ChatMessage, ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.text.tools import ACCEPTED_OBJECT, parse_object
 
 MAX_STOP_STRING_CHARS: Final = 256
@@ -94,6 +95,37 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
         raise RequestInvalid([*invalid, *(violation for violation in unserved if violation.field not in fields)])
     if unserved:
         raise FeatureNotServed(unserved)
+
+
+def check_prompt_size(size: PromptSize, limits: RequestLimits) -> None:
+    """Checks the size of a prompt before it is converted. What passes may still have too many tokens.
+
+    Raises:
+        PromptTooLong: It has more than any prompt that the deployment takes.
+    """
+    match size.field:
+        case "text":
+            bounds = [(size.num_bytes, limits.max_text_bytes, "bytes")]
+        case "chat":
+            bounds = [
+                (size.num_items, limits.max_chat_messages, "messages"),
+                (size.num_bytes, limits.max_chat_bytes, "bytes"),
+            ]
+        case _:
+            bounds = [(size.num_items, limits.max_prompt_ids, "tokens")]
+    for number, limit, unit in bounds:
+        if number > limit:
+            raise PromptTooLong(size.field, number, limit, unit)
+
+
+def check_num_token_ids(field: str, num_ids: int, limits: RequestLimits) -> None:
+    """Checks the number of token ids to be turned into text.
+
+    Raises:
+        RequestInvalid: There are more than in the longest sequence.
+    """
+    if num_ids > limits.max_sequence_ids:
+        raise RequestInvalid([FieldViolation(field, f"{num_ids} ids", f"at most {limits.max_sequence_ids} ids")])
 
 
 def check_prompt(prompt: Prompt | None, capabilities: Capabilities) -> None:

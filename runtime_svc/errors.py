@@ -16,6 +16,7 @@ KilnError
 │   ├── QueueFull
 │   ├── RequestAborted
 │   ├── DeadlineExceeded
+│   ├── NumericsInvalid             a request whose logits are NaN or infinite
 │   ├── ShuttingDown
 │   ├── CoresUnavailable
 │   ├── MemoryUnavailable
@@ -75,14 +76,13 @@ class PromptTooLong(RuntimeServiceError):
 
     reason = "PROMPT_TOO_LONG"
 
-    def __init__(self, field: str, num_tokens: int, max_tokens: int) -> None:
-        violation = FieldViolation(field, f"{num_tokens} tokens", f"at most {max_tokens} tokens")
+    def __init__(self, field: str, size: int, limit: int, unit: str = "tokens") -> None:
+        violation = FieldViolation(field, f"{size} {unit}", f"at most {limit} {unit}")
         super().__init__(
             f"the prompt is too long: {violation}",
             violations=(violation,),
             field=field,
-            num_tokens=num_tokens,
-            max_tokens=max_tokens,
+            **{f"num_{unit}": size, f"max_{unit}": limit},
         )
 
 
@@ -193,6 +193,19 @@ class DeadlineExceeded(RuntimeServiceError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request {request_id!r} met its deadline", request_id=request_id)
+
+
+class NumericsInvalid(RuntimeServiceError):
+    """A request whose logits are NaN or infinite: its prompt makes the model's numbers overflow, or weights are NaN."""
+
+    reason = "NUMERICS_INVALID"
+
+    def __init__(self, request_id: str, num_tokens: int) -> None:
+        super().__init__(
+            f"the logits of request {request_id!r} are NaN or infinite after {num_tokens} tokens, prompt included",
+            request_id=request_id,
+            num_tokens=num_tokens,
+        )
 
 
 class ShuttingDown(RuntimeServiceError):

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -22,7 +23,7 @@ from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.events import Finished
 from runtime_svc.engine.request import Usage
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_pb
+from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_pb, prompt_size_from_pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,7 +48,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         deadline_s = find_deadline(context)
         deployment = self._deployments.get_for_requests(request.deployment_id)
         arrived_ns = time.time_ns()
-        call = call_from_pb(request, request_id=request.request_id or bound_request_id())
+        request_id = request.request_id or bound_request_id()
+        call = await deployment.convert(
+            prompt_size_from_pb(request), request.ByteSize(), partial(call_from_pb, request, request_id=request_id)
+        )
         stream = await deployment.generate(call, deadline_s=deadline_s)
         with conclude_stream(stream, arrived_ns):
             async for event in stream:
@@ -67,14 +71,16 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Turns text or a chat into token ids."""
         describe_call(deployment_id=request.deployment_id)
         deployment = self._deployments.get(request.deployment_id)
-        return pb.TokenizeResponse(token_ids=await deployment.tokenize(prompt_from_pb(request)))
+        size = prompt_size_from_pb(request)
+        prompt = await deployment.convert(size, size.num_bytes, partial(prompt_from_pb, request))
+        return pb.TokenizeResponse(token_ids=await deployment.tokenize(prompt))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Turns token ids into text."""
         describe_call(deployment_id=request.deployment_id)
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
         deployment = self._deployments.get(request.deployment_id)
-        text = await deployment.detokenize(list(request.token_ids), skip_special_tokens=skip)
+        text = await deployment.detokenize(request.token_ids, skip_special_tokens=skip)
         return pb.DetokenizeResponse(text=text)
 
 

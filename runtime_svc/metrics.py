@@ -134,6 +134,12 @@ _ENGINE_METRICS: Final = (
         lambda engine: [((), engine.scheduler.statistics.rank_hangs)],
     ),
     _EngineMetric(
+        "kiln:invalid_requests",
+        "counter",
+        "Requests that ended because their logits were NaN or infinite",
+        lambda engine: [((), engine.scheduler.statistics.invalid_requests)],
+    ),
+    _EngineMetric(
         "kiln:rank_restarts",
         "counter",
         "How often dead ranks were replaced",

@@ -88,6 +88,7 @@ class RuntimeServer:
             register=register,
             always_serving=(CONTROL_SERVICE,),
             interceptors=interceptors,
+            request_limit=deployments.request_limit,
         )
         self._engine = engine
         self._drain_timeout_s = settings.edge.drain_timeout_s

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bundle.abi.inputs import INPUTS
+from bundle.abi.outputs import INVALID_ROW
 from bundle.manifest import DType, Sampling
 from compiler_svc.golden.errors import GoldenMismatch
 from execution.sampling import sample
@@ -60,6 +61,9 @@ class GoldenComparison:
             max_deviation = max(deviation, max_deviation or 0.0)
         if "tokens" in outputs:
             token = int(outputs["tokens"])
+            if token == INVALID_ROW:
+                # The reference of a checkpoint with NaN has none either, and would agree.
+                raise GoldenMismatch(self.tag, position, "logits are NaN or infinite")
             num_ties += self._is_other(token, reference, sampling, tie=2 * tolerance, position=position)
             if "logits" in outputs:
                 # The token was picked from these same logits, so only the arithmetic of picking may differ.

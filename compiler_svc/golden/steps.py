@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bundle.abi.outputs import INVALID_ROW
 from bundle.manifest import Executable, Manifest
 from execution.executors.arguments import make_tensors
 from execution.executors.executor import Executor, load_executor
@@ -90,7 +91,9 @@ class _GroupSteps:
         result = self._runner.run(self._group.run(step))
         outputs = {}
         if "tokens" in returned:
-            outputs["tokens"] = torch.tensor([tokens[0] for tokens in result.tokens], dtype=torch.int32)
+            outputs["tokens"] = torch.tensor(
+                [tokens[0] if tokens else INVALID_ROW for tokens in result.tokens], dtype=torch.int32
+            )
         if result.logits is not None:
             outputs["logits"] = _read(result.logits)
         elif "rank_logits" in result.internal:

@@ -71,7 +71,7 @@ class AotiProgram:
         try:
             return self._library.run(arguments)
         except AotiError as error:
-            raise StepFailed(self._tag, str(error)) from error
+            raise StepFailed(self._tag) from error
 
     def close(self) -> None:
         """Releases the library."""

@@ -82,7 +82,7 @@ class EagerProgram:
         try:
             results: Sequence[Tensor] = self._graph(*self._constants, *arguments)
         except (RuntimeError, IndexError) as error:
-            raise StepFailed(self._tag, str(error)) from error
+            raise StepFailed(self._tag) from error
         return results
 
     def close(self) -> None:

@@ -72,5 +72,5 @@ def _serve(rank: Rank, request: Request, control: socket.socket, number: int) ->
         answer = Failure.of(error)
     except Exception as error:
         logger.exception("%s failed unexpectedly", type(request.call).__name__)
-        answer = Failure.of(RankFailed(number, f"{type(error).__name__}: {error}"))
+        answer = Failure.of(RankFailed(number, type(error).__name__))
     control.sendall(encode(Reply(request.number, answer)))

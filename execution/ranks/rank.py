@@ -128,7 +128,8 @@ class Rank:
             if call.depends_on_previous:
                 if previous_tokens is None:
                     raise StepAborted(call.tag, "the previous step has no tokens")
-                inputs["input_ids"] = previous_tokens.view(inputs["input_ids"].shape)
+                # An invalid row computes any token in vain, until the engine knows.
+                inputs["input_ids"] = previous_tokens.clamp(min=0).view(inputs["input_ids"].shape)
             outputs = self._executor.run(call.tag, inputs)
         for name, view in views.internal.items():
             view[self._launch.rank].copy_(outputs[name])

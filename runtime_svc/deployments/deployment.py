@@ -7,9 +7,19 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bundle.errors import FieldViolation, KilnError
-from runtime_svc.admission import GenerationCall, admit, check_call, check_prompt, check_token_ids, prompt_field
+from runtime_svc.admission import (
+    GenerationCall,
+    admit,
+    check_call,
+    check_num_token_ids,
+    check_prompt,
+    check_prompt_size,
+    check_token_ids,
+    prompt_field,
+)
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
@@ -22,10 +32,13 @@ from runtime_svc.engine.request import Request
 from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, RequestInvalid
+from runtime_svc.request_limits import RequestLimits
 from runtime_svc.text.chat_template import ChatTemplateError
 from runtime_svc.text.codec import TextCodec
-from runtime_svc.text.prompt import Prompt, prompt_size
+from runtime_svc.text.prompt import Prompt, PromptSize, prompt_size
 from runtime_svc.text.workers import TextWorkers
+
+ConvertedT = TypeVar("ConvertedT")
 
 
 class DeploymentState(enum.Enum):
@@ -54,6 +67,7 @@ class Serving:
     text: TextCodec
     capabilities: Capabilities
     workers: TextWorkers
+    limits: RequestLimits
     captures: CaptureDirectory | None = None
 
 
@@ -175,6 +189,13 @@ class Deployment:
         digests = {self.digest, None if self.weights is None else self.weights.digest}
         return {digest for digest in digests if digest is not None}
 
+    @property
+    def request_limits(self) -> RequestLimits | None:
+        """The sizes of requests that it takes, or will take once it is loaded; None until its bundle is found."""
+        if self._serving is not None:
+            return self._serving.limits
+        return None if self.capabilities is None else RequestLimits.of(self.capabilities)
+
     def find(self, bundle: ResolvedBundle) -> None:
         """Pins the deployment to its resolved bundle, and takes the bundle's weights unless it has used others."""
         self.bundle = bundle
@@ -227,6 +248,21 @@ class Deployment:
             raise self._not_ready()
         return self._serving
 
+    async def convert(self, size: PromptSize, num_bytes: int, convert: Callable[[], ConvertedT]) -> ConvertedT:
+        """Converts a request whose prompt is not too long; a large one in a thread.
+
+        Args:
+            size: Size of its prompt.
+            num_bytes: Size of the request.
+            convert: Converts it.
+
+        Raises:
+            DeploymentNotReady, PromptTooLong, QueueFull: As named.
+        """
+        serving = self.require_serving()
+        check_prompt_size(size, serving.limits)
+        return await serving.workers.run_if_large(num_bytes, convert)
+
     async def generate(self, call: GenerationCall, *, deadline_s: float | None) -> OutputStream | CapturingStream:
         """Checks and tokenizes a Generate call, and queues its request.
 
@@ -240,8 +276,10 @@ class Deployment:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, PromptTooLong, RequestIdInUse, QueueFull: As named.
             CaptureUnwritable, TooManyCaptures: Inputs cannot be captured.
         """
-        capabilities = self.require_serving().capabilities
-        check_call(call, capabilities)
+        serving = self.require_serving()
+        capabilities = serving.capabilities
+        size = 0 if call.prompt is None else prompt_size(call.prompt)
+        await serving.workers.run_if_large(size, check_call, call, capabilities)
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
         token_ids = await self._encode(call.prompt)
@@ -265,7 +303,8 @@ class Deployment:
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
         """
-        check_prompt(prompt, self.require_serving().capabilities)
+        serving, size = self.require_serving(), 0 if prompt is None else prompt_size(prompt)
+        await serving.workers.run_if_large(size, check_prompt, prompt, serving.capabilities)
         assert prompt is not None
         return await self._encode(prompt)
 
@@ -276,13 +315,13 @@ class Deployment:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
         """
         serving = self.require_serving()
-        tokenizer = serving.text.tokenizer
-        check_token_ids("token_ids", token_ids, serving.capabilities)
+        tokenizer, num_ids = serving.text.tokenizer, len(token_ids)
+        check_num_token_ids("token_ids", num_ids, serving.limits)
+        token_ids = list(token_ids)
+        await serving.workers.run_if_large(num_ids, check_token_ids, "token_ids", token_ids, serving.capabilities)
         if tokenizer is None:
             raise FeatureNotServed([FieldViolation("token_ids", "set", "nothing: the bundle has no tokenizer")])
-        return await serving.workers.run(
-            len(token_ids), tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
-        )
+        return await serving.workers.run(num_ids, tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
 
     def _tell_state(self) -> None:
         self._should_be_ready |= self.state is DeploymentState.READY

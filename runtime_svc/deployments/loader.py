@@ -16,6 +16,7 @@ from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsS
 from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.deployments.weights import compare_manifests
 from runtime_svc.engine.engine import Engine, EngineConfig
+from runtime_svc.request_limits import RequestLimits
 from runtime_svc.text.chat_template import ChatTemplateError
 from runtime_svc.text.codec import TextCodec
 from runtime_svc.text.workers import TextWorkers
@@ -66,7 +67,8 @@ class Loader:
         try:
             text = await asyncio.to_thread(_read_text, bundle)
             capabilities = Capabilities.from_manifest(bundle.manifest, input_capture=self.captures is not None)
-            return Serving(engine, text, capabilities, self.workers, self.captures)
+            limits = RequestLimits.of(capabilities, text.max_token_bytes)
+            return Serving(engine, text, capabilities, self.workers, limits, self.captures)
         except BaseException:
             await engine.close()
             raise

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from bundle.errors import BundleNotFound, KilnError
+from edge.request_limit import RequestLimit
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.backoff import backoff_delays
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
@@ -94,6 +95,11 @@ class Deployments:
         if self._is_shutting_down:
             raise ShuttingDown
         return self.get(deployment_id)
+
+    def request_limit(self) -> RequestLimit:
+        """Returns the size of the largest request that one of the deployments takes."""
+        limits = (deployment.request_limits for deployment in self._deployments.values())
+        return RequestLimit.join(one.on_the_wire for one in limits if one is not None)
 
     def bundle_digests(self) -> set[str]:
         """Digests of the bundles in use; during shutdown, of the bundles that the next process will use."""

@@ -313,6 +313,8 @@ class Engine:
         if self._half_swapped is not None:
             error, self._half_swapped = self._half_swapped, None
             raise error
+        if tainted := self.requests.take_tainted_blocks():
+            await self._ranks.zero_state(tainted)
         plan = self.scheduler.schedule()
         if plan is None:
             return None

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
-from execution.errors import StepFailed
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.errors import DeadlineExceeded, QueueFull, RequestAborted, RequestIdInUse
+from runtime_svc.errors import DeadlineExceeded, NumericsInvalid, QueueFull, RequestAborted, RequestIdInUse
 
 # Weight of the newest observation in the mean time that a request runs.
 SMOOTHING: Final = 0.2
@@ -44,6 +43,7 @@ class RequestTable:
         self._publishers: dict[str, SequencePublisher] = {}
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._unpublished: list[StepOutput] = []
+        self._tainted_blocks: set[int] = set()
         self._became_empty = asyncio.Event()
         self._became_empty.set()
         self._mean_running_s = 0.0
@@ -105,11 +105,18 @@ class RequestTable:
         return True
 
     def end_invalid(self, plan: StepPlan, invalid_rows: Collection[int]) -> None:
-        """Ends the requests of rows that the executable calls invalid: their tokens would be garbage."""
+        """Ends the requests of rows that the executable calls invalid, and remembers their blocks of the KV cache."""
         for row in plan.rows:
             if row.row in invalid_rows:
-                error = StepFailed(plan.executable.tag, f"the numbers of row {row.row} are invalid")
-                self.end(row.request, Finish(FinishReason.ERROR, error=error))
+                self._tainted_blocks.update(row.placement.blocks)
+                error = NumericsInvalid(row.request.request_id, row.request.num_tokens)
+                if self.end(row.request, Finish(FinishReason.ERROR, error=error)):
+                    self._scheduler.statistics.invalid_requests += 1
+
+    def take_tainted_blocks(self) -> list[int]:
+        """Returns the blocks that may hold NaN since the last call; attention weighs it by 0, which is NaN again."""
+        tainted, self._tainted_blocks = sorted(self._tainted_blocks), set()
+        return tainted
 
     def end_all(self, finish_of: Callable[[Request], Finish]) -> int:
         """Ends every request; returns how many this call ended."""

@@ -44,5 +44,7 @@ class EngineStatistics:
         self.padding_tokens: Counter[BucketKey] = Counter()
         #: How often ranks were ended because they hung.
         self.rank_hangs = 0
+        #: Requests whose logits were NaN or infinite.
+        self.invalid_requests = 0
         #: How often dead ranks were replaced.
         self.rank_restarts = 0

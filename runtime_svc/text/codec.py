@@ -45,6 +45,11 @@ class TextCodec:
             special_tokens = _special_tokens_by_id(tokenizer, tokens)
         return cls(tokenizer, ChatTemplate(chat_template, special_tokens))
 
+    @property
+    def max_token_bytes(self) -> int:
+        """The longest text of one token, in UTF-8; 0 without a tokenizer."""
+        return 0 if self.tokenizer is None else self.tokenizer.max_token_bytes
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of a prompt that admission has checked. Slow for long prompts: call it in a thread.
 

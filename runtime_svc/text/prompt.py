@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_svc.text.tools import parse_object
@@ -89,11 +89,17 @@ class ChatPrompt:
         messages: Turns, oldest first.
         tools_json: Tools that the model may call, one JSON object each; see `runtime_svc.text.tools`.
         add_generation_prompt: Whether the prompt opens the assistant's turn.
+        size: Length of all its texts in characters, counted once because there may be many.
     """
 
     messages: tuple[ChatMessage, ...]
     tools_json: tuple[str, ...] = ()
     add_generation_prompt: bool = True
+    size: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        size = sum(message.size for message in self.messages) + sum(map(len, self.tools_json))
+        object.__setattr__(self, "size", size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +112,27 @@ class TokenPrompt:
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """The size of a prompt that has not been converted yet.
+
+    Attributes:
+        field: The field of the API that has it: `text`, `chat` or `token_ids`; empty if there is none.
+        num_bytes: Of the text in UTF-8, or of the chat or the ids on the wire.
+        num_items: Messages or token ids.
+    """
+
+    field: str
+    num_bytes: int
+    num_items: int = 0
+
+
 def prompt_size(prompt: Prompt) -> int:
     """Returns the length of a prompt, in characters or tokens."""
     match prompt:
         case TextPrompt(text=text):
             return len(text)
-        case ChatPrompt(messages=messages, tools_json=tools):
-            return sum(message.size for message in messages) + sum(map(len, tools))
+        case ChatPrompt(size=size):
+            return size
         case TokenPrompt(token_ids=token_ids):
             return len(token_ids)

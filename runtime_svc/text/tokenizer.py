@@ -29,6 +29,8 @@ class Tokenizer:
             raise ValueError(f"{path.name}: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        #: The longest spelling of a token in UTF-8; the text of no token is longer.
+        self.max_token_bytes = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=0)
         # Bounded, because a vocabulary has up to some hundred thousand tokens; a few thousand of them are frequent.
         self.decode_one = lru_cache(maxsize=8192)(self._decode_one)
         self.token_text = lru_cache(maxsize=8192)(self._decode_alone)
@@ -40,8 +42,8 @@ class Tokenizer:
             text: Any text.
             add_special_tokens: Whether the tokenizer adds its special tokens, such as a begin-of-sequence token.
         """
-        # `encode` holds the GIL, `encode_batch` releases it.
-        return list(self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+        # `encode` holds the GIL, batches release it; the fast one keeps no offsets, which take much memory.
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of tokens. Bytes that form no character show as U+FFFD."""

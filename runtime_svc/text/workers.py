@@ -15,7 +15,9 @@ from runtime_svc.errors import QueueFull
 
 MAX_THREADS: Final = 4
 #: Bound on the text that threads work on or that waits, in characters; a token id counts as one.
-CAPACITY_CHARS: Final = 64 << 20
+CAPACITY_CHARS: Final = 16 << 20
+#: What is at most this large takes a few milliseconds, and is not worth a thread.
+MAX_INLINE_CHARS: Final = 64 << 10
 # Every call counts at least this much, so that the number of calls is bounded too.
 MIN_CALL_CHARS: Final = 4096
 RETRY_AFTER_S: Final = 1.0
@@ -50,6 +52,16 @@ class TextWorkers:
         # A cancelled caller does not stop its thread, so the text counts until the thread is done.
         work.add_done_callback(lambda _: self._release(cost))
         return await asyncio.shield(work)
+
+    async def run_if_large(self, num_chars: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs a function at once if it works on little text, else in a thread; see `run`.
+
+        Raises:
+            QueueFull: See `run`.
+        """
+        if num_chars <= MAX_INLINE_CHARS:
+            return function(*args, **kwargs)
+        return await self.run(num_chars, function, *args, **kwargs)
 
     def close(self) -> None:
         """Takes no more calls, and drops those that wait."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -20,10 +21,14 @@ from runtime_svc.text.prompt import (
     ChatPrompt,
     ContentPart,
     Prompt,
+    PromptSize,
     TextPrompt,
     TokenPrompt,
     ToolCall,
 )
+
+#: Of a list that may be longer than any that admission takes, only so many elements are converted.
+MAX_LIST: Final = 64 << 10
 
 _FINISH_REASONS = {
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
@@ -47,7 +52,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
         seed=sampling.seed if sampling.HasField("seed") else None,
         max_new_tokens=stop.max_new_tokens if stop.HasField("max_new_tokens") else None,
         stop_strings=tuple(stop.stop_strings),
-        stop_token_ids=tuple(stop.stop_token_ids),
+        stop_token_ids=tuple(islice(stop.stop_token_ids, MAX_LIST)),
         ignore_eos=stop.ignore_eos,
         logprobs=request.output.logprobs if request.output.HasField("logprobs") else None,
         logits=request.output.logits,
@@ -66,6 +71,18 @@ def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt |
         case "token_ids" if isinstance(request, pb.GenerateRequest):
             return TokenPrompt(tuple(request.token_ids.ids))
     return None
+
+
+def prompt_size_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> PromptSize:
+    """Measures the prompt without a look at its messages or ids."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return PromptSize("text", len(request.text.encode()))
+        case "chat":
+            return PromptSize("chat", request.chat.ByteSize(), len(request.chat.messages))
+        case "token_ids" if isinstance(request, pb.GenerateRequest):
+            return PromptSize("token_ids", request.token_ids.ByteSize(), len(request.token_ids.ids))
+    return PromptSize("", 0)
 
 
 def event_to_pb(event: Event) -> pb.GenerateResponse:

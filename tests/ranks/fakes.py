@@ -98,6 +98,7 @@ class FakeRanks:
         self.step_s = 0.0
         self.invalid_rows: tuple[int, ...] = ()
         self.steps: list[Step] = []
+        self.zeroed: list[Sequence[int] | None] = []
         self.is_closed = False
         self.num_under_way = 0
         self._last_begun: asyncio.Future[StepResult] | None = None
@@ -193,8 +194,9 @@ class FakeRanks:
     async def zero_state(self, slots: Sequence[int] | None) -> int:
         await self._alive(asyncio.sleep(0))
         assert not self.is_running
-        assert slots is None
-        self._kv = [[0] * len(row) for row in self._kv]
+        for slot in range(len(self._kv)) if slots is None else slots:
+            self._kv[slot] = [0] * len(self._kv[slot])
+        self.zeroed.append(slots)
         return STATE_BYTES
 
     async def close(self) -> None:

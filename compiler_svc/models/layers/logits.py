@@ -9,7 +9,18 @@ from torch import Tensor
 
 from compiler_svc.models.layers.linear import cast
 from compiler_svc.models.layers.ranks import Ranks
-from execution.sampling import count_candidates, draw, greedy, sample, sum_weights, take_top, weigh
+from execution.sampling import (
+    count_candidates,
+    draw,
+    find_likeliest,
+    greedy,
+    is_valid,
+    mark_invalid,
+    sample,
+    sum_weights,
+    take_top,
+    weigh,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +47,16 @@ class RankLogits:
         return cast(whole, torch.float32)
 
     def greedy(self) -> Tensor:
-        """The likeliest token of each row, the lowest id where several are: int32 [rows]."""
+        """The likeliest token of each row, the lowest id where several are: int32 [rows], as `sampling.greedy`."""
         if self.rank is None:
             return greedy(self.gather())
         wide = self._wide_part()
-        places = greedy(wide)[:, None]
-        largest, ids = self._join(wide.gather(-1, places), places)
+        # Not those at the places: what `argmax` makes of NaN is no index on every device.
+        largest, ids = self._join(wide.amax(dim=-1, keepdim=True), find_likeliest(wide)[:, None])
+        valid = is_valid(largest)
         # Of equals the first is the lowest rank's, whose ids are the lowest.
-        return ids.gather(-1, greedy(largest)[:, None])[:, 0]
+        rank = find_likeliest(torch.where(valid, largest, 0.0))[:, None]
+        return mark_invalid(ids.gather(-1, rank)[:, 0], valid)
 
     def sample(self, sampling_params: Tensor, rand: Tensor, global_topk: int, *, needs_total: bool) -> Tensor:
         """Draws one token a row.
@@ -53,21 +66,30 @@ class RankLogits:
             needs_total: Whether rows may have top_k 0, whose probabilities are of the whole vocabulary.
 
         Returns:
-            int32 [rows].
+            int32 [rows]; INVALID_ROW where the logits are no numbers.
         """
         if self.rank is None or global_topk == 0:
             return sample(self.gather(), sampling_params, rand, global_topk)
-        top_logits, ids = self._take_top(count_candidates(global_topk, self.vocab_size))
-        total = self._sum_weights(top_logits[:, :1], sampling_params) if needs_total else None
-        return draw(ids, weigh(top_logits, total, sampling_params), sampling_params, rand)
+        top_logits, ids, valid = self._take_top(count_candidates(global_topk, self.vocab_size))
+        total = self._sum_weights(top_logits[:, :1], sampling_params, valid) if needs_total else None
+        return mark_invalid(draw(ids, weigh(top_logits, total, sampling_params), sampling_params, rand), valid)
 
-    def _take_top(self, count: int) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of the whole vocabulary: logits f32 [rows, count] and ids int32 [rows, count].
+    def _take_top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The likeliest tokens of the whole vocabulary, and which rows have numbers.
 
         Each rank contributes as many as may be needed of it.
+
+        Returns:
+            Logits f32 [rows, count], zeros in invalid rows, ids int32 [rows, count], valid bool [rows, 1].
         """
-        logits, ids = self._join(*take_top(self._wide_part(), min(count, self.part.shape[-1])))
-        return take_top(logits, count, ids)
+        wide = self._wide_part()
+        logits, places = take_top(wide, min(count, wide.shape[-1]))
+        # NaN may stand behind the top. A part may be padding alone, which is less likely than any number.
+        logits = torch.where(wide.amax(dim=-1, keepdim=True) < float("inf"), logits, float("nan"))
+        logits, ids = self._join(logits, places)
+        valid = is_valid(logits)
+        logits, ids = take_top(torch.where(valid, logits, 0.0), count, ids)
+        return logits, ids, valid
 
     def _join(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Candidates of all ranks side by side in rank order: logits f32 and ids int32, [rows, tp_degree * K] each.
@@ -79,9 +101,9 @@ class RankLogits:
         # One collective could carry the logits' bits as integers, but XLA does not lower such a view.
         return self.ranks.all_gather(logits), self.ranks.all_gather(places + self._first_id())
 
-    def _sum_weights(self, largest: Tensor, sampling_params: Tensor) -> Tensor:
+    def _sum_weights(self, largest: Tensor, sampling_params: Tensor, valid: Tensor) -> Tensor:
         """The whole vocabulary's `sum_weights`, int64 [rows, 1]."""
-        part = sum_weights(self._wide_part(), largest, sampling_params)
+        part = sum_weights(torch.where(valid, self._wide_part(), 0.0), largest, sampling_params)
         sums = self.ranks.all_gather(part.view(torch.int32))
         return sums.view(torch.int64).sum(dim=-1, keepdim=True)
 

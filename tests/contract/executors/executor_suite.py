@@ -282,7 +282,7 @@ class ExecutorSuite:
         shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, LENGTH - 1, 16)) for one in layout.tensors)
         manifest = msgspec.structs.replace(toy_bundle.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
         executor = load_executor(manifest, 0, toy_bundle.blob_path)
-        with pytest.raises(StepFailed, match=f"step of {CTE} failed: "):
+        with pytest.raises(StepFailed, match=f"^step of {CTE} failed: the log of its rank says why$"):
             executor.run(CTE, prompt_inputs([5, 6], 0))
         executor.close()
 

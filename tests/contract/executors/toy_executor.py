@@ -63,7 +63,7 @@ class ToyProgram:
                 self._model, dict(self._constants), tuple(arguments)
             )
         except (RuntimeError, IndexError) as error:
-            raise StepFailed(self._tag, str(error)) from error
+            raise StepFailed(self._tag) from error
         return results
 
     def close(self) -> None:

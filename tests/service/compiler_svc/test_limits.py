@@ -106,6 +106,26 @@ async def test_streams_of_blobs(client: Client, home: Path) -> None:
         stream.cancel()
 
 
+async def test_streams_of_blobs_that_no_one_reads_end(home: Path) -> None:
+    async with serve_compiler(home, "--stall-timeout", "0.5") as (client, _):
+        digest = Layout(home / "store").put_blob(bytes(64 << 20)).digest
+        request = bundle_pb2.ReadBlobRequest(digest=digest)
+        silent = [client.bundles.ReadBlob(request) for _ in range(MAX_BLOB_STREAMS)]
+        for stream in silent:
+            await stream.read()
+        async with asyncio.timeout(20):
+            while True:
+                reading = client.bundles.ReadBlob(request)
+                try:
+                    sizes = [len(response.data) async for response in reading]
+                    break
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.1)
+        assert sum(sizes) == 64 << 20, "another client reads the whole blob"
+        for stream in silent:
+            stream.cancel()
+
+
 async def test_finished_operations_are_kept_in_a_limited_number(home: Path) -> None:
     async with serve_compiler(home, "--keep-operations", "2") as (client, runner):
         runner.is_open.set()

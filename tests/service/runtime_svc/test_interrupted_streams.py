@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
+from kiln.runtime.v1 import generation_pb2_grpc
 
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of_status, raises, serve_runtime, token_request, tokens_of
@@ -31,6 +32,27 @@ async def test_abort_frees_the_slot_before_it_answers(served: Runtime) -> None:
     assert details_of_status(finished[0].status)[0].reason == "REQUEST_ABORTED"
     assert finished[0].usage.generated_tokens == len(tokens_of(events))
     assert (await served.generation.Abort(abort)).outcome == pb.AbortResponse.OUTCOME_ALREADY_FINISHED
+
+
+async def test_client_that_never_reads_loses_its_slot(tmp_path: Path) -> None:
+    """Others wait for the slot, and operations for the request, no longer than the stall timeout."""
+    async with serve_runtime(tmp_path, "--stall-timeout=0.5") as served:
+        await served.deploy(num_slots=1, token_buckets=(1024,))
+        request = token_request([5], 1000)
+        request.output.logits = True
+        window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65535))
+        async with grpc.aio.insecure_channel(served.address, options=window) as channel:
+            silent = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+            await served.wait_for_slots(1)
+            async with asyncio.timeout(10):
+                assert tokens_of(await served.generate([7], 5)) == expected_tokens([7], 5)
+            events = []
+            async with raises("ABORTED", "CLIENT_STALLED"):
+                async for event in silent:
+                    events.append(event)  # noqa: PERF401
+        received = tokens_of(events)
+        assert 0 < len(received) < 1000
+        assert received == expected_tokens([5], len(received))
 
 
 async def test_cancelled_call_frees_its_slot_within_a_step(served: Runtime) -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.repository import ROOT
 
 WIRE = {"grpc", "google", "kiln", "edge"}
-#: What of `edge` knows no wire: what the engine counts with, and what a request id is.
-WIRELESS = {"edge", "edge.histogram", "edge.request_id"}
+#: What of `edge` knows no wire: what the engine counts with, what a request id is and how large a request may be.
+WIRELESS = {"edge", "edge.histogram", "edge.request_id", "edge.request_limit"}
 TENSORS = {"torch", "numpy", "safetensors", "transformers", "compiler_svc"}
 
 LOAD = """

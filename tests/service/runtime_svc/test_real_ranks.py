@@ -23,9 +23,19 @@ from execution.forkserver.client import ForkserverClient
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from tests.processes import is_rank, note_others, own_children
-from tests.ranks.toy import LAYERS, NUM_STATE, STATE_SHAPE, ToyBundle, make_bundle, make_model, stage_toy
+from tests.ranks.toy import (
+    LAYERS,
+    NUM_STATE,
+    STATE_SHAPE,
+    VOCAB,
+    ToyBundle,
+    make_bundle,
+    make_model,
+    save_shard,
+    stage_toy,
+)
 from tests.ranks.toy_publishing import publish_toy
-from tests.servers.runtime import Runtime, raises, serve_runtime, token_request, tokens_of
+from tests.servers.runtime import Runtime, details_of, raises, serve_runtime, token_request, tokens_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -160,6 +170,35 @@ async def test_weights_that_a_rank_cannot_map_leave_the_old_ones_serving(real: R
     async with raises("FAILED_PRECONDITION", "WEIGHTS_INVALID"):
         await real.load_weights("broken")
     assert await generate(real, [3, 9, 4], 8) == greedy([3, 9, 4], 8)[0]
+
+
+async def test_prompt_without_numbers_ends_alone(real: Runtime, toy: ToyBundle) -> None:
+    """One embedding of the checkpoint is NaN, as a model's numbers are when they overflow."""
+    prompts = [[7], [3, 9, 4], [5, 6, 7, 8, 9], [11] * 8]
+    expected = [greedy(prompt, 8)[0] for prompt in prompts]
+    poison = min(set(range(3, VOCAB)) - {token for one in (*prompts, *expected) for token in one})
+    model = make_model(0)
+    model.embedding.weight[poison] = float("nan")
+    path = toy.weights[0].with_name("poisoned.safetensors")
+    poisoned = dataclasses.replace(toy, weights={0: save_shard(model, 0, 1, path)})
+    real.bundles.names["poisoned"] = publish_toy(real, poisoned, 0)
+    await real.load_weights("poisoned")
+    ranks, statistics = rank_processes(), real.server.deployments.get("d").engine.scheduler.statistics  # type: ignore[union-attr]
+    company = asyncio.gather(*(generate(real, prompt, 8) for prompt in prompts * 3))
+    for index in range(6):
+        request = token_request([4, poison, 4][: 2 + index % 2], 8, temperature=index % 3)
+        events = await collect(real.generation.Generate(request))
+        assert isinstance(events[-1], grpc.aio.AioRpcError)
+        assert (events[-1].code(), details_of(events[-1])[0].reason) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "NUMERICS_INVALID",
+        )
+        assert events[-2].finished.reason == generation.FINISH_REASON_ERROR
+        assert await generate(real, prompts[0], 8) == expected[0], "its slot holds nothing of it"
+    assert await company == expected * 3
+    assert statistics.invalid_requests == 6
+    assert rank_processes() == ranks, "no rank was restarted"
+    await real.load_weights("story")
 
 
 async def test_reset_zeroes_the_cache_of_the_rank(real: Runtime) -> None:

@@ -63,7 +63,7 @@ async def test_health_answers_while_a_step_of_a_second_runs(served: Runtime, mon
 
 
 async def test_long_prompt_does_not_stop_the_front(served: Runtime) -> None:
-    await served.deploy()
+    await served.deploy(prompt_buckets=(1 << 19,), token_buckets=(1 << 19,))
     text = "Once upon a time there was " * 60_000
     request = asyncio.ensure_future(
         served.generation.Tokenize(generation.TokenizeRequest(deployment_id="d", text=text))

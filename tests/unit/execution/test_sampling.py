@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from execution.sampling import candidates, greedy, sample, sum_weights, take_top
+from bundle.abi.outputs import INVALID_ROW
+from execution.sampling import candidates, greedy, pick_logprobs, sample, sum_weights, take_top
 
 VOCAB = 97
 
@@ -204,3 +206,45 @@ def test_it_can_be_exported() -> None:
         logits = random_logits(3, seed=seed)
         (tokens,) = program.module()(logits, *arguments[1:])
         assert torch.equal(tokens, sample(logits, arguments[1], arguments[2], 16))
+
+
+NAN, INFINITY = float("nan"), float("inf")
+#: What x86 makes of `inf - inf`: as an integer it is less than any number.
+NEGATIVE_NAN = struct.unpack("f", struct.pack("I", 0xFFC00000))[0]
+NO_NUMBERS = {
+    "one NaN": lambda row: row.index_fill_(0, torch.tensor([5]), NAN),
+    "one negative NaN": lambda row: row.index_fill_(0, torch.tensor([5]), NEGATIVE_NAN),
+    "all NaN": lambda row: row.fill_(NAN),
+    "infinite": lambda row: row.index_fill_(0, torch.tensor([5]), INFINITY),
+    "several infinite": lambda row: row.fill_(INFINITY),
+    "nothing but -inf": lambda row: row.fill_(-INFINITY),
+}
+
+
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+@pytest.mark.parametrize("global_topk", [0, 8])
+@pytest.mark.parametrize("params", [(0, 1.0, 1.0), (5, 0.9, 0.7), (1, 1.0, 0.0)])
+def test_row_without_numbers_is_marked_and_changes_no_other(
+    kind: str, global_topk: int, params: tuple[float, ...]
+) -> None:
+    logits, rand = random_logits(3), torch.tensor([[0.3], [0.999], [0.7]])
+    rows = torch.tensor([params]).expand(3, 3)
+    expected = sample(logits, rows, rand, global_topk), greedy(logits)
+    NO_NUMBERS[kind](logits[1])
+    for tokens, before in zip((sample(logits, rows, rand, global_topk), greedy(logits)), expected, strict=True):
+        assert tokens.dtype == torch.int32
+        assert tokens.tolist() == [before[0], INVALID_ROW, before[2]]
+
+
+def test_tokens_that_cannot_be_picked_leave_a_row_valid() -> None:
+    logits = random_logits(1)
+    logits[0, 10:] = -INFINITY
+    assert greedy(logits)[0] < 10
+    assert sample(logits, torch.tensor([[0, 1.0, 1.0]]), torch.tensor([[0.999]]), 0)[0] < 10
+
+
+def test_log_probabilities_of_a_marked_row_harm_no_other() -> None:
+    logits = random_logits(2)
+    expected = pick_logprobs(logits, torch.tensor([3, 4], dtype=torch.int32), 2)[0][0]
+    logits[1] = NAN
+    assert pick_logprobs(logits, torch.tensor([3, INVALID_ROW], dtype=torch.int32), 2)[0][0] == expected

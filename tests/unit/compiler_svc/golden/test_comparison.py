@@ -2,6 +2,7 @@ import msgspec
 import pytest
 import torch
 
+from bundle.abi.outputs import INVALID_ROW
 from compiler_svc.golden.comparison import GoldenComparison
 from compiler_svc.golden.errors import GoldenMismatch
 from tests.checkpoints.specs import HOST_SAMPLING
@@ -28,6 +29,13 @@ def test_a_tie_may_go_either_way() -> None:
 def test_a_token_that_is_none() -> None:
     with pytest.raises(GoldenMismatch, match="token 4 in place of 1, whose logit is inf "):
         compare(4, tolerance=1.0)
+
+
+def test_a_row_without_numbers_is_no_agreement() -> None:
+    """Of a checkpoint with NaN the reference has no numbers either."""
+    comparison, outputs = GoldenComparison("tag"), {"tokens": torch.tensor(INVALID_ROW, dtype=torch.int32)}
+    with pytest.raises(GoldenMismatch, match="logits are NaN or infinite"):
+        comparison.with_step(outputs, REFERENCE * float("nan"), position=3, tolerance=1e-4, sampling=GREEDY)
 
 
 def test_the_token_must_follow_from_the_executables_own_logits() -> None:

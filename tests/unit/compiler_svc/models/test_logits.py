@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bundle.abi.outputs import INVALID_ROW
 from compiler_svc.models.divisions import share_of
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
@@ -121,3 +122,27 @@ def test_padding_is_never_picked(temperature: float) -> None:
     parts = divide(logits, 8)
     for token in run_ranks(8, lambda rank: parts[rank].sample(params, rand, 256, needs_total=True)):
         assert token.tolist() == [8]
+
+
+@pytest.mark.parametrize("number", [float("nan"), -float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 7, 22])
+@pytest.mark.parametrize("global_topk", [0, 4])
+def test_row_without_numbers_is_marked_on_every_rank(number: float, place: int, global_topk: int) -> None:
+    logits = draw_logits(3, 23, seed=5)
+    params, rand = torch.tensor([[0.0, 0.9, 1.0]]).expand(3, 3), torch.tensor([[0.2], [0.999], [0.8]])
+    expected = sample(logits, params, rand, global_topk), greedy(logits)
+    logits[1, place] = number
+    parts = divide(logits, 4)
+    picks = (
+        lambda rank: parts[rank].sample(params, rand, global_topk, needs_total=True),
+        lambda rank: parts[rank].greedy(),
+    )
+    for pick, before in zip(picks, expected, strict=True):
+        for tokens in run_ranks(4, pick):
+            assert tokens.tolist() == [before[0], INVALID_ROW, before[2]]
+
+
+def test_row_of_nothing_but_negative_infinity_is_marked() -> None:
+    logits = torch.full((1, 23), -float("inf"))
+    parts = divide(logits, 4)
+    assert [tokens.tolist() for tokens in run_ranks(4, lambda rank: parts[rank].greedy())] == [[INVALID_ROW]] * 4

@@ -12,7 +12,7 @@ import pytest
 from runtime_svc.engine.engine import EngineConfig
 from runtime_svc.engine.events import Accepted, TokenDelta
 from runtime_svc.engine.request import BucketKey, FinishReason
-from runtime_svc.errors import DeadlineExceeded, QueueFull, RequestAborted, RequestIdInUse
+from runtime_svc.errors import DeadlineExceeded, NumericsInvalid, QueueFull, RequestAborted, RequestIdInUse
 from tests.bundles.manifests import DYNAMIC
 from tests.ranks.engines import (
     StartEngine,
@@ -62,8 +62,14 @@ async def test_a_row_that_the_executable_calls_invalid_ends_its_request_alone(
     assert 0 < len(tokens_of(events)) < 30
     finish = finished_of(events).finish
     assert finish.reason is FinishReason.ERROR
-    assert "the numbers of row 1 are invalid" in str(finish.error)
+    assert isinstance(finish.error, NumericsInvalid)
+    assert finish.error.metadata["num_tokens"] == str(1 + len(tokens_of(events)))
+    harness.ranks.invalid_rows = ()
+    later = harness.submit([7], max_new_tokens=5)
+    assert tokens_of(await collect(later)) == expected_tokens([7], 5)
+    assert harness.ranks.zeroed == [[1]], "what is NaN in a slot reaches its next owner"
     assert tokens_of(await collect(good)) == expected_tokens([5], 30)
+    assert harness.engine.scheduler.statistics.invalid_requests == 1
 
 
 async def test_batch_mates_that_come_and_go_change_nothing(start_engine: StartEngine) -> None:

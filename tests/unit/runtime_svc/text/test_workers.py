@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from runtime_svc.errors import QueueFull
-from runtime_svc.text.workers import MIN_CALL_CHARS, TextWorkers
+from runtime_svc.text.workers import MAX_INLINE_CHARS, MIN_CALL_CHARS, TextWorkers
 
 
 async def test_text_that_waits_is_bounded() -> None:
@@ -46,4 +46,11 @@ async def test_errors_come_through() -> None:
     workers = TextWorkers()
     with pytest.raises(ZeroDivisionError):
         await workers.run(1, lambda: 1 // 0)
+    workers.close()
+
+
+async def test_only_what_is_large_takes_a_thread() -> None:
+    workers = TextWorkers()
+    assert await workers.run_if_large(MAX_INLINE_CHARS, threading.current_thread) is threading.current_thread()
+    assert await workers.run_if_large(MAX_INLINE_CHARS + 1, threading.current_thread) is not threading.current_thread()
     workers.close()
