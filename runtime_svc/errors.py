@@ -32,10 +32,7 @@ KilnError
 │   ├── CaptureUnwritable           a disk that does not take captured inputs
 │   ├── EngineFailed                an engine that a bug of Kiln stopped
 │   └── StateUnwritable             a disk that does not take the records of deployments
-└── StartupError                ends the process before it serves; no client sees it
-    ├── StateInUse
-    ├── StateInvalid
-    └── DeploymentsFileInvalid
+└── StartupError                ends the process before it serves; see runtime_svc.deployments.errors
 """
 
 from __future__ import annotations
@@ -77,6 +74,7 @@ class PromptTooLong(RuntimeServiceError):
     reason = "PROMPT_TOO_LONG"
 
     def __init__(self, field: str, size: int, limit: int, unit: str = "tokens") -> None:
+        self.field, self.size, self.limit, self.unit = field, size, limit, unit
         violation = FieldViolation(field, f"{size} {unit}", f"at most {limit} {unit}")
         super().__init__(
             f"the prompt is too long: {violation}",
@@ -371,36 +369,3 @@ class StateUnwritable(RuntimeServiceError):
 
     def __init__(self, path: str, detail: str) -> None:
         super().__init__(f"{path} cannot be written: {detail}", path=path, detail=detail)
-
-
-class StartupError(KilnError):
-    """Root of the errors that end the process before it serves."""
-
-    reason = "STARTUP_FAILED"
-
-
-class StateInUse(StartupError):
-    """A state directory that another runtime holds."""
-
-    reason = "STATE_IN_USE"
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"another runtime uses the state directory {path}", path=path)
-
-
-class StateInvalid(StartupError):
-    """A state directory that cannot be opened or read."""
-
-    reason = "STATE_INVALID"
-
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"the state at {path} cannot be read: {detail}", path=path, detail=detail)
-
-
-class DeploymentsFileInvalid(StartupError):
-    """A deployments file that cannot be read, or that has an invalid entry."""
-
-    reason = "DEPLOYMENTS_FILE_INVALID"
-
-    def __init__(self, path: str, violations: Sequence[FieldViolation]) -> None:
-        super().__init__(f"{path}: " + "; ".join(map(str, violations)), violations=tuple(violations), path=path)

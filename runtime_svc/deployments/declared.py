@@ -18,8 +18,8 @@ import yaml
 
 from bundle.errors import FieldViolation
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
+from runtime_svc.deployments.errors import DeploymentsFileInvalid
 from runtime_svc.deployments.names import spec_violations
-from runtime_svc.errors import DeploymentsFileInvalid
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_CORES: Final = 4096

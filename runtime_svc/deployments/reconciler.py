@@ -12,10 +12,10 @@ from bundle.errors import KilnError
 from runtime_svc.deployments.declared import read_deployments
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
+from runtime_svc.deployments.errors import DeploymentsFileInvalid
 from runtime_svc.deployments.records import RecordStore
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.operations import InFlightPolicy
-from runtime_svc.errors import DeploymentsFileInvalid
 
 _log = structlog.get_logger("reconciler")
 

@@ -17,7 +17,8 @@ import msgspec
 
 from bundle.process_lock import ProcessLock
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
-from runtime_svc.errors import StateInUse, StateInvalid, StateUnwritable
+from runtime_svc.deployments.errors import StateInUse, StateInvalid
+from runtime_svc.errors import StateUnwritable
 
 FILE_NAME: Final = "runtime.db"
 LOCK_NAME: Final = "runtime.lock"

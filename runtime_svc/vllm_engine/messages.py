@@ -14,7 +14,7 @@ from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken,
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
 from runtime_svc.generation_service import ABORT_CAUSE
-from runtime_svc.text.prompt import Prompt, TextPrompt, TokenPrompt
+from runtime_svc.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 
 #: Fields of a request that Kiln reads, or that change nothing because they concern text: answers have token ids only.
 SERVED: Final = frozenset(
@@ -113,11 +113,17 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
     )
 
 
+def prompt_size_from_pb(request: pb.GenerateRequest) -> PromptSize:
+    """Measures the prompt without a look at its ids."""
+    if request.HasField("tokenized"):
+        return PromptSize("token_ids", request.tokenized.ByteSize(), len(request.tokenized.input_ids))
+    return PromptSize("text", len(request.text.encode()))
+
+
 def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong) -> KilnError:
     """Returns admission's error with the names that fields have in this API."""
     if isinstance(error, PromptTooLong):
-        limits = (int(error.metadata[name]) for name in ("num_tokens", "max_tokens"))
-        return PromptTooLong(_rename(error.metadata["field"]), *limits)
+        return PromptTooLong(_rename(error.field), error.size, error.limit, error.unit)
     return type(error)(
         [FieldViolation(_rename(one.field), one.value, _rename(one.accepted)) for one in error.violations]
     )

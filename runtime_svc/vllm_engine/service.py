@@ -36,7 +36,13 @@ from runtime_svc.errors import (
     RequestInvalid,
 )
 from runtime_svc.generation_service import ABORT_CAUSE, conclude_stream, find_deadline
-from runtime_svc.vllm_engine.messages import Answer, call_from_pb, check_served, find_error, rename_fields
+from runtime_svc.vllm_engine.messages import (
+    Answer,
+    call_from_pb,
+    check_served,
+    find_error,
+    rename_fields,
+)
 from runtime_svc.vllm_engine.tokenizer_archive import make_tokenizer_archive
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as pb
 
-from runtime_svc.errors import DeploymentsFileInvalid
+from runtime_svc.deployments.errors import DeploymentsFileInvalid
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, serve_runtime, tokens_of
 

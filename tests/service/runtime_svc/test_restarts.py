@@ -11,8 +11,9 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.layout import Layout
 from execution.errors import RankFailed
+from runtime_svc.deployments.errors import StateInUse
 from runtime_svc.deployments.records import RecordStore
-from runtime_svc.errors import StateInUse, StateUnwritable
+from runtime_svc.errors import StateUnwritable
 from tests.bundles.published import LayoutBundleService, publish
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, raises, serve_runtime, token_request, tokens_of

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
+from runtime_svc.deployments.errors import StateInUse, StateInvalid
 from runtime_svc.deployments.records import FILE_NAME, DeploymentRecord, RecordStore, WeightsRecord
-from runtime_svc.errors import StateInUse, StateInvalid, StateUnwritable
+from runtime_svc.errors import StateUnwritable
 from tests.repository import ROOT
 
 RECORD = DeploymentRecord(

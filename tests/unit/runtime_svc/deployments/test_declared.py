@@ -8,7 +8,7 @@ import pytest
 
 from runtime_svc.deployments.declared import MAX_FILE_BYTES, read_deployments
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
-from runtime_svc.errors import DeploymentsFileInvalid
+from runtime_svc.deployments.errors import DeploymentsFileInvalid
 
 YAML = """
 - id: chat
