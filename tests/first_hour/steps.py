@@ -151,7 +151,11 @@ STEPS: Final = (
         expects="80 generated|finish ",
     ),
     Step(
-        user=AUTHORS, page=CLIENTS, command="async def answer(question: str) -> str:", language="python", expects=r"\w"
+        user=AUTHORS,
+        page=CLIENTS,
+        command="async def answer(question: str) -> str:",
+        language="python",
+        expects=r"\A(?![A-Z_]+: )\S",  # an answer, and not the reason of an error, which the example prints too
     ),
     Step(
         user=AUTHORS,

@@ -117,13 +117,20 @@ class Terminal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in reversed(self._staying):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(timeout=_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _end_group(process)
+
+
+def _end_group(leader: subprocess.Popen[bytes]) -> None:
+    """Ends a shell and the command that it runs, which may take longer than the shell."""
+    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGTERM)
+        while time.monotonic() < deadline_s:
+            leader.poll()  # reaps the shell, so that the group is gone once its last process is
+            os.killpg(leader.pid, 0)
+            time.sleep(_POLL_S)
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
 
 
 def _read_variables(path: Path) -> dict[str, str]:

@@ -49,3 +49,10 @@ def test_a_command_stays_until_its_user_leaves(terminal: Terminal) -> None:
         assert process.is_running()
         assert give(terminal, "exit 1", "ready", stays=True).failure == "it ended with code 1"
     assert not process.is_running()
+
+
+def test_a_user_has_left_when_the_slowest_command_has_ended(terminal: Terminal, tmp_path: Path) -> None:
+    slow = "(trap 'sleep 0.5; touch ended; exit' TERM; echo ready; while true; do sleep 0.05; done)"
+    with terminal:
+        assert give(terminal, slow, "ready", stays=True).failure == ""
+    assert (tmp_path / "clone/ended").exists()
