@@ -1,38 +1,37 @@
 """The errors of the runtime service.
 
 KilnError
-├── RuntimeServiceError
-│   ├── RequestInvalid              values that no deployment would take
-│   ├── FeatureNotServed            a valid request for a feature that this deployment lacks
-│   ├── PromptTooLong
-│   ├── DeploymentNotFound
-│   ├── DeploymentNotReady
-│   ├── DeploymentExists            an id that another bundle holds
-│   ├── DeploymentNotChosen         a call that names no deployment, while not exactly one serves
-│   ├── EngineNotServing            vLLM's engine API, while it has no deployment to speak for
-│   ├── MethodNotServed             a method of an API of others that Kiln does not serve
-│   ├── RequestIdInUse
-│   ├── RequestsInFlight            a call with policy REFUSE while requests run
-│   ├── QueueFull
-│   ├── RequestAborted
-│   ├── DeadlineExceeded
-│   ├── NumericsInvalid             a request whose logits are NaN or infinite
-│   ├── ShuttingDown
-│   ├── CoresUnavailable
-│   ├── MemoryUnavailable
-│   ├── ExecutablesMissing          a bundle with weights only, to be loaded
-│   ├── WeightsMissing              a bundle with executables only, for its weights
-│   ├── AliasFollowed               LoadWeights for a deployment that follows an alias
-│   ├── GraphAbiMismatch
-│   ├── TokenizerMismatch
-│   ├── LoadInProgress
-│   ├── BundleSourceUnavailable
-│   ├── BucketExceeded              more tokens, positions or rows than any executable has
-│   ├── TooManyCaptures
-│   ├── CaptureUnwritable           a disk that does not take captured inputs
-│   ├── EngineFailed                an engine that a bug of Kiln stopped
-│   └── StateUnwritable             a disk that does not take the records of deployments
-└── StartupError                ends the process before it serves; see runtime_svc.deployments.errors
+└── RuntimeServiceError
+    ├── RequestInvalid              values that no deployment would take
+    ├── FeatureNotServed            a valid request for a feature that this deployment lacks
+    ├── PromptTooLong
+    ├── DeploymentNotFound
+    ├── DeploymentNotReady
+    ├── DeploymentExists            an id that another bundle holds
+    ├── DeploymentNotChosen         a call that names no deployment, while not exactly one serves
+    ├── EngineNotServing            vLLM's engine API, while it has no deployment to speak for
+    ├── MethodNotServed             a method of an API of others that Kiln does not serve
+    ├── RequestIdInUse
+    ├── RequestsInFlight            a call with policy REFUSE while requests run
+    ├── QueueFull
+    ├── RequestAborted
+    ├── DeadlineExceeded
+    ├── NumericsInvalid             a request whose logits are NaN or infinite
+    ├── ShuttingDown
+    ├── CoresUnavailable
+    ├── MemoryUnavailable
+    ├── ExecutablesMissing          a bundle with weights only, to be loaded
+    ├── WeightsMissing              a bundle with executables only, for its weights
+    ├── AliasFollowed               LoadWeights for a deployment that follows an alias
+    ├── GraphAbiMismatch
+    ├── TokenizerMismatch
+    ├── LoadInProgress
+    ├── BundleSourceUnavailable
+    ├── BucketExceeded              more tokens, positions or rows than any executable has
+    ├── TooManyCaptures
+    ├── CaptureUnwritable           a disk that does not take captured inputs
+    ├── EngineFailed                an engine that a bug of Kiln stopped
+    └── StateUnwritable             a disk that does not take the records of deployments
 """
 
 from __future__ import annotations

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import grpc
 import pytest
 
-from bundle.errors import BundleError, FieldViolation
+from bundle.errors import BundleError, FieldViolation, KilnError
 from edge.status import status_from_error, unmapped_errors
 from execution.errors import ExecutionError
 from runtime_svc import errors
+from runtime_svc.deployments import errors as startup_errors
 from runtime_svc.status import STATUS_TABLE
 
 
@@ -27,11 +30,12 @@ def test_reasons_are_unique_and_upper_snake() -> None:
     assert all(reason.replace("_", "").isalpha() and reason.isupper() for reason in reasons)
 
 
-def test_tree_in_the_docstring_names_every_class() -> None:
-    drawn = {line.partition("── ")[2].split()[0] for line in (errors.__doc__ or "").splitlines() if "── " in line}
-    roots = (errors.RuntimeServiceError, errors.StartupError)
-    kinds = {*roots, *(kind for root in roots for kind in root.__subclasses__())}
-    assert drawn == {kind.__name__ for kind in kinds}
+@pytest.mark.parametrize(
+    ("module", "root"), [(errors, errors.RuntimeServiceError), (startup_errors, startup_errors.StartupError)]
+)
+def test_tree_in_the_docstring_names_every_class(module: ModuleType, root: type[KilnError]) -> None:
+    drawn = {line.partition("── ")[2].split()[0] for line in (module.__doc__ or "").splitlines() if "── " in line}
+    assert drawn == {kind.__name__ for kind in (root, *root.__subclasses__())}
 
 
 @pytest.mark.parametrize(
