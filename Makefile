@@ -11,7 +11,7 @@ PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench clean
+.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
@@ -84,6 +84,10 @@ docs: setup
 	$(BIN)/python -m tests.architecture.error_table
 	$(BIN)/python -m tests.architecture.config_table
 	$(BIN)/python -m tests.architecture.option_table
+
+# What five kinds of new users do in their first hour, on a fresh clone of the last commit; writes docs/first-hour.md.
+first-hour: setup
+	$(BIN)/python -m tests.first_hour
 
 bench: setup
 	$(BIN)/python -m bench

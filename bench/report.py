@@ -59,12 +59,13 @@ def render(measured: Measurements, plan: Plan, parameters: tuple[int, int]) -> s
     sections = [
         "# Results",
         _introduce(plan, parameters),
-        f"Machine: {_describe_machine()}.",
-        "## Goals\n\n" + _table(("what", "figure", "goal", "met"), _goal_rows(goals(measured, parameters[1] * 4))),
-        "## Limits\n\n" + _table(("what", "figure"), _limit_rows(measured)),
+        f"Machine: {describe_machine()}.",
+        "## Goals\n\n"
+        + render_table(("what", "figure", "goal", "met"), _goal_rows(goals(measured, parameters[1] * 4))),
+        "## Limits\n\n" + render_table(("what", "figure"), _limit_rows(measured)),
         "## Decode, milliseconds a step of all streams\n\n" + _decode_table(measured, plan, parameters[1] * 4),
         f"## Prefill of {plan.prompt_tokens} tokens\n\n" + _prefill_table(measured, plan, parameters[1]),
-        "## Services\n\n" + _table(("what", "figure"), _service_rows(measured, plan)),
+        "## Services\n\n" + render_table(("what", "figure"), _service_rows(measured, plan)),
         "## Where the time of the bare steps goes\n\nSee also docs/performance.md. " + _profiles(measured),
     ]
     notes = [f"- {name}: {note}." for name, note in {**measured.notes, **measured.skipped}.items()]
@@ -136,7 +137,7 @@ def _decode_table(measured: Measurements, plan: Plan, decode_bytes: int) -> str:
             lambda step, bandwidth: decode_bytes / step / bandwidth, f"{engine}.decode.{first}", "bandwidth"
         )
         rows.append((*cells, f"{share:.2f}"))
-    return _table(("engine", *map(_streams, plan.batches), "of read bandwidth, 1 stream"), rows)
+    return render_table(("engine", *map(_streams, plan.batches), "of read bandwidth, 1 stream"), rows)
 
 
 def _prefill_table(measured: Measurements, plan: Plan, parameters: int) -> str:
@@ -150,7 +151,7 @@ def _prefill_table(measured: Measurements, plan: Plan, parameters: int) -> str:
         share = measured.relate(lambda step, gemm: operations / step / gemm, name, "gemm")
         relative = measured.relate(lambda other, bare: other / bare, name, "bare.prefill")
         rows.append((_TITLES[engine], f"{step_s * 1e3:.1f} ms", f"{share:.2f}", f"{relative:.2f}"))
-    return _table(("engine", "time", "of the matrix product's rate", "times bare's time"), rows)
+    return render_table(("engine", "time", "of the matrix product's rate", "times bare's time"), rows)
 
 
 def _service_rows(measured: Measurements, plan: Plan) -> list[Row]:
@@ -186,15 +187,17 @@ def _profiles(measured: Measurements) -> str:
         for what, share in sorted(kinds.items(), key=lambda item: -item[1])
         if share >= 0.002
     ]
-    return "Shares of both threads' time.\n\n" + _table(("what", *profiles), rows)
+    return "Shares of both threads' time.\n\n" + render_table(("what", *profiles), rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[Row]) -> str:
+def render_table(head: Sequence[str], rows: Sequence[Row]) -> str:
+    """Renders a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _describe_machine() -> str:
+def describe_machine() -> str:
+    """Returns the processor, memory, kernel and Python of this host."""
     text = Path("/proc/cpuinfo").read_text()
     model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "")
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -96,8 +96,8 @@ class BlobNotFound(BundleError):
 
     reason = "BLOB_NOT_FOUND"
 
-    def __init__(self, digest: str) -> None:
-        super().__init__(f"blob {digest} is not in the store", digest=digest)
+    def __init__(self, digest: str, place: str = "in the store") -> None:
+        super().__init__(f"blob {digest} is not {place}", digest=digest)
 
 
 class BlobMissing(BundleError):
@@ -143,7 +143,7 @@ class ManifestInvalid(BundleError):
 
 
 class AbiUnsupported(BundleError):
-    """A manifest of an ABI version, or with flags or submodels, that this code does not know."""
+    """A manifest of an ABI version, or with required features, flags or submodels, that this code does not know."""
 
     reason = "ABI_UNSUPPORTED"
 

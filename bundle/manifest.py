@@ -1,13 +1,16 @@
 """The bundle manifest: everything that a runtime needs to know about a bundle, as data.
 
 The manifest holds reproducible fields only, so that equal inputs give equal digests. The config blob of the OCI image
-manifest holds it as canonical JSON (RFC 8785). Unknown fields, ABI versions, flags and submodels are errors.
+manifest holds it as canonical JSON (RFC 8785), and so does the layer `manifest.json`. Unknown ABI versions, required
+features, flags and submodels are errors. Readers ignore unknown fields, and pass on the bytes of a manifest: encoding
+it anew would lose these fields, and change the digest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
@@ -18,6 +21,10 @@ from bundle.digest import Digest, canonical_json
 from bundle.errors import AbiUnsupported, ManifestInvalid
 
 ABI_VERSION: Final = 1
+
+#: What a manifest may require of its readers, in `required_features`, by name with the meaning. A field that an older
+#: reader must not ignore comes with a feature; any other new field is optional, and older readers ignore it.
+FEATURES: Final[Mapping[str, str]] = MappingProxyType({})
 
 DType = Literal["float32", "bfloat16", "float16", "int32"]
 #: How a weight shard arranges the items of a tensor.
@@ -31,8 +38,11 @@ FormatName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An immutable record that refuses unknown fields."""
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """An immutable record that ignores unknown fields."""
 
 
 class Target(_Record, frozen=True):
@@ -51,9 +61,14 @@ class TensorSpec(_Record, frozen=True):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: AbiTensor, symbols: Symbols) -> Self:
-        """Describes an input or output of the ABI in the executable with these values of symbols."""
-        return cls(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape(symbols))
+    def of(cls, tensor: AbiTensor, symbols: Symbols, *, computed: DType = "float32") -> Self:
+        """Describes an input or output of the ABI in the executable with these values of symbols.
+
+        Args:
+            computed: Dtype of the executable's computation.
+        """
+        dtype = computed if tensor.dtype == "computed" else tensor.dtype
+        return cls(name=tensor.name, dtype=dtype, shape=tensor.shape(symbols))
 
 
 class ConstantBinding(_Record, frozen=True):
@@ -254,6 +269,8 @@ class Manifest(_Record, frozen=True):
     #: See `bundle.abi.digest.compute_graph_abi_digest`.
     graph_abi_digest: Digest
     serving: Serving = Serving()
+    #: Names of `FEATURES` without which a reader would misunderstand the bundle, sorted.
+    required_features: tuple[str, ...] = ()
 
     @property
     def has_executables(self) -> bool:
@@ -295,37 +312,46 @@ class Manifest(_Record, frozen=True):
         return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
 
     def to_json(self) -> bytes:
-        """Writes canonical JSON: equal manifests give equal bytes."""
+        """Writes canonical JSON: equal manifests give equal bytes.
+
+        Optional fields at their defaults are left out, so that manifests from before these fields keep their bytes.
+        """
         document: dict[str, Any] = msgspec.to_builtins(self)
-        if not document["serving"]:
-            del document["serving"]
+        for name in ("serving", "required_features"):
+            if not document[name]:
+                del document[name]
         return canonical_json(document)
 
 
 def parse_manifest(data: bytes, *, digest: str = "") -> Manifest:
-    """Reads a manifest and checks its schema strictly.
+    """Reads a manifest. Ignores unknown fields; known ones must follow the schema.
 
     Raises:
-        AbiUnsupported: ABI version, flags or submodels that this code does not serve.
+        AbiUnsupported: ABI version, required features, flags or submodels that this code does not know or serve.
         ManifestInvalid: The manifest does not follow the schema in another way.
     """
-    try:
-        version = msgspec.json.decode(data, type=_AbiVersion).abi_version
-    except (ValueError, RecursionError) as error:
-        raise ManifestInvalid(str(error), digest) from error
+    # In this order, because another ABI version or an unknown feature may give every other field another form.
+    version = _decode(data, _AbiVersion, digest).abi_version
     if version != ABI_VERSION:
         raise AbiUnsupported("abi_version", str(version), str(ABI_VERSION))
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (ValueError, RecursionError) as error:
-        raise ManifestInvalid(str(error), digest) from error
+    unknown = sorted(set(_decode(data, _RequiredFeatures, digest).required_features) - FEATURES.keys())
+    if unknown:
+        raise AbiUnsupported("required_features", ", ".join(unknown), ", ".join(sorted(FEATURES)) or "none")
+    manifest = _decode(data, Manifest, digest)
     try:
         manifest.to_json()
     except ValueError as error:
-        # Large integers, for example: a manifest that cannot be written again cannot be copied.
+        # Large integers, for example: the weights of another checkpoint come with a manifest made of this one.
         raise ManifestInvalid(str(error), digest) from error
     _check_is_served(manifest)
     return manifest
+
+
+def _decode(data: bytes, record: type[_StructT], digest: str) -> _StructT:
+    try:
+        return msgspec.json.decode(data, type=record)
+    except (ValueError, RecursionError) as error:
+        raise ManifestInvalid(str(error), digest) from error
 
 
 def _check_is_served(manifest: Manifest) -> None:
@@ -344,3 +370,9 @@ class _AbiVersion(msgspec.Struct):
     """The only field that manifests of every ABI version have."""
 
     abi_version: int
+
+
+class _RequiredFeatures(msgspec.Struct):
+    """The field that all manifests of this ABI version have in the same form."""
+
+    required_features: tuple[str, ...] = ()

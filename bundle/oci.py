@@ -25,7 +25,12 @@ EMPTY_TYPE: Final = "application/vnd.oci.empty.v1+json"
 EMPTY_JSON: Final = b"{}"
 
 TITLE: Final = "org.opencontainers.image.title"
+VERSION: Final = "org.opencontainers.image.version"
+SOURCE: Final = "org.opencontainers.image.source"
 REF_NAME: Final = "org.opencontainers.image.ref.name"
+
+#: Title of the layer that repeats the config blob, because a mounted image volume shows layers only.
+MANIFEST_TITLE: Final = "manifest.json"
 
 #: Sizes that JSON readers without 64-bit integers read exactly.
 SizeBytes = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
+from bundle.blob_writer import StoredBlob
 from bundle.consistency import check_consistency
 from bundle.digest import Progress, parse_digest, sha256_bytes
 from bundle.errors import BlobCorrupt, BlobMissing, BlobNotFound, BundleNotFound, ManifestInvalid
@@ -27,6 +28,16 @@ MAX_IMAGE_MANIFEST_BYTES: Final = 4 << 20
 MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
+class BlobFiles(Protocol):
+    """Files of blobs: a `Layout`, or a directory of another form."""
+
+    def stored(self, digest: str) -> StoredBlob:
+        """See `Layout.stored`."""
+
+    def blob_path(self, digest: str) -> Path:
+        """See `Layout.blob_path`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """One bundle of a store. Its manifests are verified; its other blobs exist and have the right size.
@@ -36,12 +47,14 @@ class Bundle:
         descriptor: The OCI image manifest's own descriptor; its digest is the bundle's.
         image: The OCI image manifest.
         manifest: The Kiln manifest, which is the image's config blob.
+        manifest_json: The bytes of this blob, which may have fields that `manifest` has not.
     """
 
-    layout: Layout
+    layout: BlobFiles
     descriptor: BlobDescriptor
     image: ImageManifest
     manifest: Manifest
+    manifest_json: bytes
 
     @property
     def digest(self) -> str:
@@ -104,13 +117,14 @@ def read_bundle(layout: Layout, digest: str) -> Bundle:
     """
     data = read_small_blob(layout, digest, MAX_IMAGE_MANIFEST_BYTES)
     image = _parse_image(data, digest)
-    manifest = parse_manifest(read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES), digest=digest)
+    manifest_json = read_small_blob(layout, image.config.digest, MAX_MANIFEST_BYTES)
+    manifest = parse_manifest(manifest_json, digest=digest)
     check_consistency(manifest, digest=digest)
-    _check_layers(image, manifest, digest)
+    check_layers(image, manifest, digest)
     descriptor = BlobDescriptor(
         media_type=IMAGE_MANIFEST_TYPE, digest=digest, size_bytes=len(data), artifact_type=BUNDLE_TYPE
     )
-    bundle = Bundle(layout=layout, descriptor=descriptor, image=image, manifest=manifest)
+    bundle = Bundle(layout=layout, descriptor=descriptor, image=image, manifest=manifest, manifest_json=manifest_json)
     for blob in bundle.blobs:
         size_bytes = layout.stored(blob.digest).size_bytes
         if size_bytes != blob.size_bytes:
@@ -118,7 +132,12 @@ def read_bundle(layout: Layout, digest: str) -> Bundle:
     return bundle
 
 
-def _check_layers(image: ImageManifest, manifest: Manifest, digest: str) -> None:
+def check_layers(image: ImageManifest, manifest: Manifest, digest: str) -> None:
+    """Checks that every blob of a manifest is a layer, and every weight shard as large as the manifest says.
+
+    Raises:
+        ManifestInvalid: A blob is no layer, or a shard has another size.
+    """
     sizes = {layer.digest: layer.size_bytes for layer in image.layers}
     missing = manifest.blobs() - sizes.keys()
     if missing:

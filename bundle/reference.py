@@ -12,10 +12,17 @@ from bundle.errors import RefInvalid
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _VERSION: Final = re.compile(r"v([1-9][0-9]{0,8})")
 _VERSION_LIKE: Final = re.compile(r"v[0-9]+")
+_VERSION_ENDING: Final = re.compile(r".*-v[0-9]+")
 
 ACCEPTED_REF: Final = "NAME, NAME:vN, NAME@ALIAS or sha256:HEX"
-ACCEPTED_NAME: Final = "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit; not 'sha256'"
-ACCEPTED_ALIAS: Final = "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit; not of the form vN"
+ACCEPTED_NAME: Final = (
+    "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit; not 'sha256', and not ending in -vN, "
+    "because NAME-vN is the tag of NAME:vN"
+)
+ACCEPTED_ALIAS: Final = (
+    "1 to 128 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit; not of the form vN, and not ending in "
+    "-vN, because NAME-vN is the tag of NAME:vN"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,13 @@ class Reference:
             return f"{self.name}:v{self.version}"
         return f"{self.name}@{self.alias}" if self.alias is not None else str(self.name)
 
+    @property
+    def tag(self) -> str:
+        """The tag of a version or alias, `NAME-vN` or `NAME-ALIAS`, because OCI allows neither ':' nor '@' in tags."""
+        assert self.name is not None
+        assert self.version is not None or self.alias is not None
+        return f"{self.name}-v{self.version}" if self.version is not None else f"{self.name}-{self.alias}"
+
 
 def parse_reference(text: str) -> Reference:
     """Reads `NAME`, `NAME:vN`, `NAME@ALIAS` or `sha256:HEX`.
@@ -64,6 +78,22 @@ def parse_reference(text: str) -> Reference:
     elif is_name(text):
         return Reference(name=text)
     raise RefInvalid(text, ACCEPTED_REF)
+
+
+def list_aliases_of_tag(tag: str) -> tuple[Reference, ...]:
+    """Lists the references to aliases, `NAME@ALIAS`, that would have a tag: there are several if it has several '-'."""
+    splits = [(tag[:position], tag[position + 1 :]) for position, letter in enumerate(tag) if letter == "-"]
+    return tuple(Reference(name=name, alias=alias) for name, alias in splits if is_name(name) and is_alias(alias))
+
+
+def is_new_name(text: str) -> bool:
+    """Whether a bundle may get this name. References take some more, since earlier releases gave them."""
+    return is_name(text) and _VERSION_ENDING.fullmatch(text) is None
+
+
+def is_new_alias(text: str) -> bool:
+    """Whether a version may get this alias. References take some more, since earlier releases gave them."""
+    return is_alias(text) and _VERSION_ENDING.fullmatch(text) is None
 
 
 def is_name(text: str) -> bool:

@@ -11,6 +11,7 @@ from bundle.errors import BundleNotFound, LayoutInvalid
 from bundle.layout import Layout
 from bundle.oci import BUNDLE_TYPE, BlobDescriptor, Index
 from bundle.referrers import read_manifest, without_referrers
+from bundle.tags import is_written_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def collect_garbage(layout: Layout, find_needs: FindNeeds, *, dry_run: bool = Fa
 
     Also removes the unfinished blobs of writers that have ended, and does not count them.
 
-    A tag names its index entry, so entries with a tag stay. Entries that are not bundles stay too.
+    A tag names its index entry, so entries with a tag stay; but the tags of `bundle.tags` only repeat what `find_needs`
+    knows better. Entries that are not bundles stay too.
 
     Args:
         find_needs: Returns the bundles and blobs that are needed besides those that living writers have pinned.
@@ -111,7 +113,7 @@ def collect_garbage(layout: Layout, find_needs: FindNeeds, *, dry_run: bool = Fa
 
 
 def _unnamed_bundles(index: Index) -> set[str]:
-    tagged = {entry.digest for entry in index.manifests if entry.ref_name}
+    tagged = {entry.digest for entry in index.manifests if entry.ref_name and not is_written_tag(entry)}
     return {entry.digest for entry in index.manifests if entry.artifact_type == BUNDLE_TYPE} - tagged
 
 

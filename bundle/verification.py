@@ -74,6 +74,25 @@ class BlobVerifier:
                 raise BlobCorrupt(digest, actual, title)
             self._record(status, digest)
 
+    def identify(self, path: Path) -> str:
+        """Returns the digest of a file's bytes. Hashes a file that has not changed since only the first time.
+
+        Raises:
+            BlobNotFound: There is no such regular file; the error has its path in place of a digest.
+        """
+        with _open_regular(path, str(path)) as file:
+            status = os.fstat(file.fileno())
+            row = self._execute(
+                "SELECT digest FROM verified WHERE (device, inode, size_bytes, ctime_ns) = (?, ?, ?, ?)",
+                (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns),
+            )
+            if row is not None:
+                return str(row[0])
+            settled = self._settle(file)
+            digest = sha256_stream(file)
+            self._record(settled, digest)
+            return digest
+
     def remember(self, path: Path, digest: str) -> None:
         """Records a blob whose bytes were hashed while they were written, and which has not changed since.
 
@@ -103,13 +122,14 @@ class BlobVerifier:
             row = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns, digest)
             self._execute("INSERT OR REPLACE INTO verified VALUES (?, ?, ?, ?, ?)", row)
 
-    def _execute(self, statement: str, row: tuple[int, int, int, int, str]) -> object:
+    def _execute(self, statement: str, row: tuple[int | str, ...]) -> tuple[object, ...] | None:
         if self._cache_path is None:
             return None
         try:
             with closing(sqlite3.connect(self._cache_path, timeout=10)) as database, database:
                 database.execute(_SCHEMA)
-                return database.execute(statement, row).fetchone()
+                found: tuple[object, ...] | None = database.execute(statement, row).fetchone()
+                return found
         except sqlite3.Error as error:
             _log.warning("verified-blob cache %s is of no use: %s", self._cache_path, error)
             return None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from bundle.annotations import Origin, annotate_image
 from bundle.blob_writer import StoredBlob
 from bundle.consistency import check_consistency
 from bundle.errors import BlobNotFound, ManifestInvalid
@@ -14,6 +15,7 @@ from bundle.manifest import Manifest
 from bundle.oci import (
     BUNDLE_TYPE,
     IMAGE_MANIFEST_TYPE,
+    MANIFEST_TITLE,
     MANIFEST_TYPE,
     REF_NAME,
     TITLE,
@@ -61,36 +63,39 @@ class BundleWriter:
             raise ManifestInvalid(f"two layers have the title {title!r}")
         return descriptor
 
-    def publish(self, manifest: Manifest, *, ref_name: str | None = None) -> str:
-        """Makes the whole bundle visible at once.
+    def publish(self, manifest: Manifest, *, origin: Origin | None = None, ref_name: str | None = None) -> str:
+        """Makes the whole bundle visible at once. Adds the manifest as layer `manifest.json` too.
 
         Args:
             manifest: Describes the blobs that were added.
+            origin: What the checkpoint says of itself, for the annotations; None if it says nothing.
             ref_name: Tag of the index entry, for registry tools. If another bundle has this tag, it loses it.
 
         Returns:
-            The bundle's digest. It depends on manifest and blobs only, not on the order in which they were added.
+            The bundle's digest. It depends on manifest, blobs and origin only, not on the order in which the blobs
+            were added.
 
         Raises:
             BlobNotFound: The manifest names a blob that was not added, or a blob has been deleted meanwhile.
-            ManifestInvalid: The manifest's parts do not fit each other, or it holds values that JSON cannot.
+            ManifestInvalid: The manifest's parts do not fit each other, it holds values that JSON cannot, or another
+                file has the title `manifest.json`.
             LayoutInvalid: The store's index is broken.
         """
         check_consistency(manifest)
-        layers = tuple(self._layers[title] for title in sorted(self._layers))
-        for digest in sorted(manifest.blobs() - {layer.digest for layer in layers}):
+        for digest in sorted(manifest.blobs() - {layer.digest for layer in self._layers.values()}):
             raise BlobNotFound(digest)
         try:
             manifest_json = manifest.to_json()
         except ValueError as error:
             raise ManifestInvalid(str(error)) from error
-        config = self._layout.put_blob(manifest_json)
+        config = self.add_blob(manifest_json, MANIFEST_TYPE, MANIFEST_TITLE)
         image = ImageManifest(
             schema_version=2,
             media_type=IMAGE_MANIFEST_TYPE,
             artifact_type=BUNDLE_TYPE,
             config=BlobDescriptor(media_type=MANIFEST_TYPE, digest=config.digest, size_bytes=config.size_bytes),
-            layers=layers,
+            layers=tuple(self._layers[title] for title in sorted(self._layers)),
+            annotations=annotate_image(manifest, origin or Origin()),
         )
         digest = self._layout.put_blob(image.to_json()).digest
         register_bundle(self._layout, digest, ref_name=ref_name)

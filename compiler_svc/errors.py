@@ -13,6 +13,7 @@ CompilerError
 ├── FilterInvalid             a list filter that this service does not know
 ├── OffsetInvalid             an offset outside a blob
 ├── AliasInvalid              text that is not an alias
+├── TagAmbiguous              an alias whose tag another alias has
 ├── AliasNotFound             an alias that does not exist
 ├── AliasChanged              an alias that moved since its etag was read
 ├── BundleInUse               a version that an alias still names
@@ -70,7 +71,7 @@ class FeatureNotServed(CompilerError):
 
 
 class NameInvalid(CompilerError):
-    """Text that is not a bundle name."""
+    """Text that is not a bundle name, or a name whose tags would be ambiguous."""
 
     reason = "NAME_INVALID"
 
@@ -168,13 +169,23 @@ class OffsetInvalid(CompilerError):
 
 
 class AliasInvalid(CompilerError):
-    """Text that is not an alias."""
+    """Text that is not an alias, or an alias whose tag would be ambiguous."""
 
     reason = "ALIAS_INVALID"
 
     def __init__(self, alias: str) -> None:
         violation = FieldViolation("alias", repr(alias), ACCEPTED_ALIAS)
         super().__init__(str(violation), violations=(violation,), alias=alias)
+
+
+class TagAmbiguous(CompilerError):
+    """An alias whose tag in the store's index another alias has."""
+
+    reason = "TAG_AMBIGUOUS"
+
+    def __init__(self, alias: str, tag: str, other: str) -> None:
+        violation = FieldViolation("alias", repr(alias), f"an alias whose tag is its own: {other} has the tag {tag}")
+        super().__init__(str(violation), violations=(violation,), alias=alias, tag=tag, other=other)
 
 
 class AliasNotFound(CompilerError):

@@ -25,7 +25,8 @@ COPY execution /src/execution
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/protos /src/bundle /src/targets /src/edge /src/execution
 COPY runtime_svc /src/runtime_svc
 RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip wheel --no-deps --wheel-dir /wheels /src/runtime_svc
-RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} /wheels/*.whl
+# With the API that routers know (docs/api.md).
+RUN --mount=type=cache,target=/root/.cache/pip /opt/kiln/bin/python -m pip install ${PIP_EXTRA_ARGS} /wheels/*.whl 'kiln-runtime[vllm-engine]'
 # The library is optional for pip; without it no bundle of several ranks runs.
 RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
 

@@ -1,4 +1,4 @@
-"""Wraps gRPC method handlers of any arity in a context manager."""
+"""Wraps gRPC method handlers of any arity in a context manager, and tells probes from other calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _FACTORIES: Final = {
     "stream_stream": grpc.stream_stream_rpc_method_handler,
 }
 
-
-# Orchestrators and tools make these calls every second; they would say little about the service.
+#: Orchestrators and tools make these calls every second.
 _PROBES: Final = ("/grpc.health.", "/grpc.reflection.")
 
 

@@ -52,6 +52,8 @@ class StepResult(msgspec.Struct, frozen=True):
         duration_s: Seconds in the rank process, from the call to the answer.
         logits: f32 [rows, vocab_size], a copy. None unless the step asked.
         invalid_rows: Rows whose numbers the executable has marked as invalid. They have no tokens.
+        internal: The internal outputs by name, f32 [ranks, *shape of the output], copies. Empty unless the ranks were
+            started to return them.
     """
 
     tokens: list[list[int]]
@@ -61,6 +63,7 @@ class StepResult(msgspec.Struct, frozen=True):
     duration_s: float
     logits: memoryview[float] | None = None
     invalid_rows: tuple[int, ...] = ()
+    internal: Mapping[str, memoryview[float]] = {}
 
 
 def step_inputs(executable: Executable, sampling: Sampling) -> tuple[TensorSpec, ...]:

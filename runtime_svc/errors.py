@@ -8,6 +8,9 @@ KilnError
 │   ├── DeploymentNotFound
 │   ├── DeploymentNotReady
 │   ├── DeploymentExists            an id that another bundle holds
+│   ├── DeploymentNotChosen         a call that names no deployment, while not exactly one serves
+│   ├── EngineNotServing            vLLM's engine API, while it has no deployment to speak for
+│   ├── MethodNotServed             a method of an API of others that Kiln does not serve
 │   ├── RequestIdInUse
 │   ├── RequestsInFlight            a call with policy REFUSE while requests run
 │   ├── QueueFull
@@ -98,12 +101,8 @@ class DeploymentNotReady(RuntimeServiceError):
     reason = "DEPLOYMENT_NOT_READY"
 
     def __init__(self, deployment_id: str, state: str, detail: str = "") -> None:
-        super().__init__(
-            f"deployment {deployment_id!r} is {state}" + (f": {detail}" if detail else ""),
-            deployment_id=deployment_id,
-            state=state,
-            detail=detail,
-        )
+        message = f"deployment {deployment_id!r} is {state}" + (f": {detail}" if detail else "")
+        super().__init__(message, deployment_id=deployment_id, state=state, detail=detail)
 
 
 class DeploymentExists(RuntimeServiceError):
@@ -120,6 +119,35 @@ class DeploymentExists(RuntimeServiceError):
             deployment_id=deployment_id,
             bundle_digest=bundle_digest,
         )
+
+
+class DeploymentNotChosen(RuntimeServiceError):
+    """A call that names no deployment, while not exactly one serves."""
+
+    reason = "DEPLOYMENT_NOT_CHOSEN"
+
+    def __init__(self, serving_ids: Sequence[str]) -> None:
+        serving = ", ".join(serving_ids)
+        detail = f"several serve: {serving}; --engine-deployment of the runtime names one" if serving else "none serves"
+        super().__init__(f"this API names no deployment, and {detail}", deployment_ids=serving)
+
+
+class EngineNotServing(RuntimeServiceError):
+    """A Generate of vLLM's engine API while the runtime has no deployment that could answer: another runtime may."""
+
+    reason = "ENGINE_NOT_SERVING"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"vLLM's engine API does not serve now: {detail}", detail=detail)
+
+
+class MethodNotServed(RuntimeServiceError):
+    """A method of an API of others that Kiln does not serve."""
+
+    reason = "METHOD_NOT_SERVED"
+
+    def __init__(self, method: str, detail: str) -> None:
+        super().__init__(f"{method} is not served: {detail}", method=method, detail=detail)
 
 
 class RequestIdInUse(RuntimeServiceError):
@@ -202,12 +230,8 @@ class MemoryUnavailable(RuntimeServiceError):
     reason = "MEMORY_UNAVAILABLE"
 
     def __init__(self, needed_bytes: int, free_bytes: int, total_bytes: int) -> None:
-        super().__init__(
-            f"{needed_bytes} bytes of memory are needed; {free_bytes} of {total_bytes} are free",
-            needed_bytes=needed_bytes,
-            free_bytes=free_bytes,
-            total_bytes=total_bytes,
-        )
+        message = f"{needed_bytes} bytes of memory are needed; {free_bytes} of {total_bytes} are free"
+        super().__init__(message, needed_bytes=needed_bytes, free_bytes=free_bytes, total_bytes=total_bytes)
 
 
 class ExecutablesMissing(RuntimeServiceError):
@@ -260,11 +284,8 @@ class TokenizerMismatch(RuntimeServiceError):
     reason = "TOKENIZER_MISMATCH"
 
     def __init__(self, expected: str, actual: str) -> None:
-        super().__init__(
-            f"the weights belong to tokenizer {actual}; the deployment uses {expected}",
-            expected=expected,
-            actual=actual,
-        )
+        message = f"the weights belong to tokenizer {actual}; the deployment uses {expected}"
+        super().__init__(message, expected=expected, actual=actual)
 
 
 class LoadInProgress(RuntimeServiceError):
@@ -296,13 +317,8 @@ class BucketExceeded(RuntimeServiceError):
     reason = "BUCKET_EXCEEDED"
 
     def __init__(self, submodel: str, dimension: str, needed: int, largest: int) -> None:
-        super().__init__(
-            f"{needed} {dimension} exceed the largest bucket of {submodel}, {largest}",
-            submodel=submodel,
-            dimension=dimension,
-            needed=needed,
-            largest=largest,
-        )
+        message = f"{needed} {dimension} exceed the largest bucket of {submodel}, {largest}"
+        super().__init__(message, submodel=submodel, dimension=dimension, needed=needed, largest=largest)
 
 
 class TooManyCaptures(RuntimeServiceError):

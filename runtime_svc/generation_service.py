@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
@@ -16,15 +17,19 @@ from kiln.runtime.v1 import generation_pb2_grpc
 from edge.access_log import bind_request_id, bound_request_id, describe_call
 from edge.request_id import REQUEST_ID
 from edge.spans import TRACER, record_span
+from runtime_svc.captures.directory import CapturingStream
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.events import Finished
 from runtime_svc.engine.request import Usage
+from runtime_svc.engine.streams import OutputStream
 from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 # The engine ends a sequence this long before the call's deadline, so that the terminal event still reaches the client.
 DEADLINE_MARGIN_S: Final = 0.05
+#: What ended a request if its client did so by a call.
+ABORT_CAUSE: Final = "Abort"
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
@@ -39,21 +44,14 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         describe_call(deployment_id=request.deployment_id)
         if REQUEST_ID.fullmatch(request.request_id):
             bind_request_id(context, request.request_id)
-        deadline_s = _deadline_of(context)
+        deadline_s = find_deadline(context)
         deployment = self._deployments.get_for_requests(request.deployment_id)
         arrived_ns = time.time_ns()
         call = call_from_pb(request, request_id=request.request_id or bound_request_id())
         stream = await deployment.generate(call, deadline_s=deadline_s)
-        try:
+        with conclude_stream(stream, arrived_ns):
             async for event in stream:
                 yield event_to_pb(event)
-        finally:
-            # Here, and not at the terminal event: a client that has left gets none.
-            stream.close()
-            if stream.finished is not None:
-                describe_call(**_summarize(stream.finished))
-                if TRACER.get() is not None:
-                    _trace(stream.finished.usage, arrived_ns)
         if stream.finished is not None and stream.finished.finish.error is not None:
             raise stream.finished.finish.error
 
@@ -61,7 +59,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Ends a request; its slot is free when the client gets the answer."""
         describe_call(deployment_id=request.deployment_id)
         engine = self._deployments.get(request.deployment_id).engine
-        if engine is not None and engine.requests.abort(request.request_id, "Abort"):
+        if engine is not None and engine.requests.abort(request.request_id, ABORT_CAUSE):
             return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ABORTED)
         return pb.AbortResponse(outcome=pb.AbortResponse.OUTCOME_ALREADY_FINISHED)
 
@@ -80,12 +78,31 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return pb.DetokenizeResponse(text=text)
 
 
-def _deadline_of(context: Context) -> float | None:
+def find_deadline(context: Context) -> float | None:
     """Returns when to end the sequence, in seconds of the event loop's clock; None if the call has no deadline."""
     remaining_s = context.time_remaining()
     if remaining_s is None:
         return None
     return asyncio.get_running_loop().time() + remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 4)
+
+
+@contextmanager
+def conclude_stream(stream: OutputStream | CapturingStream, arrived_ns: int) -> Iterator[None]:
+    """Closes a stream when its call ends in any way, and tells log and trace what became of the sequence.
+
+    Args:
+        stream: The stream that the call reads inside this context.
+        arrived_ns: When the call arrived, in nanoseconds since the epoch.
+    """
+    try:
+        yield
+    finally:
+        # Here, and not at the terminal event: a client that has left gets none.
+        stream.close()
+        if stream.finished is not None:
+            describe_call(**_summarize(stream.finished))
+            if TRACER.get() is not None:
+                _trace(stream.finished.usage, arrived_ns)
 
 
 def _summarize(finished: Finished) -> dict[str, object]:

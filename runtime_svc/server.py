@@ -6,14 +6,17 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import structlog
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
+from bundle.errors import FieldViolation
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
+from edge.errors import OptionsInvalid
 from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
@@ -41,9 +44,14 @@ from runtime_svc.settings import Settings
 from runtime_svc.status import STATUS_TABLE
 from runtime_svc.text.workers import TextWorkers
 
+if TYPE_CHECKING:
+    from runtime_svc.vllm_engine.service import VllmEngineService
+
 #: Its health does not depend on deployments: it loads them, and tells what became of them while the server drains.
 CONTROL_SERVICE: Final = "kiln.runtime.v1.RuntimeService"
 SERVICES: Final = ("kiln.runtime.v1.GenerationService", CONTROL_SERVICE)
+#: The API that routers speak to engines of vLLM, if the extra `vllm-engine` is installed.
+ENGINE_SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 #: Health has a name for each deployment: this and its id.
 DEPLOYMENT_PREFIX: Final = "deployment/"
 
@@ -60,25 +68,34 @@ class RuntimeServer:
         reconciler: Reconciler,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        """Builds the server; call it on the running event loop."""
+        """Builds the server; call it on the running event loop.
+
+        Raises:
+            OptionsInvalid: A deployment is named for vLLM's engine API, and the extra is not installed.
+        """
+        engine = _make_vllm_engine(deployments, settings.engine_deployment)
 
         def register(server: grpc.aio.Server) -> None:
             generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(deployments), server)
             runtime_pb2_grpc.add_RuntimeServiceServicer_to_server(RuntimeService(deployments), server)
+            if engine is not None:
+                engine.register(server)
 
         self.edge = EdgeServer(
             settings.edge,
             status_table=STATUS_TABLE,
-            services=SERVICES,
+            services=SERVICES if engine is None else (*SERVICES, ENGINE_SERVICE),
             register=register,
             always_serving=(CONTROL_SERVICE,),
             interceptors=interceptors,
         )
+        self._engine = engine
         self._drain_timeout_s = settings.edge.drain_timeout_s
         self._reconciler = reconciler
         self._reloads: set[asyncio.Task[None]] = set()
         self.deployments = deployments
         deployments.on_states_changed = self._update_health
+        self._update_health()
 
     async def start(self) -> int:
         """Begins to load recorded and declared deployments, then listens; returns the port.
@@ -120,6 +137,8 @@ class RuntimeServer:
         is_complete = not any(deployment.is_missing for deployment in deployments)
         for name in (OVERALL, *(service for service in SERVICES if service != CONTROL_SERVICE)):
             health.set_serving(name, is_complete)
+        if self._engine is not None:
+            health.set_serving(ENGINE_SERVICE, self._engine.is_ready())
         states = {f"{DEPLOYMENT_PREFIX}{one.deployment_id}": one.state for one in deployments}
         for name, state in states.items():
             health.set_serving(name, state is DeploymentState.READY)
@@ -147,6 +166,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         TlsFileInvalid: See `CompilerEndpoint.connect`.
         AddressUnavailable: See `serve_metrics`.
         TracingUnavailable: See `open_tracing`.
+        OptionsInvalid: See `RuntimeServer`.
     """
     async with AsyncExitStack() as stack:
         records = RecordStore(settings.state)
@@ -193,6 +213,22 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         rows = [*server.edge.list_metrics(), *list_metrics(deployments)]
         server.edge.metrics_port = await stack.enter_async_context(serve_metrics(settings.edge, rows))
         yield server
+
+
+def _make_vllm_engine(deployments: Deployments, deployment_id: str | None) -> VllmEngineService | None:
+    """Returns the servicer of vLLM's engine API; None if its messages are not installed.
+
+    Raises:
+        OptionsInvalid: They are not, and a deployment is named for it.
+    """
+    if find_spec("smg_grpc_proto") is None:
+        if deployment_id is not None:
+            accepted = "unset without the extra `vllm-engine`, as in `pip install 'kiln-runtime[vllm-engine]'`"
+            raise OptionsInvalid([FieldViolation("engine-deployment", repr(deployment_id), accepted)])
+        return None
+    from runtime_svc.vllm_engine.service import VllmEngineService  # noqa: PLC0415 - of the extra
+
+    return VllmEngineService(deployments, deployment_id)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

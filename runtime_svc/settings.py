@@ -21,6 +21,7 @@ from edge.options import (
     SECONDS,
     SERVER_OPTIONS,
     SIZE,
+    TEXT,
     Option,
     one_of,
     read_edge_config,
@@ -49,6 +50,7 @@ class Settings:
         memory_bytes: Memory that deployments may use.
         capture_directory: Directory of captured inputs; None refuses requests that ask for them.
         deployments_file: File that declares deployments; None leaves loading to calls.
+        engine_deployment: The deployment that vLLM's engine API speaks for; None for the only one that serves.
         follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
@@ -67,6 +69,7 @@ class Settings:
     memory_bytes: int
     capture_directory: Path | None
     deployments_file: Path | None
+    engine_deployment: str | None
     follow_interval_s: float
     queue_capacity: int
     stream_capacity: int
@@ -79,7 +82,7 @@ OPTIONS: Final = (
     Option(
         "bundles",
         PATH,
-        "OCI image layout, or directory of such, to take bundles from before the compiler is asked; only read",
+        "OCI image layout, unpacked bundle or directory of these, to take bundles from before the compiler is asked",
         default=(),
         is_repeatable=True,
     ),
@@ -106,6 +109,12 @@ OPTIONS: Final = (
         default_text="no captures",
     ),
     Option("deployments", PATH, "YAML or JSON: the deployments to have"),
+    Option(
+        "engine-deployment",
+        TEXT,
+        "deployment that vLLM's engine API, which names none, speaks for",
+        default_text="the only one that serves",
+    ),
     Option("follow-interval", SECONDS, "how often to ask which versions followed aliases name", default=5.0),
     Option("queue-capacity", COUNT, "requests that may wait for a slot", default=256),
     Option("stream-capacity", COUNT, "events that may wait for a slow client", default=64),
@@ -133,6 +142,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         memory_bytes=options.memory or int(measure_memory() * _MEMORY_SHARE),
         capture_directory=_absolute(options.capture_directory),
         deployments_file=_absolute(options.deployments),
+        engine_deployment=options.engine_deployment,
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,

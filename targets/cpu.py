@@ -106,4 +106,5 @@ CPU: Final = Target(
         _COMPILED,
         _COMPILED,
     ),
+    returns_internal=True,
 )

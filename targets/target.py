@@ -74,6 +74,8 @@ class Target:
             says otherwise.
         isas: Instruction sets for which executables can be made.
         lowerings: How executables are made at optimization levels 0, 1 and 2.
+        returns_internal: Whether executables return the internal outputs of the ABI, for the golden check. That costs
+            nothing if outputs are in the host's memory anyway; a device would have to copy them in every step.
         note: A warning that plans for the target show.
     """
 
@@ -85,6 +87,7 @@ class Target:
     logical_core_sizes: tuple[int, ...] = (1,)
     isas: IsaLevels = field(default_factory=IsaLevels)
     lowerings: tuple[Lowering, Lowering, Lowering]
+    returns_internal: bool = False
     note: str = ""
 
     @property

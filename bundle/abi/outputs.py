@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from bundle.abi.inputs import INPUTS, LEFT_PADDED
@@ -14,16 +15,32 @@ NO_TOKEN: Final = -1
 #: In the output `tokens`, first in a row: the row's numbers are invalid and it has no tokens.
 INVALID_ROW: Final = -2
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output(AbiTensor):
+    """One output of executables.
+
+    Attributes:
+        is_internal: Whether the golden check alone reads it. A rank that serves drops it where the executable left it,
+            so it costs neither a copy nor room in the memory of steps, and no deployment offers it. It may differ from
+            rank to rank; other outputs are the same on all.
+    """
+
+    is_internal: bool = False
+
+
 _ROWS: Final = (
-    AbiTensor(name="tokens", dtype="int32", dims=("R", "K"), flag="tokens"),
-    AbiTensor(name="logits", dtype="float32", dims=("R", "K", "V"), flag="logits"),
+    Output(name="tokens", dtype="int32", dims=("R", "K"), flag="tokens"),
+    Output(name="logits", dtype="float32", dims=("R", "K", "V"), flag="logits"),
+    # The logits from which an executable picks tokens, before ranks exchange any. The last ranks' may end in padding.
+    Output(name="rank_logits", dtype="computed", dims=("R", "K", "rank_V"), flag="rank_logits", is_internal=True),
 )
 
 #: Every output, by name.
-OUTPUTS: Final[Mapping[str, AbiTensor]] = {row.name: row for row in _ROWS}
+OUTPUTS: Final[Mapping[str, Output]] = {row.name: row for row in _ROWS}
 
 
-def outputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[AbiTensor, ...]:
+def outputs_of(submodel: SubmodelName, flags: Collection[str]) -> tuple[Output, ...]:
     """Lists the outputs of a submodel's executables, in order.
 
     Args:

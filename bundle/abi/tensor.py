@@ -14,11 +14,12 @@ from bundle.abi.submodels import SUBMODELS, SubmodelName
 #: T                 tokens of a row
 #: K                 tokens of a row that have outputs: 1, or as many as a speculative step verifies
 #: V                 vocabulary size
+#: rank_V            vocabulary of one rank: its share of V, rounded up
 #: pad_id            token id of padding
 #: scratch_slot      KV slot that idle rows write; the last one
 #: last_token_id     largest token id
 #: last_position     largest position that a token may have
-Symbol = Literal["R", "T", "K", "V", "pad_id", "scratch_slot", "last_token_id", "last_position"]
+Symbol = Literal["R", "T", "K", "V", "rank_V", "pad_id", "scratch_slot", "last_token_id", "last_position"]
 Symbols = Mapping[Symbol, int]
 
 
@@ -27,13 +28,14 @@ class AbiTensor:
     """One input or output.
 
     Attributes:
+        dtype: `computed` is the dtype of the executable's computation, which is that of its state.
         dims: Its dimensions. K is left out of executables for which it is 1.
         flag: Only executables with this flag have the tensor; None: all executables of its submodels have it.
         submodels: Submodels that can have it.
     """
 
     name: str
-    dtype: Literal["int32", "float32"]
+    dtype: Literal["int32", "float32", "computed"]
     dims: tuple[Symbol | int, ...]
     flag: str | None = None
     submodels: tuple[SubmodelName, ...] = tuple(SUBMODELS)

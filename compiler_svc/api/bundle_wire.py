@@ -42,7 +42,7 @@ def bundle_to_pb(named: NamedBundle) -> pb.Bundle:
     message.digest = bundle.digest
     message.size_bytes = bundle.size_bytes
     message.graph_abi_digest = bundle.manifest.graph_abi_digest
-    message.manifest_json = bundle.manifest.to_json()
+    message.manifest_json = bundle.manifest_json
     message.contents = _CONTENTS[contents_of(bundle)]
     message.blobs.extend(map(blob_to_pb, bundle.blobs))
     return message

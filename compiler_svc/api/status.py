@@ -35,6 +35,7 @@ STATUS_TABLE: Final[StatusTable] = {
     errors.FilterInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OffsetInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     errors.AliasInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.TagAmbiguous: grpc.StatusCode.INVALID_ARGUMENT,
     errors.AliasNotFound: grpc.StatusCode.NOT_FOUND,
     errors.AliasChanged: grpc.StatusCode.ABORTED,
     errors.BundleInUse: grpc.StatusCode.FAILED_PRECONDITION,

@@ -44,6 +44,7 @@ from compiler_svc.records import Stage
 from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.model_card import read_origin
 from compiler_svc.weights.tensors import check_finite
 from execution.ranks.forkservers import OpenForkserver
 
@@ -98,7 +99,7 @@ def build_bundle(
         database: Holds the action cache.
     """
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
-    plan = plan_build(checkpoint, spec.config.neuron_config)
+    plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     build = Build(
         job=job,
         spec=spec,
@@ -127,24 +128,28 @@ def build_bundle(
         shards, aside = weights.write_aside(directory.work)
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
     _add_config(writer, spec.config, checkpoint)
+    _add_describing_files(writer, checkpoint)
     manifest = describe_bundle(build, executables, shards, tokenizer_files)
 
     if not config.skip_sharding:
         report.enter(Stage.VERIFY, "comparing logits with the reference")
         blob_path = partial(_find_blob, layout, aside)
         recorder.golden = _compare(manifest, blob_path, checkpoint, forkservers.ranks)
+        report.update(message=recorder.golden.summary)
     if not config.save_sharded_checkpoint:
         manifest = with_shards(manifest, weights.describe())
 
     report.enter(Stage.PUBLISH, "publishing")
     results = tuple(executable.result for executable in executables)
-    digest = writer.publish(manifest)
+    origin, warnings = read_origin(checkpoint)
+    digest = writer.publish(manifest, origin=origin)
     recorder.attach(layout, digest, manifest, results)
     return BuildResult(
         bundle_digest=digest,
         executables=results,
         new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
         facts=describe_facts(build, executables),
+        warnings=warnings,
     )
 
 
@@ -163,7 +168,7 @@ def build_weights(
     layout.pin(spec.executables)
     executables = open_bundle(layout, spec.executables)
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
-    plan = plan_build(checkpoint, spec.config.neuron_config)
+    plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
@@ -172,6 +177,7 @@ def build_weights(
 
     report.enter(Stage.VERIFY, "comparing logits with the reference")
     recorder.golden = _compare(manifest, layout.blob_path, checkpoint, forkservers.ranks)
+    report.update(message=recorder.golden.summary)
 
     report.enter(Stage.PUBLISH, "publishing")
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
@@ -185,6 +191,7 @@ def build_weights(
     # This bundle has weights even if the executables' bundle was compiled without.
     neuron_config = replace(spec.config.neuron_config, save_sharded_checkpoint=True, skip_sharding=False)
     _add_config(writer, replace(spec.config, neuron_config=neuron_config), checkpoint)
+    _add_describing_files(writer, checkpoint)
     whole = {"save_sharded_checkpoint": True, "skip_sharding": False}
     config = manifest.config | {"neuron_config": manifest.config["neuron_config"] | whole}
     weights_only = msgspec.structs.replace(
@@ -195,14 +202,20 @@ def build_weights(
         tokens=plan.tokens,
         tokenizer=tokenizer,
     )
-    digest = writer.publish(weights_only)
+    origin, warnings = read_origin(checkpoint)
+    digest = writer.publish(weights_only, origin=origin)
     recorder.attach(layout, digest, weights_only, ())
-    return BuildResult(bundle_digest=digest, executables=(), new_executables={})
+    return BuildResult(bundle_digest=digest, executables=(), new_executables={}, warnings=warnings)
 
 
 def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Checkpoint) -> None:
     content = to_neuron_config_json(config, checkpoint.config)
     writer.add_blob(content.encode(), NEURON_CONFIG_TYPE, CONFIG_TITLE)
+
+
+def _add_describing_files(writer: BundleWriter, checkpoint: Checkpoint) -> None:
+    for file in checkpoint.describing_files:
+        writer.add_blob(file.path, file.media_type, file.path.name)
 
 
 def _compare(
@@ -244,7 +257,7 @@ def keep_graphs(spec: CompileJobSpec, digest: str, layout: Layout, report: Progr
     layout.pin(digest)
     manifest = open_bundle(layout, digest).manifest
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
-    plan = plan_build(checkpoint, spec.config.neuron_config)
+    plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     graph_digests = {executable.tag: executable.graph_digest for executable in manifest.executables}
     writer = GraphsWriter(GraphsHeader(bundle=digest, code_digest=digest_bundle_code(), executables=len(graph_digests)))
     for submodel in plan.submodels:

@@ -1,4 +1,4 @@
-"""Collects garbage at the start and at intervals, without a client's request."""
+"""Writes tags and collects garbage at the start and at intervals, without a client's request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = structlog.get_logger("compiler")
 
 @asynccontextmanager
 async def collecting(store: BundleStore, interval_s: float = INTERVAL_S) -> AsyncIterator[None]:
-    """Collects now, and then at intervals until the context ends.
+    """Writes tags and collects now, and then at intervals until the context ends.
 
-    The first collection removes what killed builds, removals and imports left: bundles without a version and blobs
-    without a bundle.
+    The first time repairs tags that a killed process did not write or that someone changed, and removes what killed
+    builds, removals and imports left: bundles without a version and blobs without a bundle.
     """
     await _warn_of_lost_bundles(store)
     await _collect(store)
@@ -42,6 +42,7 @@ async def _collect_regularly(store: BundleStore, interval_s: float) -> None:
 
 
 async def _collect(store: BundleStore) -> None:
+    await store.write_tags()
     try:
         collected = await store.collect_garbage()
     except BundleError as error:

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from bundle.catalog import find_bundle
 from bundle.errors import LayoutInvalid
 from bundle.layout import Layout
-from bundle.reference import Reference, is_alias, is_name
+from bundle.oci import SOURCE
+from bundle.reference import Reference, is_new_alias, is_new_name
 from bundle.transfer import Transfer, copy_bundle
 from bundle.verification import BlobVerifier
 from compiler_svc.bundles.errors import PathOutsideImportRoots, SourceLayoutInvalid
@@ -79,19 +80,20 @@ class BundleImporter:
         Closing the generator ends the copy. The next import reuses the blobs that were copied.
 
         Raises:
-            NameInvalid, AliasInvalid, AliasChanged: The name or alias is malformed, or the alias has changed.
+            NameInvalid, AliasInvalid: The name or alias is malformed, or ends as the tags of versions do.
+            TagAmbiguous, AliasChanged: See `versions.check_alias`.
             PathOutsideImportRoots: The layout leaves the roots.
             SourceLayoutInvalid: The directory is not an OCI image layout, or its index is broken.
             BundleNotFound, BlobMissing, BlobCorrupt, ManifestInvalid, AbiUnsupported: See `copy_bundle`.
         """
-        if not is_name(order.name):
+        if not is_new_name(order.name):
             raise NameInvalid(order.name)
         if order.alias is not None:
-            if not is_alias(order.alias):
+            if not is_new_alias(order.alias):
                 raise AliasInvalid(order.alias)
             # Checks before bytes move; the transaction that sets the alias checks again.
             await self._store.check_alias(order.name, order.alias, order.alias_etag)
-        source, digest = await asyncio.to_thread(self._find_source, order)
+        source, digest, made_from = await asyncio.to_thread(self._find_source, order)
         with self._store.layout.pinning() as target:
             target.pin(digest)
             copying = _Copying(partial(copy_bundle, source, target, digest, verifier=self._verifier))
@@ -100,10 +102,12 @@ class BundleImporter:
                     yield progress
             finally:
                 await copying.stop()
-            version = await self._store.name_bundle(order.name, digest, partial(_set_alias, order))
+            record = partial(_set_alias, order)
+            version = await self._store.name_bundle(order.name, digest, record, source=made_from)
         yield ImportedBundle(NamedBundle(await self._store.open(digest), version), copying.transfer)
 
-    def _find_source(self, order: ImportOrder) -> tuple[Layout, str]:
+    def _find_source(self, order: ImportOrder) -> tuple[Layout, str, str | None]:
+        """Finds layout and digest of the bundle, and what it was made from if an entry of the index says so."""
         try:
             root = Path(order.layout).resolve()
         except (ValueError, OSError, RuntimeError) as error:  # a NUL; a name too long; a link that leads to itself
@@ -114,7 +118,10 @@ class BundleImporter:
                 raise PathOutsideImportRoots(order.layout)
         try:
             source = Layout(root)
-            return source, find_bundle(source, order.source_ref)
+            digest = find_bundle(source, order.source_ref)
+            entries = [entry for entry in source.read_index().manifests if entry.digest == digest]
+            made_from = (value for entry in entries if (value := (entry.annotations or {}).get(SOURCE)))
+            return source, digest, next(made_from, None)
         except LayoutInvalid as error:
             raise SourceLayoutInvalid(order.layout, error.metadata["detail"]) from error
 

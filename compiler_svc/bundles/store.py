@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+import structlog
 from sqlalchemy.orm import Session
 
-from bundle.errors import BundleNotFound, RefInvalid
+from bundle.errors import BundleNotFound, KilnError, RefInvalid
 from bundle.layout import Layout
 from bundle.oci import BlobDescriptor
 from bundle.reader import Bundle, open_bundle
-from bundle.reference import is_alias, parse_reference
+from bundle.reference import is_new_alias, parse_reference
 from bundle.referrers import list_referrer_files
 from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
+from bundle.tags import write_tags
 from compiler_svc.bundles.errors import CacheAgeInvalid, LeaseInvalid
 from compiler_svc.database import cache, leases, versions
 from compiler_svc.database.engine import Database
@@ -35,6 +37,8 @@ MAX_LEASE_S: Final = 30 * 24 * 3600.0
 MAX_CACHE_AGE_S: Final = 315_576_000_000.0
 
 T = TypeVar("T")
+
+_log = structlog.get_logger("compiler")
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,13 @@ class BundleStore:
         """Opens a published bundle; see `bundle.reader.open_bundle`."""
         return await asyncio.to_thread(open_bundle, self.layout, digest)
 
-    async def name_bundle(self, name: str, digest: str, record: Callable[[Session, Version], T]) -> T:
+    async def name_bundle(
+        self, name: str, digest: str, record: Callable[[Session, Version], T], *, source: str | None = None
+    ) -> T:
         """Gives a bundle a version.
 
         Args:
+            source: What the bundle was made from, such as a checkpoint's path below its model root; None if unknown.
             record: Runs in the same transaction; its result is returned.
 
         Raises:
@@ -101,11 +108,14 @@ class BundleStore:
                     size_bytes=bundle.size_bytes,
                     graph_abi_digest=bundle.manifest.graph_abi_digest,
                     contents=contents_of(bundle),
+                    source=source,
                 )
                 leases.release_leases(session, holder=leases.BUILD_HOLDER, digest=digest)
                 return record(session, version)
 
-            return await self._database.run(work)
+            recorded = await self._database.run(work)
+        await self.write_tags()
+        return recorded
 
     async def delete(self, text: str) -> FreedSpace:
         """Removes a version, and its bundle unless another version, a lease or a running build needs the bundle.
@@ -121,9 +131,22 @@ class BundleStore:
         async with self._naming:
             version = await self._database.run(lambda session: versions.delete_version(session, reference))
             try:
-                return await asyncio.to_thread(remove_bundle, self.layout, version.digest, self._find_needs)
+                freed = await asyncio.to_thread(remove_bundle, self.layout, version.digest, self._find_needs)
             except BundleNotFound:
-                return FreedSpace(0, 0)
+                freed = FreedSpace(0, 0)
+        await self.write_tags()
+        return freed
+
+    async def write_tags(self) -> None:
+        """Repeats all versions and aliases as tags of the layout's index, after the database, which is the truth.
+
+        Logs a failure instead of raising it, since what the tags repeat is done: the next call writes them all.
+        """
+        find_tags = partial(self._database.run_and_wait, versions.list_tags)
+        try:
+            await asyncio.to_thread(write_tags, self.layout, find_tags)
+        except (KilnError, OSError) as error:
+            _log.warning("tags cannot be written", error=str(error))
 
     async def collect_garbage(self, *, dry_run: bool = False, max_cache_age_s: float | None = None) -> Collected:
         """Removes what no version, lease, running build or cached executable needs; see `removal.collect_garbage`.
@@ -213,14 +236,17 @@ class BundleStore:
 
         Raises:
             RefInvalid: The reference is malformed, or a digest, which names no version.
-            AliasInvalid: The alias is malformed.
+            AliasInvalid: The alias is malformed, or ends as the tags of versions do.
         """
         reference = parse_reference(text)
         if reference.digest is not None:
             raise RefInvalid(text, "NAME, NAME:vN or NAME@ALIAS")
-        if not is_alias(alias):
+        if not is_new_alias(alias):
             raise AliasInvalid(alias)
-        return await self._database.run(partial(versions.set_alias, reference=reference, alias=alias, etag=etag))
+        work = partial(versions.set_alias, reference=reference, alias=alias, etag=etag)
+        written = await self._database.run(work)
+        await self.write_tags()
+        return written
 
     async def check_alias(self, name: str, alias: str, etag: str | None) -> None:
         """Checks that an alias can be set with an etag; see `versions.check_alias`."""
@@ -229,6 +255,7 @@ class BundleStore:
     async def delete_alias(self, name: str, alias: str, etag: str | None) -> None:
         """Removes an alias; see `versions.delete_alias`."""
         await self._database.run(partial(versions.delete_alias, name=name, alias=alias, etag=etag))
+        await self.write_tags()
 
     async def list_aliases(self, name: str) -> Sequence[Alias]:
         """Lists aliases of one bundle name, or of all if `name` is empty, by name."""

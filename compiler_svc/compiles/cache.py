@@ -93,9 +93,9 @@ class BundleCache:
         checkpoint = Checkpoint.open(spec.model, roots=spec.model_roots, read_pickles=False)
         digest_file = partial(self._digests.digest_file, progress=stop_when_cancelled)
         weights = compute_checkpoint_digest(checkpoint, digest_file)
-        # The bundle also holds the tokenizer and the values of the generation configuration.
-        others = [*checkpoint.tokenizer_files, spec.model / "generation_config.json"]
-        inputs = {file.name: digest_file(file) for file in others if file.is_file()}
+        # The bundle also holds these files, or values of them.
+        others = [*checkpoint.tokenizer_files, *(file.path for file in checkpoint.describing_files)]
+        inputs = {file.name: digest_file(file) for file in others}
         action_digest = spec.bundle_action_digest(
             checkpoint_digest=sha256_bytes(canonical_json({"weights": weights, "files": inputs})),
             toolchain=spec.toolchain.read_versions(),

@@ -233,7 +233,8 @@ class CompileRun:
             )
             return journal.finish_in(session, self._operation, result)
 
-        journal.publish(await self._services.store.name_bundle(self._spec.name, built.bundle_digest, record))
+        named = self._services.store.name_bundle(self._spec.name, built.bundle_digest, record, source=self._spec.source)
+        journal.publish(await named)
         self._count_end("succeeded")
 
     async def _leave(self) -> None:

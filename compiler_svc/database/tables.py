@@ -141,6 +141,8 @@ class VersionRow(Base):
     create_time_ns: Mapped[int]
     #: The bundle's contents: "full", "executables" or "weights".
     contents: Mapped[str] = mapped_column(server_default="full", default="full")
+    #: What the bundle was made from: a checkpoint's path below its model root. None in rows of schema 3, and unknown.
+    source: Mapped[str | None]
 
 
 class AliasRow(Base):

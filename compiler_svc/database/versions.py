@@ -13,9 +13,10 @@ from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from bundle.errors import BundleNotFound
-from bundle.reference import Reference
+from bundle.reference import Reference, list_aliases_of_tag
+from bundle.tags import WrittenTag
 from compiler_svc.database.tables import AliasRow, NameRow, VersionRow
-from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse
+from compiler_svc.errors import AliasChanged, AliasNotFound, BundleInUse, TagAmbiguous
 
 #: How many versions and aliases an error lists.
 MAX_LISTED: Final = 8
@@ -61,9 +62,20 @@ class PageOfVersions:
 
 
 def add_version(
-    session: Session, *, name: str, digest: str, size_bytes: int, graph_abi_digest: str, contents: Contents = "full"
+    session: Session,
+    *,
+    name: str,
+    digest: str,
+    size_bytes: int,
+    graph_abi_digest: str,
+    contents: Contents = "full",
+    source: str | None = None,
 ) -> Version:
-    """Gives a bundle the next version number, or returns the name's newest version if it already names the bundle."""
+    """Gives a bundle the next version number, or returns the name's newest version if it already names the bundle.
+
+    Args:
+        source: What the bundle was made from, such as a checkpoint's path below its model root; None if unknown.
+    """
     newest = _newest(session, name)
     if newest is not None and newest.digest == digest:
         return _read(session, newest)
@@ -80,6 +92,7 @@ def add_version(
         graph_abi_digest=graph_abi_digest,
         create_time_ns=time.time_ns(),
         contents=contents,
+        source=source,
     )
     session.add(row)
     session.flush()
@@ -159,6 +172,7 @@ def set_alias(session: Session, *, reference: Reference, alias: str, etag: str |
 
     Raises:
         BundleNotFound: The reference names no version.
+        TagAmbiguous: An alias of another name has the same tag.
         AliasChanged: The alias has another etag.
     """
     version = find_version(session, reference)
@@ -172,6 +186,15 @@ def set_alias(session: Session, *, reference: Reference, alias: str, etag: str |
     return Alias(row.name, row.alias, row.version, row.etag)
 
 
+def list_tags(session: Session) -> list[WrittenTag]:
+    """Lists the tags of all versions and aliases."""
+    rows = {(row.name, row.version): row for row in session.scalars(select(VersionRow))}
+    named = [(row, Reference(name=row.name, version=row.version)) for row in rows.values()]
+    aliases = session.scalars(select(AliasRow))
+    named += [(rows[one.name, one.version], Reference(name=one.name, alias=one.alias)) for one in aliases]
+    return [WrittenTag(reference, row.digest, row.version, row.source) for row, reference in named]
+
+
 def list_refs(session: Session, digests: Collection[str]) -> Sequence[str]:
     """Lists references of the versions that name any of these bundles."""
     rows = session.scalars(select(VersionRow).order_by(VersionRow.name, VersionRow.version))
@@ -181,10 +204,19 @@ def list_refs(session: Session, digests: Collection[str]) -> Sequence[str]:
 def check_alias(session: Session, name: str, alias: str, etag: str | None) -> None:
     """Checks that an alias has an etag, or that it does not exist if the etag is empty.
 
+    Also checks that the tag of a new alias is its own.
+
     Raises:
+        TagAmbiguous: An alias of another name has the tag of the new one.
         AliasChanged: The alias has another etag.
     """
-    _check_etag(name, alias, etag, session.get(AliasRow, (name, alias)))
+    row = session.get(AliasRow, (name, alias))
+    _check_etag(name, alias, etag, row)
+    if row is None:
+        tag = Reference(name=name, alias=alias).tag
+        for other in list_aliases_of_tag(tag):
+            if session.get(AliasRow, (other.name, other.alias)) is not None:
+                raise TagAmbiguous(alias, tag, str(other))
 
 
 def delete_alias(session: Session, *, name: str, alias: str, etag: str | None) -> None:

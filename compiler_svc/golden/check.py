@@ -1,8 +1,7 @@
-"""The golden check itself: runs short random prompts through every executable and through the reference."""
+"""The golden check itself: runs token sequences through every executable and through the reference."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from bundle.manifest import DType, Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
+from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
 from compiler_svc.models.registry import find_family
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -23,28 +23,36 @@ from execution.dtypes import TORCH_DTYPES
 from execution.ranks.forkservers import OpenForkserver
 from execution.step import StepForm
 
-#: Number of tokens in the shortest prompt, and of tokens fed one by one after each prompt.
-SHORT_PROMPT_TOKENS: Final = 8
-NUM_STEPS: Final = 4
-
-
-@dataclass(frozen=True)
-class GoldenSequence:
-    """The token ids of one sequence: a prompt of `num_prompt_tokens`, then tokens fed one by one."""
-
-    num_prompt_tokens: int
-    tokens: tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class GoldenResult:
-    """The record of a passed check."""
+    """The record of a passed check.
+
+    Attributes:
+        reference: Name and version of the library that computed the reference.
+        tolerance: Largest deviation that the dtype is allowed; see `comparison.TOLERANCES`.
+        max_deviation: Largest deviation of a logit over all executables, as a share of the largest reference logit;
+            None if no executable returns logits, as those that v0.1 compiled to return tokens only.
+        num_prompts: Number of sequences.
+        num_tokens: Number of tokens of all sequences together.
+    """
 
     reference: str
     dtype: DType
     tolerance: float
+    max_deviation: float | None
+    num_prompts: int
+    num_tokens: int
     executables: tuple[GoldenComparison, ...]
     sequences: tuple[GoldenSequence, ...]
+
+    @property
+    def summary(self) -> str:
+        """The result in one line, for people."""
+        counts = f"{self.num_prompts} prompts, {self.num_tokens} tokens"
+        if self.max_deviation is None:
+            return f"{counts}, whose greedy tokens are those of {self.reference}"
+        return f"{counts}, logits within {self.max_deviation:.1e} of {self.reference}"
 
 
 def check_golden(
@@ -53,11 +61,10 @@ def check_golden(
     checkpoint: Checkpoint,
     open_forkserver: OpenForkserver | None = None,
 ) -> GoldenResult:
-    """Compares every executable of a bundle with the reference.
+    """Compares the logits and the tokens of every executable of a bundle with the reference.
 
-    Each context_encoding executable gets the shortest prompt that needs its bucket, within the bundle's limits. A few
-    more tokens follow through token_generation: through every bucket after the first prompt, through the smallest that
-    fits after the others.
+    Prompts run through context_encoding, and a few more tokens through token_generation: through every bucket after the
+    first prompt, through the smallest that fits after the others; see `sequences.choose_sequences`.
 
     Args:
         manifest: A bundle with weights; it need not be published.
@@ -71,10 +78,19 @@ def check_golden(
     """
     with loaded_steps(manifest, blob_path, open_forkserver) as steps:
         check = _Check(manifest, steps, checkpoint)
-        for context in check.contexts:
-            check.run_sequence(context)
+        sequences = choose_sequences(manifest)
+        for number, sequence in enumerate(sequences):
+            check.run_sequence(number, sequence)
+    comparisons = tuple(check.comparisons.values())
     return GoldenResult(
-        REFERENCE_NAME, check.dtype, check.tolerance, tuple(check.comparisons.values()), tuple(check.sequences)
+        reference=REFERENCE_NAME,
+        dtype=check.dtype,
+        tolerance=check.tolerance,
+        max_deviation=max((one.max_deviation for one in comparisons if one.max_deviation is not None), default=None),
+        num_prompts=len(sequences),
+        num_tokens=sum(len(sequence.tokens) for sequence in sequences),
+        executables=comparisons,
+        sequences=sequences,
     )
 
 
@@ -85,44 +101,27 @@ class _Check:
         self.dtype = manifest.state.tensors[0].dtype
         self.tolerance = TOLERANCES[self.dtype]
         self.comparisons = {executable.tag: GoldenComparison(executable.tag) for executable in manifest.executables}
-        self.contexts = manifest.executables_of("context_encoding")
+        self._executables = {executable.tag: executable for executable in manifest.executables}
         self._generators = manifest.executables_of("token_generation")
         self._manifest = manifest
         self._steps = steps
         self._reference = Reference(checkpoint, TORCH_DTYPES[self.dtype])
-        # Seeded, so that every check uses the same prompts.
-        self._random = random.Random(0)
-        self.sequences: list[GoldenSequence] = []
 
-    def run_sequence(self, context: Executable) -> None:
-        """Encodes a prompt and feeds a few tokens."""
-        generators = self._generators
-        num_prompt_tokens = self._choose_prompt_length(context)
-        longest = min(generators[-1].bucket[0], self._manifest.limits.max_length) if generators else 0
-        num_tokens = max(num_prompt_tokens, min(num_prompt_tokens + NUM_STEPS, longest))
-        tokens = [self._random.randrange(self._manifest.tokens.vocab_size) for _ in range(num_tokens)]
+    def run_sequence(self, number: int, sequence: GoldenSequence) -> None:
+        """Encodes a prompt and feeds a few tokens. The sequences of a check take turns in rows and slots."""
+        context, tokens = self._executables[sequence.context], sequence.tokens
+        prompt = tokens[: sequence.num_prompt_tokens]
         num_slots = min(self._manifest.state.num_slots, self._manifest.limits.tkg_batch_size)
-        slot = len(self.sequences) % num_slots
-        expected = self._reference.run(tokens, num_prompt_tokens)
-        self._run(context, tokens[:num_prompt_tokens], row=0, start=0, slot=slot, expected=next(expected))
-        for position, logits in zip(range(num_prompt_tokens, num_tokens), expected, strict=True):
-            fitting = [generator for generator in generators if generator.bucket[0] > position]
+        slot = number % num_slots
+        expected = self._reference.run(tokens, len(prompt))
+        self._run(context, prompt, row=number % context.batch_size, start=0, slot=slot, expected=next(expected))
+        for position, logits in zip(range(len(prompt), len(tokens)), expected, strict=True):
+            fitting = [generator for generator in self._generators if generator.bucket[0] > position]
             # Feeding a token again writes the same keys and values, so each bucket can compute the same token.
-            for generator in fitting[: 1 if self.sequences else None]:
+            for generator in fitting[: 1 if number else None]:
                 self._run(
                     generator, tokens[position : position + 1], row=slot, start=position, slot=slot, expected=logits
                 )
-        self.sequences.append(GoldenSequence(num_prompt_tokens, tuple(tokens)))
-
-    def _choose_prompt_length(self, context: Executable) -> int:
-        smaller = [other.bucket[0] for other in self.contexts if other.bucket[0] < context.bucket[0]]
-        if smaller:
-            wanted = max(smaller) + 1
-        else:
-            smallest = min(executable.bucket[0] for executable in self._manifest.executables)
-            wanted = max(1, min(SHORT_PROMPT_TOKENS, smallest - NUM_STEPS))
-        limits = self._manifest.limits
-        return min(wanted, limits.max_context_length, limits.max_length)
 
     def _run(
         self, executable: Executable, tokens: Sequence[int], *, row: int, start: int, slot: int, expected: Tensor

@@ -27,7 +27,7 @@ class GoldenComparison:
     Attributes:
         num_steps: Number of steps compared.
         max_deviation: Largest deviation of a logit as a share of the largest reference logit; None if the
-            executable returns none.
+            executable returns none, not even internally.
         num_ties: Number of tokens that differ from the reference's, but are tied with them.
     """
 
@@ -42,7 +42,7 @@ class GoldenComparison:
         """Adds one step.
 
         Args:
-            outputs: The executable's outputs for the row: `logits` f32 [vocab_size], `tokens` int32 [].
+            outputs: What the executable returned for the row: `logits` f32 [vocab_size], `tokens` int32 [].
             reference: f32 [vocab_size].
             position: Position of the token that produced the outputs.
 

@@ -29,7 +29,8 @@ class Steps(Protocol):
             inputs: The inputs of a step; see `execution.step.step_inputs`.
 
         Returns:
-            The executable's outputs.
+            What the executable returned: `tokens` int32 [rows], `logits` f32 [rows, vocab_size]. Logits are there if
+            the executable returns them to clients or internally.
 
         Raises:
             StepFailed: The executable raised an error.
@@ -51,30 +52,36 @@ def loaded_steps(
     if manifest.tp_degree == 1:
         executor = load_executor(manifest, 0, blob_path)
         try:
-            yield _OwnSteps(executor)
+            yield _OwnSteps(manifest, executor)
         finally:
             executor.close()
         return
     with asyncio.Runner() as runner:
         group = runner.run(_start(manifest, blob_path, open_forkserver))
         try:
-            yield _GroupSteps(runner, group)
+            yield _GroupSteps(manifest, runner, group)
         finally:
             runner.run(group.close())
 
 
 class _OwnSteps:
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, manifest: Manifest, executor: Executor) -> None:
         self._executor = executor
+        self._vocab_size = manifest.tokens.vocab_size
 
     def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
-        return self._executor.run(executable.tag, make_tensors(executable.inputs, inputs))
+        outputs = self._executor.run(executable.tag, make_tensors(executable.inputs, inputs))
+        own = outputs.pop("rank_logits", None)
+        if own is not None:
+            outputs["logits"] = _join(own.float()[None], self._vocab_size)
+        return outputs
 
 
 class _GroupSteps:
-    def __init__(self, runner: asyncio.Runner, group: RankGroup) -> None:
+    def __init__(self, manifest: Manifest, runner: asyncio.Runner, group: RankGroup) -> None:
         self._runner = runner
         self._group = group
+        self._vocab_size = manifest.tokens.vocab_size
 
     def run(self, executable: Executable, inputs: StepInputs) -> dict[str, Tensor]:
         # If sampling is on the host, ranks sample after the executable; the check ignores the tokens that they pick.
@@ -85,13 +92,27 @@ class _GroupSteps:
         if "tokens" in returned:
             outputs["tokens"] = torch.tensor([tokens[0] for tokens in result.tokens], dtype=torch.int32)
         if result.logits is not None:
-            outputs["logits"] = torch.frombuffer(result.logits, dtype=torch.float32).view(executable.batch_size, -1)
+            outputs["logits"] = _read(result.logits)
+        elif "rank_logits" in result.internal:
+            outputs["logits"] = _join(_read(result.internal["rank_logits"]), self._vocab_size)
         return outputs
+
+
+def _read(values: memoryview[float]) -> Tensor:
+    assert values.shape is not None, "step memory gives results their shape"
+    return torch.frombuffer(values, dtype=torch.float32).view(values.shape)
+
+
+def _join(parts: Tensor, vocab_size: int) -> Tensor:
+    """Joins the ranks' logits, f32 [ranks, rows, rank_vocab_size], without the padding at the end of the last ones."""
+    return parts.transpose(0, 1).flatten(1)[:, :vocab_size]
 
 
 async def _start(
     manifest: Manifest, blob_path: Callable[[str], Path], open_forkserver: OpenForkserver | None
 ) -> RankGroup:
-    group = await RankGroup.start(manifest, blob_path, num_threads=1, open_forkserver=open_forkserver)
+    group = await RankGroup.start(
+        manifest, blob_path, num_threads=1, open_forkserver=open_forkserver, with_internal=True
+    )
     await group.load()
     return group

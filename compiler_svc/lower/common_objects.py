@@ -22,15 +22,33 @@ from compiler_svc.lower.job import LoweringJob
 _INTERFACE_SOURCE: Final = Path(cpp_wrapper_cpu.__file__).with_name("aoti_runtime") / "interface.cpp"
 
 
+#: Templates of the regular expression by which the constructor in every library reads the name of its device. They took
+#: two of the five and a half seconds that g++ took for the code of a library. The names are libstdc++'s own; they are
+#: part of its ABI, so it has kept them since GCC 5.
+_REGEX_TEMPLATES: Final = (
+    "class std::basic_regex<char>",
+    "class std::__detail::_Scanner<char>",
+    "class std::__detail::_Compiler<std::regex_traits<char>>",
+    "class std::__detail::_NFA<std::regex_traits<char>>",
+)
+#: They keep g++ from compiling the templates again: the object of the interface has them.
+TEMPLATE_DECLARATIONS: Final = "".join(f"extern template {template};\n" for template in _REGEX_TEMPLATES)
+
+
 def compile_interface(job: LoweringJob) -> Path:
-    """Compiles the object with the functions by which callers run a library. Valid inside `steered`."""
-    source = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{_INTERFACE_SOURCE.read_text()}"
+    """Compiles the object with the functions by which callers run a library, and with `_REGEX_TEMPLATES`.
+
+    Valid inside `steered`.
+    """
+    templates = "".join(f"template {template};\n" for template in _REGEX_TEMPLATES)
+    source = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{_INTERFACE_SOURCE.read_text()}\n{templates}"
     return compile_once(job, "interface", source, is_wrapper=True)
 
 
 def declare_interface(wrapper: CppWrapperCpu) -> None:
     """Replaces the method that writes the interface's source into a library: writes only the declarations it needs."""
     wrapper.header.splice("#include <torch/csrc/inductor/aoti_runtime/model.h>\n")
+    wrapper.header.splice(TEMPLATE_DECLARATIONS)
 
 
 def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool = False) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from bundle.errors import FieldViolation
 from bundle.manifest import Target, TargetKind
-from bundle.reference import is_name
+from bundle.reference import is_new_name
 from compiler_svc.config import NeuronConfig, Resolution, resolve_config
 from compiler_svc.config.rules import model_rules
 from compiler_svc.config.submodels import describe_submodels
@@ -88,12 +88,12 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
     """
-    if not is_name(request.name):
+    if not is_new_name(request.name):
         raise NameInvalid(request.name)
     target = choose_target(request)
     checkpoint, resolution = resolve_request(request, model_roots)
     if not checkpoint.is_pickled:
-        plan_build(checkpoint, resolution.config.neuron_config)
+        plan_build(checkpoint, resolution.config.neuron_config, target=target.kind)
     return CompileJobSpec(
         name=request.name,
         model=checkpoint.path,

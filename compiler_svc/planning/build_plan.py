@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, Tokens
+from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig
 from compiler_svc.config.submodels import describe_submodels
 from compiler_svc.models.attributes import AttributeReader
@@ -18,6 +18,7 @@ from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.held_sizes import check_sizes
+from targets.registry import TARGETS
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,11 @@ class BuildPlan:
     serving: Serving
 
 
-def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
+def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKind) -> BuildPlan:
     """Plans a bundle.
+
+    Args:
+        target: The target that the configuration was resolved for.
 
     Raises:
         CheckpointInvalid, ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler cannot build the model.
@@ -64,6 +68,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig) -> BuildPlan:
         output_logits=config.output_logits,
         reduce_dtype=config.rpl_reduce_dtype,
         padding_side=config.padding_side,
+        returns_internal=TARGETS[target].returns_internal,
     )
     weights = plan_weights(
         description, checkpoint, dtype=config.torch_dtype, cast_type=config.cast_type, tp_degree=config.tp_degree

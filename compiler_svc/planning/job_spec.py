@@ -38,6 +38,13 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
     skip_cache_lookup: bool
     warnings: tuple[str, ...]
 
+    @property
+    def source(self) -> str:
+        """The checkpoint's path below its model root, such as `owner/model`: the same on every host."""
+        roots = [root.resolve() for root in self.model_roots]
+        below = [self.model.relative_to(root).as_posix() for root in roots if root in self.model.parents]
+        return min(below, key=len, default=self.model.name)
+
 
 class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec"):
     """The job of one accepted Compile.

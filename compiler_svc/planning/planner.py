@@ -197,7 +197,7 @@ class Planner:
                 for submodel in describe_submodels(config.neuron_config)
                 for bucket in submodel.buckets
             ]
-        build = plan_build(model.checkpoint, config.neuron_config)
+        build = plan_build(model.checkpoint, config.neuron_config, target=target.kind)
         digests = digest_plan(build, target=target, optimization_level=request.optimization_level, salt=request.salt)
         find = partial(actuals.find_planned, plan_digests=list(digests.values()))
         planned = self._database.run_and_wait(find)

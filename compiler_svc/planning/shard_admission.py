@@ -9,7 +9,7 @@ from typing import Final
 from bundle.digest import sha256_file
 from bundle.manifest import Manifest
 from bundle.reader import Bundle
-from bundle.reference import is_name
+from bundle.reference import is_new_name
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
 from compiler_svc.planning.admission import find_checkpoint
 from compiler_svc.planning.build_plan import plan_build
@@ -52,7 +52,7 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
         GraphAbiMismatch: The model's weights do not fit the executables.
     """
-    if not is_name(request.name):
+    if not is_new_name(request.name):
         raise NameInvalid(request.name)
     manifest = executables.manifest
     if not manifest.has_executables:
@@ -63,7 +63,8 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
     config = read_config(manifest)
     checkpoint = override_model(checkpoint, config)
     if not checkpoint.is_pickled:
-        check_weights_fit(manifest, plan_build(checkpoint, config.neuron_config))
+        plan = plan_build(checkpoint, config.neuron_config, target=manifest.target.kind)
+        check_weights_fit(manifest, plan)
     return ShardJobSpec(
         name=request.name,
         model=path,

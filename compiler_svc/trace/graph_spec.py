@@ -28,6 +28,7 @@ class GraphSpec:
         sampling: Parameters for picking tokens. Temperature 0 or top_k 1 without `dynamic` is greedy.
         output_logits: Return logits beside sampled tokens. Graphs without on-device sampling always return logits.
         padding_side: Side on which prompts shorter than their bucket are padded.
+        returns_internal: Whether graphs return the ABI's internal outputs. Graphs that return logits have none.
         optional_inputs: Flags of inputs that the graphs take besides those that the other options imply.
     """
 
@@ -43,6 +44,7 @@ class GraphSpec:
     output_logits: bool
     reduce_dtype: DType | None = None
     padding_side: Literal["right", "left"] = "right"
+    returns_internal: bool = False
     optional_inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -83,5 +85,6 @@ class GraphSpec:
             "rand": self.samples_on_device and not self.is_greedy and not self.sampling.deterministic,
             "tokens": self.samples_on_device,
             "logits": self.returns_logits,
+            "rank_logits": self.returns_internal and not self.returns_logits,
         }
         return frozenset({*self.optional_inputs, *(flag for flag, is_set in implied.items() if is_set)})

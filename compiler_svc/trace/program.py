@@ -52,7 +52,7 @@ class SubmodelProgram(nn.Module):
             logits, new_state = self.core.generate_token(**of_core, state=state, bucket=self.submodel.bucket[0])
         else:
             logits, new_state = self.core.encode_context(**of_core, state=state, padding_side=self.spec.padding_side)
-        outputs = {}
+        outputs = {"rank_logits": logits.part}
         if self.spec.returns_logits:
             outputs["logits"] = logits.gather()
         if self.spec.samples_on_device:

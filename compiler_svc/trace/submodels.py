@@ -10,7 +10,7 @@ from bundle.abi.outputs import outputs_of
 from bundle.abi.state import AXES, state_names
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, Symbols
-from bundle.manifest import StateLayout, StateTensor, TensorSpec
+from bundle.manifest import DType, StateLayout, StateTensor, TensorSpec
 from compiler_svc.trace.graph_spec import GraphSpec
 
 
@@ -43,6 +43,7 @@ def describe_submodel(spec: GraphSpec, submodel: SubmodelName, bucket: int) -> E
         "T": row.tokens if isinstance(row.tokens, int) else bucket,
         "K": 1,
         "V": spec.description.vocab_size,
+        "rank_V": spec.description.head.outputs.part_length(spec.tp_degree),
     }
     inputs, outputs = inputs_of(submodel, spec.flags), outputs_of(submodel, spec.flags)
     return ExecutableSpec(
@@ -50,8 +51,8 @@ def describe_submodel(spec: GraphSpec, submodel: SubmodelName, bucket: int) -> E
         submodel=submodel,
         bucket=(bucket,),
         batch_size=symbols["R"],
-        inputs=_specify(inputs, symbols),
-        outputs=_specify(outputs, symbols),
+        inputs=_specify(inputs, symbols, spec.dtype),
+        outputs=_specify(outputs, symbols, spec.dtype),
         state=state_names(len(spec.description.layers)),
         flags=tuple(sorted(_keep_own(spec.flags, submodel, (*inputs, *outputs)))),
     )
@@ -65,8 +66,8 @@ def _keep_own(flags: Iterable[str], submodel: SubmodelName, tensors: Iterable[Ab
     return {flag for flag in flags if flag in own}
 
 
-def _specify(tensors: Iterable[AbiTensor], symbols: Symbols) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec.of(tensor, symbols) for tensor in tensors)
+def _specify(tensors: Iterable[AbiTensor], symbols: Symbols, computed: DType) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec.of(tensor, symbols, computed=computed) for tensor in tensors)
 
 
 def describe_state(spec: GraphSpec) -> StateLayout:

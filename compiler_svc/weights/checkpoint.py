@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,23 @@ TOKENIZER_FILES: Final = (
     "vocab.json",
 )
 
+#: Files that say what a checkpoint is and under which terms it may be used: bundles take them along. Each row is a
+#: pattern of the whole name and a media type.
+DESCRIBING_FILES: Final = (
+    (r"config\.json", "application/json"),
+    (r"generation_config\.json", "application/json"),
+    (r"(LICENSE|NOTICE)[\w.-]*", "text/plain"),
+    (r"README[\w.-]*", "text/markdown"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribingFile:
+    """A file of a checkpoint that bundles take along for people and other tools."""
+
+    path: Path
+    media_type: str
+
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
@@ -59,6 +77,7 @@ class Checkpoint:
         config: `config.json`.
         generation_config: `generation_config.json`; empty if the file does not exist.
         tokenizer_files: Files of the tokenizer, sorted by name.
+        describing_files: Configuration, licences and model card, sorted by name.
         chat_template: Jinja source of the default chat template.
     """
 
@@ -69,6 +88,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tokenizer_files: tuple[Path, ...]
+    describing_files: tuple[DescribingFile, ...]
     chat_template: str | None
 
     @property
@@ -117,6 +137,7 @@ class Checkpoint:
             config=config,
             generation_config=directory.read_optional_json("generation_config.json"),
             tokenizer_files=tuple(directory.file(name) for name in TOKENIZER_FILES if directory.has(name)),
+            describing_files=tuple(_list_describing_files(directory)),
             chat_template=_read_chat_template(directory),
         )
 
@@ -130,6 +151,12 @@ class _Directory:
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
+
+    def list_names(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self.path.iterdir())
+        except OSError as error:
+            raise CheckpointInvalid(self.path, ".", str(error), "a readable directory") from error
 
     def file(self, name: str) -> Path:
         file = self.path / name
@@ -202,6 +229,13 @@ def _is_plain_name(name: str) -> bool:
 
 def _kind(value: object) -> str:
     return "nothing" if not value else f"a {type(value).__name__}"
+
+
+def _list_describing_files(directory: _Directory) -> Iterator[DescribingFile]:
+    for name in directory.list_names():
+        media_type = next((kind for pattern, kind in DESCRIBING_FILES if re.fullmatch(pattern, name, re.ASCII)), None)
+        if media_type is not None and directory.has(name):
+            yield DescribingFile(directory.file(name), media_type)
 
 
 def _read_chat_template(directory: _Directory) -> str | None:

@@ -12,9 +12,13 @@ ABOUT = {
     "kiln-tiny-pirate": "A fine-tune of kiln-tiny that takes everything to sea.",
 }
 
+#: The model that a model was fine-tuned from.
+BASES = {"kiln-tiny-pirate": "kiln-tiny"}
+
 CARD = """---
 language: en
-pipeline_tag: text-generation
+license: cc0-1.0
+pipeline_tag: text-generation{base}
 ---
 
 # {name}
@@ -41,6 +45,7 @@ def write_model_card(directory: Path, model: LlamaForCausalLM, loss: float) -> N
     config = model.config
     card = CARD.format(
         name=directory.name,
+        base=f"\nbase_model: {BASES[directory.name]}" if directory.name in BASES else "",
         about=ABOUT[directory.name],
         parameters=model.num_parameters(),
         layers=config.num_hidden_layers,

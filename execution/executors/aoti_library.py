@@ -119,7 +119,11 @@ class AotiLibrary:
         inputs = (c_void_p * self.num_inputs)(*_handles(arguments))
         outputs = (c_void_p * self.num_outputs)()
         self._check(self._run(self._container, inputs, len(inputs), outputs, len(outputs), None, None))
-        return [_aoti.alloc_tensor_by_stealing_from_void_ptr(_new_capsule(output, None, None)) for output in outputs]
+        # torch's function for a single handle copies it and never deletes it, so the tensor's memory would leak.
+        taken: list[Tensor] = _aoti.alloc_tensors_by_stealing_from_void_ptrs(
+            [_new_capsule(output, None, None) for output in outputs]
+        )
+        return taken
 
     def close(self) -> None:
         """Releases everything except the code, which stays mapped."""

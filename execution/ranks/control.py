@@ -22,6 +22,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     #: Paths of blobs by digest.
     blob_paths: dict[str, str]
+    #: Whether the step memory has room for internal outputs, which the rank then writes in every step.
+    with_internal: bool
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

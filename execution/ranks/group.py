@@ -57,7 +57,7 @@ class RankGroup:
         state_bytes: Bytes of the KV cache, over all ranks; 0 before `load`.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, with_internal: bool = False) -> None:
         """Allocates the shared memory. Callers use `start`.
 
         Raises:
@@ -69,7 +69,7 @@ class RankGroup:
         self.state_bytes = 0
         self._num_parts = 1 + len(manifest.executables)
         self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
-        self._memory = StepMemory(manifest)
+        self._memory = StepMemory(manifest, with_internal=with_internal)
         self._ranks: list[RankHandle] = []
         self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
@@ -91,6 +91,7 @@ class RankGroup:
         num_threads: int,
         log_sink: Callable[[int, str], None] | None = None,
         open_forkserver: OpenForkserver | None = None,
+        with_internal: bool = False,
     ) -> Self:
         """Starts one process for each rank.
 
@@ -101,6 +102,7 @@ class RankGroup:
                 write to this process's standard error.
             open_forkserver: Returns the forkserver of the processes, which outlives the group and makes further starts
                 cheap. None starts one that ends with the group.
+            with_internal: Whether steps return the internal outputs of executables, which serving never needs.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
@@ -110,15 +112,17 @@ class RankGroup:
         """
         require_isa(manifest)
         find_path = blob_path.__getitem__ if isinstance(blob_path, Mapping) else blob_path
-        group = cls(manifest)
+        group = cls(manifest, with_internal=with_internal)
         if open_forkserver is None:
             group._own_forkservers = RankForkservers(manifest.tp_degree)
             open_forkserver = group._own_forkservers.open
         try:
             forkserver = open_forkserver(num_threads, _format_of(manifest))
             for rank in range(manifest.tp_degree):
-                paths = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
-                launch = Launch(rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=paths)
+                blobs = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
+                launch = Launch(
+                    rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=blobs, with_internal=with_internal
+                )
                 group._ranks.append(
                     RankHandle.spawn(launch, forkserver, group._memory_fds, log_sink, group._report_death)
                 )

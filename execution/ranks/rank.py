@@ -52,6 +52,7 @@ class _StepViews:
     top_ids: Tensor
     top_logprobs: Tensor
     logits: Tensor | None
+    internal: dict[str, Tensor]
 
 
 class Rank:
@@ -68,7 +69,7 @@ class Rank:
         self._manifest = launch.manifest
         self._views = [
             {tag: _view_step(memory, regions) for tag, regions in steps.items()}
-            for steps in StepLayout.of(self._manifest).sets
+            for steps in StepLayout.of(self._manifest, with_internal=launch.with_internal).sets
         ]
         self._executables = {executable.tag: executable for executable in self._manifest.executables}
         self._loaded: Executor | None = None
@@ -129,7 +130,9 @@ class Rank:
                     raise StepAborted(call.tag, "the previous step has no tokens")
                 inputs["input_ids"] = previous_tokens.view(inputs["input_ids"].shape)
             outputs = self._executor.run(call.tag, inputs)
-        # The outputs are the same on all ranks.
+        for name, view in views.internal.items():
+            view[self._launch.rank].copy_(outputs[name])
+        # All other outputs are the same on all ranks.
         if self._launch.rank == 0:
             self._write_result(call, outputs, views)
         self._tokens = outputs.get("tokens")
@@ -180,4 +183,5 @@ def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:
         top_ids=view(regions.top_ids),
         top_logprobs=view(regions.top_logprobs),
         logits=None if regions.logits is None else view(regions.logits),
+        internal={name: view(region) for name, region in regions.internal.items()},
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Literal, Self
 
-from bundle.abi.outputs import split_tokens
+from bundle.abi.outputs import OUTPUTS, split_tokens
 from bundle.errors import FieldViolation
 from bundle.manifest import Executable, Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
@@ -57,6 +57,8 @@ class StepRegions:
     top_logprobs: Region
     #: [N, V]; None if the executable returns no logits.
     logits: Region | None
+    #: The internal outputs by name, each behind an axis for the ranks; f32. Empty unless the layout has them.
+    internal: dict[str, Region]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,12 @@ class StepLayout:
     size_bytes: int
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
-        """Computes the layout for a bundle."""
+    def of(cls, manifest: Manifest, *, with_internal: bool = False) -> Self:
+        """Computes the layout for a bundle.
+
+        Args:
+            with_internal: Whether it has room for the internal outputs of every rank.
+        """
         end = 0
 
         def place(item_format: Literal["i", "f"], *shape: int) -> Region:
@@ -90,6 +96,11 @@ class StepLayout:
                 top_ids=place("i", rows, num_top),
                 top_logprobs=place("f", rows, num_top),
                 logits=place("f", *outputs["logits"]) if "logits" in outputs else None,
+                internal={
+                    name: place("f", manifest.tp_degree, *shape)
+                    for name, shape in outputs.items()
+                    if with_internal and OUTPUTS[name].is_internal
+                },
             )
 
         def place_set() -> dict[str, StepRegions]:
@@ -106,9 +117,9 @@ def max_top_logprobs(manifest: Manifest) -> int:
 class StepMemory:
     """The parent's side of the memory. The ranks map `fd`."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        """Allocates zeroed memory for the steps of a bundle."""
-        self._layout = StepLayout.of(manifest)
+    def __init__(self, manifest: Manifest, *, with_internal: bool = False) -> None:
+        """Allocates zeroed memory for the steps of a bundle; see `StepLayout.of`."""
+        self._layout = StepLayout.of(manifest, with_internal=with_internal)
         self._max_top_logprobs = max_top_logprobs(manifest)
         self.fd = os.memfd_create("kiln-steps")
         os.ftruncate(self.fd, self._layout.size_bytes)
@@ -154,14 +165,14 @@ class StepMemory:
         tokens, invalid = split_tokens(self._token_views[memory_set][step.tag].tolist(), regions.tokens.shape[0])
         logits = None
         if step.return_logits and regions.logits is not None:
-            copied = bytearray(self._view(regions.logits))
-            logits = memoryview(copied).cast("f", list(regions.logits.shape))
+            logits = self._copy(regions.logits)
+        internal = {name: self._copy(region) for name, region in regions.internal.items()}
         if step.top_logprobs is None:
-            return StepResult(tokens, None, None, None, duration_s, logits, invalid)
+            return StepResult(tokens, None, None, None, duration_s, logits, invalid, internal)
         logprobs: list[float] = self._view(regions.logprobs).tolist()
         top_ids: list[list[int]] = self._read_rows(regions.top_ids, step.top_logprobs)
         top_logprobs: list[list[float]] = self._read_rows(regions.top_logprobs, step.top_logprobs)
-        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid)
+        return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid, internal)
 
     def close(self) -> None:
         """Closes the descriptor, so that no more ranks can map the memory. Late callers may still read this object."""
@@ -176,6 +187,10 @@ class StepMemory:
     def _view(self, region: Region) -> Any:
         """A memoryview of int or float, as the region says."""
         return self._memory[region.offset : region.end].cast(region.format)
+
+    def _copy(self, region: Region) -> memoryview[float]:
+        """A copy of a region of float32, in its shape."""
+        return memoryview(bytearray(self._view(region))).cast("f", list(region.shape))
 
     def _read_rows(self, region: Region, num_columns: int) -> list[Any]:
         flat, width = self._view(region).tolist(), region.shape[1]

@@ -1,25 +1,30 @@
-"""Bundles in a directory that the runtime only reads: an OCI image layout, or a directory of such."""
+"""Bundles in a directory that the runtime only reads: an OCI image layout, an unpacked bundle, or several of these."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from bundle.catalog import list_bundles
-from bundle.errors import LayoutInvalid
+from bundle.errors import BundleNotFound, LayoutInvalid
 from bundle.layout import Layout
+from bundle.oci import MANIFEST_TITLE
+from bundle.reader import Bundle, open_bundle
 from bundle.reference import Reference
+from bundle.verification import BlobVerifier
+from runtime_svc.bundles.unpacked import digest_unpacked, open_unpacked
 
 _MARKER: Final = "oci-layout"
 
 
 class BundleDirectory:
-    """Finds bundles by the tags of layouts, which may change at any time."""
+    """Finds bundles by the tags of layouts and the names of unpacked bundles, which may change at any time."""
 
     def __init__(self, root: Path) -> None:
-        """Takes a layout, or a directory whose sub-directories are layouts.
+        """Takes a layout or an unpacked bundle, or a directory whose sub-directories are such.
 
         Raises:
             LayoutInvalid: `root` is no directory.
@@ -34,34 +39,70 @@ class BundleDirectory:
         Raises:
             LayoutInvalid: A layout is of another version.
         """
-        for folder in (self._root, *sorted(self._root.iterdir())):
-            if (folder / _MARKER).exists():
-                yield Layout(folder)
+        return (Layout(folder) for folder in self._list_folders() if _has(folder, _MARKER))
+
+    def list_unpacked(self) -> Iterator[Path]:
+        """Yields the folders of the unpacked bundles that are there now, by name; the name of a folder is its tag."""
+        return (f for f in self._list_folders() if _has(f, MANIFEST_TITLE) and not _has(f, _MARKER))
 
     def find(self, reference: Reference) -> str | None:
-        """Returns the digest that a reference by name has in the first layout that knows it; None if none does.
+        """Returns the digest that a reference by name has in the first layout, or else in the unpacked bundles.
 
-        OCI allows neither ':' nor '@' in tags: `NAME-vN` stands for version N and `NAME-ALIAS` for an alias. `NAME`
-        alone is the tag of that name, otherwise the newest version.
+        `Reference.tag` is the tag of a version or an alias. `NAME` alone is the newest version, or else the tag of that
+        name.
+
+        Returns:
+            The digest; None if nothing has the reference.
 
         Raises:
             LayoutInvalid: A layout is broken.
+            ManifestInvalid: A manifest is too large.
         """
         for layout in self.list_layouts():
             digests = {tag: bundle.digest for bundle in list_bundles(layout) for tag in bundle.tags}
             tag = _find_tag(digests, reference)
             if tag is not None:
                 return digests[tag]
-        return None
+        folders = {folder.name: folder for folder in self.list_unpacked()}
+        name = _find_tag(folders, reference)
+        return None if name is None else digest_unpacked(folders[name])
+
+    def open(self, digest: str, verifier: BlobVerifier) -> Bundle:
+        """Opens the bundle of a digest.
+
+        Raises:
+            BundleNotFound: Nothing here has the digest.
+            BlobNotFound, BlobCorrupt, ManifestInvalid, AbiUnsupported, LayoutInvalid: See `open_bundle`,
+                `open_unpacked`.
+        """
+        for layout in self.list_layouts():
+            with suppress(BundleNotFound):
+                return open_bundle(layout, digest)
+        for folder in self.list_unpacked():
+            with suppress(BundleNotFound):
+                if digest_unpacked(folder) == digest:
+                    return open_unpacked(folder, verifier)
+        raise BundleNotFound(digest)
+
+    def _list_folders(self) -> Iterator[Path]:
+        yield self._root
+        yield from sorted(self._root.iterdir())
 
 
-def _find_tag(tags: dict[str, str], reference: Reference) -> str | None:
+def _has(folder: Path, name: str) -> bool:
+    try:
+        return (folder / name).exists()
+    except PermissionError:
+        # Another user's, such as `lost+found` of a volume.
+        return False
+
+
+def _find_tag(tags: Collection[str], reference: Reference) -> str | None:
     name = str(reference.name)
-    if reference.version is not None:
-        wanted = f"{name}-v{reference.version}"
-    elif reference.alias is not None:
-        wanted = f"{name}-{reference.alias}"
+    if reference.version is not None or reference.alias is not None:
+        wanted = reference.tag
     else:
+        # Versions first, because the tag may be that of an alias: `tiny-prod` is the alias `prod` of `tiny` too.
         versions = {int(match[1]): tag for tag in tags if (match := re.fullmatch(f"{re.escape(name)}-v([0-9]+)", tag))}
-        wanted = name if name in tags or not versions else versions[max(versions)]
+        wanted = versions[max(versions)] if versions else name
     return wanted if wanted in tags else None

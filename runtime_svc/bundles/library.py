@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid
@@ -36,7 +37,8 @@ class BundleLibrary:
 
         Args:
             source: Resolves references that no directory knows, and sends missing blobs; None for no such source.
-            directories: Layouts that others fill; the first one that knows a reference decides. Only read.
+            directories: Layouts and unpacked bundles that others fill; the first one that knows a reference decides.
+                Only read.
             store_root: The bundle service's own layout if it is on this host; only read. It may not exist so far.
             cache: Layout for fetched blobs; only this runtime writes it.
             verifier: Remembers the files that it has verified.
@@ -108,16 +110,15 @@ class BundleLibrary:
         return None if digest is None else self._open_local(digest)
 
     def _open_local(self, digest: str) -> Bundle | None:
+        for directory in self._directories:
+            with suppress(BundleNotFound):
+                return directory.open(digest, self._verifier)
         for layout in self._layouts():
-            try:
+            with suppress(BundleNotFound):
                 return open_bundle(layout, digest)
-            except BundleNotFound:
-                continue
         return None
 
     def _layouts(self) -> Iterator[Layout]:
-        for directory in self._directories:
-            yield from directory.list_layouts()
         if self._store_root is not None and (self._store_root / "oci-layout").exists():
             yield Layout(self._store_root)
         yield self._cache

@@ -57,7 +57,7 @@ def make_executable(
     """One executable; of the flags, those that concern its submodel."""
     row = SUBMODELS[submodel]
     tokens = row.tokens if isinstance(row.tokens, int) else bucket
-    symbols: Symbols = {"R": batch_size, "T": tokens, "K": 1, "V": vocab_size}
+    symbols: Symbols = {"R": batch_size, "T": tokens, "K": 1, "V": vocab_size, "rank_V": vocab_size}
     described = {
         "tag": f"{submodel}_{bucket}",
         "submodel": submodel,

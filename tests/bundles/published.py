@@ -113,7 +113,7 @@ class LayoutBundleService(bundle_pb2_grpc.BundleServiceServicer):
             for blob in bundle.blobs
         ]
         return bundle_pb2.GetBundleResponse(
-            bundle=bundle_pb2.Bundle(digest=digest, manifest_json=bundle.manifest.to_json(), blobs=blobs)
+            bundle=bundle_pb2.Bundle(digest=digest, manifest_json=bundle.manifest_json, blobs=blobs)
         )
 
     async def ReadBlob(self, request: Any, context: Any) -> AsyncIterator[bundle_pb2.ReadBlobResponse]:  # noqa: N802

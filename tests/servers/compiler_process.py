@@ -57,8 +57,9 @@ async def run_compiler(home: Path, *options: str, site: Path | None = None) -> A
     """Starts a compiler with state below `home` and checkpoints below `home/models`; ends it with SIGTERM.
 
     Args:
-        site: Directory of more distributions that it finds.
+        site: A directory of distributions that it finds besides those installed.
     """
+    search_path = [str(path) for path in (site, ROOT, ROOT / "protos") if path is not None]
     share_lowering_cache(home / "cache")
     arguments = ["--address", "127.0.0.1:0", "--store", f"{home}/store", "--cache", f"{home}/cache"]
     process = await asyncio.create_subprocess_exec(
@@ -72,7 +73,7 @@ async def run_compiler(home: Path, *options: str, site: Path | None = None) -> A
         "1",
         *options,
         stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "protos", *([site] if site else [])]))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)},
     )
     assert process.stdout is not None
     try:

@@ -54,7 +54,8 @@ class RuntimeProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line.startswith("ready address="), (self.directory / "runtime.log").read_text()[-4000:]
-        self._channel = grpc.insecure_channel(line.strip().removeprefix("ready address="))
+        self.address = line.strip().removeprefix("ready address=")
+        self._channel = grpc.insecure_channel(self.address)
         self.control = runtime_pb2_grpc.RuntimeServiceStub(self._channel)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
 

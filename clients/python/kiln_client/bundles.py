@@ -165,10 +165,11 @@ class AsyncBundles(ServiceClient):
 
 
 def _choose_file(bundle: pb.Bundle, ref: str, file: str) -> pb.Blob:
-    files = {blob.digest: blob for blob in (*bundle.blobs, *bundle.referrers)}
-    found = [blob for blob in files.values() if file in (blob.title, blob.digest)]
+    files = (*bundle.blobs, *bundle.referrers)
+    # By digest, because files of equal bytes are one blob, and the manifest is a file and the config blob.
+    found = list({blob.digest: blob for blob in files if file in (blob.title, blob.digest)}.values())
     if not found:
-        titles = ", ".join(sorted(blob.title or blob.digest for blob in files.values()))
+        titles = ", ".join(sorted({blob.title or blob.digest for blob in files}))
         raise NotFound(f"{ref} has no file {file!r}; it has {titles}", reason="FILE_NOT_FOUND")
     if len(found) > 1:
         digests = ", ".join(blob.digest for blob in found)

@@ -3,7 +3,8 @@
 KilnError                     root; also any status code without a class of its own
 ├── InvalidArgument           INVALID_ARGUMENT, with one FieldViolation per mistake
 │   ├── DocumentInvalid       a YAML or JSON document that the client cannot read
-│   └── OverrideInvalid       an override of a configuration that says nothing, or leads nowhere
+│   ├── OverrideInvalid       an override of a configuration that says nothing, or leads nowhere
+│   └── PlaintextRefused      a gateway that others than this host could reach
 ├── NotFound                  NOT_FOUND
 │   └── ModelNotFound         `kiln run` or `kiln serve` with a model that is nowhere
 ├── AlreadyExists             ALREADY_EXISTS
@@ -13,6 +14,7 @@ KilnError                     root; also any status code without a class of its 
 │   ├── ServiceNotInstalled   `kiln up` without the service's distribution
 │   ├── HomeInUse             `kiln up` or `kiln serve` on a home directory that another process serves
 │   ├── HubNotInstalled       a download without the distribution huggingface_hub
+│   ├── GatewayNotInstalled   `kiln serve --openai` without the distribution smg
 │   ├── HomeBusy              services that `kiln run` would start again answer requests
 │   ├── ModelRootMissing      running services may not read the checkpoint
 │   ├── ModelTooLarge         a model that does not fit into the runtime's memory
@@ -124,6 +126,21 @@ class OverrideInvalid(InvalidArgument):
         super().__init__(message, reason="CONFIG_INVALID", fields=(violation,), metadata={"override": text})
 
 
+class PlaintextRefused(InvalidArgument):
+    """A gateway that others than this host could reach was asked for without permission."""
+
+    def __init__(self, option: str, address: str) -> None:
+        accepted = "a loopback address, or --allow-insecure"
+        violation = FieldViolation(option, f"got {address!r}; accepted: {accepted}", "PLAINTEXT_REFUSED")
+        super().__init__(
+            f"{address} is beyond this host, and the gateway has neither TLS nor authentication: every client"
+            " that reaches it can use the model, and give it other runtimes",
+            reason="PLAINTEXT_REFUSED",
+            fields=(violation,),
+            metadata={"address": address},
+        )
+
+
 class NotFound(KilnError):
     """What the request names does not exist."""
 
@@ -191,6 +208,16 @@ class HubNotInstalled(FailedPrecondition):
     def __init__(self) -> None:
         super().__init__(
             "downloads need the distribution huggingface_hub: install kiln-client[hub]", reason="HUB_NOT_INSTALLED"
+        )
+
+
+class GatewayNotInstalled(FailedPrecondition):
+    """`kiln serve --openai` was asked for, and the gateway's distribution is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            'the APIs of OpenAI and Anthropic need the distribution smg: pip install "kiln-client[openai]"',
+            reason="GATEWAY_NOT_INSTALLED",
         )
 
 

@@ -116,6 +116,11 @@ class ExecutorSuite:
         executor.run(CTE, prompt_inputs([6], 0))
         assert torch.equal(first, copy)
 
+    def test_outputs_belong_to_the_caller_alone(self, executor: Executor) -> None:
+        """Otherwise their memory is never freed: that of logits is large."""
+        for tag, inputs in ((CTE, prompt_inputs([5], 0)), (TKG, token_inputs([8, 14], [3, 5], [0, 1]))):
+            assert [output._use_count() for output in executor.run(tag, inputs).values()] == [1]
+
     def test_inputs_are_left_alone(self, executor: Executor) -> None:
         inputs = prompt_inputs([5, 6], 2)
         before = {name: tensor.clone() for name, tensor in inputs.items()}

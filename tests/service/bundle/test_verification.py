@@ -238,3 +238,19 @@ def test_processes_and_threads_share_one_cache(tmp_path: Path, hashed: list[str]
     for path in blobs:
         verifier.verify(path, sha256_bytes(path.read_bytes()))
     assert hashed == []
+
+
+def test_files_of_unknown_digest_are_hashed_once(
+    verifier: BlobVerifier, blob: Path, tmp_path: Path, hashed: list[str]
+) -> None:
+    """Also for the verification that follows, and not if they have changed."""
+    assert [verifier.identify(blob) for _ in range(2)] == [DIGEST, DIGEST]
+    verifier.verify(blob, DIGEST)
+    assert hashed == [DIGEST]
+    blob.write_bytes(DATA[:-1] + b"!")
+    changed = sha256_bytes(DATA[:-1] + b"!")
+    assert verifier.identify(blob) == changed
+    assert BlobVerifier(None).identify(blob) == changed
+    assert hashed == [DIGEST, changed, changed]
+    with pytest.raises(BlobNotFound, match="absent"):
+        verifier.identify(tmp_path / "absent")

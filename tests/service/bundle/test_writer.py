@@ -44,7 +44,8 @@ def test_published_bundle_is_an_oci_artifact(layout: Layout) -> None:
     assert layout.open_blob(image["config"]["digest"]).read() == sample_manifest().to_json()
     titles = {layer["annotations"]["org.opencontainers.image.title"]: layer for layer in image["layers"]}
     assert {title: (layer["mediaType"], layer["digest"], layer["size"]) for title, layer in titles.items()} == {
-        title: (media_type, DIGESTS[title], len(data)) for title, media_type, data in FILES
+        title: (media_type, sha256_bytes(data), len(data))
+        for title, media_type, data in (*FILES, ("manifest.json", MANIFEST_TYPE, sample_manifest().to_json()))
     }
 
 
@@ -125,6 +126,14 @@ def test_files_that_the_manifest_does_not_name_may_come_along(layout: Layout, wr
 def test_title_that_leaves_the_bundle_is_refused(writer: BundleWriter, title: str) -> None:
     with pytest.raises(ManifestInvalid, match="relative path"):
         writer.add_blob(b"data", WEIGHTS_TYPE, title)
+
+
+def test_the_title_of_the_manifest_is_taken(layout: Layout, writer: BundleWriter) -> None:
+    add_sample_files(writer)
+    writer.add_blob(b"{}", NEURON_CONFIG_TYPE, "manifest.json")
+    with pytest.raises(ManifestInvalid, match=r"'manifest\.json'"):
+        writer.publish(sample_manifest())
+    assert layout.read_index().manifests == ()
 
 
 def test_title_names_one_file(writer: BundleWriter) -> None:

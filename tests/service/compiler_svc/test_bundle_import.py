@@ -177,13 +177,18 @@ async def test_a_corrupt_blob_is_named_and_no_version_made(client: Client, sourc
     assert Layout(home / "store").read_index().manifests == ()
 
 
-async def test_a_bundle_of_another_abi_is_refused(client: Client, source: Layout) -> None:
+async def test_a_bundle_of_another_abi_or_with_an_unknown_feature_is_refused(client: Client, source: Layout) -> None:
     from tests.unit.bundle.test_reader import encode, image_document, list_image  # noqa: PLC0415
 
     manifest = {"abi_version": 2}
     list_image(source, encode(image_document(source, encode(manifest))))
     error = await refused(client, source)
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ABI_UNSUPPORTED")
+    manifest = {"abi_version": 1, "required_features": ["antigravity"]}
+    list_image(source, encode(image_document(source, encode(manifest))))
+    error = await refused(client, source)
+    assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ABI_UNSUPPORTED")
+    assert error.fields == {"required_features": "got antigravity; accepted: none"}
     manifest = {"abi_version": 1}
     list_image(source, encode(image_document(source, encode(manifest))))
     error = await refused(client, source)

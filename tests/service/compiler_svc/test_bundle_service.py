@@ -46,10 +46,11 @@ class TestGet:
         manifest = parse_manifest(bundle.manifest_json)
         assert bundle.graph_abi_digest == manifest.graph_abi_digest
         titles = {blob.title: blob for blob in bundle.blobs if blob.title}
-        assert set(titles) == {title for title, _, _ in FILES}
-        (config,) = [blob for blob in bundle.blobs if blob.media_type == MANIFEST_TYPE]
-        assert config.digest == "sha256:" + hashlib.sha256(bundle.manifest_json).hexdigest()
-        assert bundle.size_bytes == sum(blob.size_bytes for blob in bundle.blobs)
+        assert set(titles) == {title for title, _, _ in FILES} | {"manifest.json"}
+        config, layer = [blob for blob in bundle.blobs if blob.media_type == MANIFEST_TYPE]
+        assert config.digest == layer.digest == "sha256:" + hashlib.sha256(bundle.manifest_json).hexdigest()
+        sizes = {blob.digest: blob.size_bytes for blob in bundle.blobs}
+        assert bundle.size_bytes == sum(sizes.values())
 
     async def test_every_kind_of_reference(self, client: Client, runner: DirectedRunner) -> None:
         first, second = [await publish(client, runner, "a", version) for version in "12"]
@@ -145,8 +146,8 @@ class TestDelete:
         digest = await publish(client, runner, "a")
         blobs = (await get(client, digest)).blobs
         freed = await client.bundles.DeleteBundle(pb.DeleteBundleRequest(ref="a:v1"))
-        assert freed.deleted_blob_count == len({blob.digest for blob in blobs})
-        assert freed.deleted_size_bytes == sum(blob.size_bytes for blob in blobs)
+        sizes = {blob.digest: blob.size_bytes for blob in blobs}
+        assert (freed.deleted_blob_count, freed.deleted_size_bytes) == (len(sizes), sum(sizes.values()))
         layout = Layout(home / "store")
         assert list(layout.list_blobs()) == []
         assert layout.read_index().manifests == ()

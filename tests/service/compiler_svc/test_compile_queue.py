@@ -58,7 +58,10 @@ class TestCache:
         await client.finish(await client.compile(**fields))
         assert len(runner.jobs) == 2
 
-    @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
+    @pytest.mark.parametrize(
+        "name",
+        ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "README.md", "LICENSE"],
+    )
     async def test_a_changed_file_is_a_miss(
         self, client: Client, runner: DirectedRunner, home: Path, name: str
     ) -> None:
@@ -67,6 +70,8 @@ class TestCache:
         other = write_checkpoint(home / "other", seed=1, bos_token_id=4)
         (other / "tokenizer.json").write_text("{}")
         (other / "generation_config.json").write_text("{}")
+        for document in ("README.md", "LICENSE"):
+            (other / document).write_text("Do as you like.")
         (other / name).replace(home / "models" / "tiny" / name)
         response = response_of(await client.finish(await client.compile()))
         assert response.cache == pb.CACHE_RESULT_MISS

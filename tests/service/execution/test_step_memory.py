@@ -13,7 +13,8 @@ from bundle.abi.outputs import INVALID_ROW, NO_TOKEN
 from bundle.manifest import Manifest, TensorSpec
 from execution.errors import ExecutableUnknown, StepInvalid
 from execution.ranks.step_memory import Region, StepLayout, StepMemory
-from execution.step import MAX_TOP_LOGPROBS, Step, step_inputs
+from execution.step import MAX_TOP_LOGPROBS, Step, StepForm, StepInputs, step_inputs
+from tests.bundles.manifests import VOCAB_SIZE, make_manifest
 from tests.ranks.toy import VOCAB
 from tests.ranks.toy_bundles import MakeToy
 
@@ -115,6 +116,31 @@ def test_logits_keep_their_shape(manifest: Manifest, memory: StepMemory) -> None
     assert logits.shape == (2, VOCAB)
     assert logits[1, 2] == VOCAB + 2
     assert memory.read_result(Step(TKG, {}), 1, 0.5).logits is None
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_internal_outputs_have_room_only_if_asked_for(tp_degree: int) -> None:
+    """A runtime counts the layout as memory of a deployment."""
+    plain, internal = (
+        make_manifest(flags=(*flags, "rand", "sampling_params", "tokens"), tp_degree=tp_degree)
+        for flags in ((), ("rank_logits",))
+    )
+    assert StepLayout.of(internal).size_bytes == StepLayout.of(plain).size_bytes
+    memory = StepMemory(internal, with_internal=True)
+    region = StepLayout.of(internal, with_internal=True).sets[1][TKG].internal["rank_logits"]
+    assert region.shape == (tp_degree, 4, VOCAB_SIZE)
+    memory._view(region)[:] = array("f", range(tp_degree * 4 * VOCAB_SIZE))
+    result = memory.read_result(Step(TKG, {}), 1, 0.5)
+    assert result.internal["rank_logits"][tp_degree - 1, 0, 5] == 4 * VOCAB_SIZE * (tp_degree - 1) + 5
+    assert result.logits is None
+    with pytest.raises(StepInvalid, match="accepted: false: the executable returns no logits"):
+        memory.write_inputs(Step(TKG, internal_inputs(internal), return_logits=True), 0)
+    memory.close()
+
+
+def internal_inputs(manifest: Manifest) -> StepInputs:
+    executable = next(one for one in manifest.executables if one.tag == TKG)
+    return StepForm(manifest, executable).make_idle()
 
 
 def test_inputs_lie_where_the_layout_says(manifest: Manifest, memory: StepMemory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bundle.errors import BundleNotFound, LayoutInvalid
+from bundle.digest import sha256_bytes
+from bundle.errors import BlobCorrupt, BlobNotFound, BundleNotFound, LayoutInvalid
 from bundle.layout import Layout
 from bundle.oci import REF_NAME
+from bundle.reader import open_bundle
+from bundle.reference import parse_reference
+from bundle.tags import WrittenTag, write_tags
 from runtime_svc.server import open_server
 from runtime_svc.settings import parse_settings
 from tests.bundles.published import LayoutBundleService, publish
@@ -134,6 +139,128 @@ async def test_beside_a_compiler_the_directory_is_asked_first(tmp_path: Path) ->
         await served.load("other", "e")
         assert served.bundles.lookups == ["other"]
         assert tokens_of(await served.generate([5], deployment_id="e")) == expected_tokens([5], 5, bias=2)
+
+
+async def test_a_name_is_its_newest_version_before_it_is_the_tag_of_an_alias(tmp_path: Path) -> None:
+    """`story-prod` is the tag of `story@prod`, and the name of another bundle."""
+    layout = Layout.create(tmp_path / "mounted")
+    alias, first, second = (
+        add(layout, name, bias) for bias, name in enumerate(("story-prod", "story-prod-v9", "story-prod-v10"))
+    )
+    async with serve(tmp_path, f"--bundles={layout.root}") as served:
+        wanted = {"story@prod": alias, "story-prod": second, "story-prod:v9": first}
+        for ref, digest in wanted.items():
+            assert (await served.server.deployments.library.resolve(ref)).digest == digest
+        layout.replace_index(layout.read_index().without_tag("story-prod-v10").without_tag("story-prod-v9"))
+        assert (await served.server.deployments.library.resolve("story-prod")).digest == alias
+
+
+async def test_the_store_of_a_compiler_is_a_directory_of_bundles(tmp_path: Path) -> None:
+    layout = Layout.create(tmp_path / "store")
+    digest = publish(layout, bias=3)
+    tags = [WrittenTag(parse_reference(ref), digest, 1, None) for ref in ("story:v1", "story@prod")]
+    write_tags(layout, lambda: tags)
+    async with serve(tmp_path, f"--bundles={layout.root}") as served:
+        await served.load("story@prod", follow_alias=True)
+        assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=3)
+
+
+def unpack(layout: Layout, digest: str, folder: Path) -> Path:
+    """Writes the layers of a bundle as files, by their titles, as `oras pull` and volumes of artifacts do."""
+    for layer in open_bundle(layout, digest).image.layers:
+        (folder / layer.title).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(layout.blob_path(layer.digest), folder / layer.title)
+    return folder
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Layout:
+    """Where bundles are made before they are unpacked."""
+    return Layout.create(tmp_path / "made")
+
+
+async def test_an_unpacked_bundle_is_served_by_the_name_of_its_folder(tmp_path: Path, made: Layout) -> None:
+    folder = unpack(made, publish(made, bias=3), tmp_path / "bundles" / "story")
+    digest = sha256_bytes((folder / "manifest.json").read_bytes())
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    # The folder alone, and a directory of such.
+    for number, directory in enumerate((folder, folder.parent)):
+        async with serve(tmp_path / str(number), f"--bundles={directory}") as served:
+            deployment = (await served.load("story"))[-1].deployment
+            assert deployment.roles[0].bundle_digest == digest
+            assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=3)
+            await served.server.drain()
+        async with serve(tmp_path / str(number), f"--bundles={directory}") as served:
+            await served.wait_for_state("READY")
+            await served.load(digest, "by-digest")
+            async with raises("NOT_FOUND", "BUNDLE_NOT_FOUND"):
+                await served.load("other", "e")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+async def test_names_of_folders_are_tags(tmp_path: Path, made: Layout) -> None:
+    bundles = tmp_path / "bundles"
+    for name, bias in (("story-v1", 1), ("story-v2", 2), ("story-prod", 1)):
+        unpack(made, publish(made, bias=bias), bundles / name)
+    async with serve(tmp_path, f"--bundles={bundles}") as served:
+        for ref, bias in (("story", 2), ("story:v1", 1)):
+            await served.load(ref, ref[-1])
+            assert tokens_of(await served.generate([5], deployment_id=ref[-1])) == expected_tokens([5], 5, bias=bias)
+        await served.load("story@prod", follow_alias=True)
+        (bundles / "story-prod").rename(tmp_path / "old")
+        digest = sha256_bytes((bundles / "story-v2" / "manifest.json").read_bytes())
+        unpack(made, publish(made, bias=2), bundles / "story-prod")
+        async with asyncio.timeout(5):
+            while (await served.get()).roles[0].weights_digest != digest:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=2)
+
+
+async def test_files_of_an_unpacked_bundle_are_verified(tmp_path: Path, made: Layout) -> None:
+    bundle = open_bundle(made, publish(made, bias=1))
+    (shard,) = bundle.manifest.shards()
+    folder = unpack(made, bundle.digest, tmp_path / "bundles" / "story")
+    weights = folder / "weights" / "tp0_sharded_checkpoint.safetensors"
+    weights.write_text("7")
+    async with serve(tmp_path, f"--bundles={folder.parent}") as served:
+        async with raises("NOT_FOUND", "BLOB_NOT_FOUND") as caught:
+            await served.load("story")
+        assert f"blob {shard.blob} is not among the files of {folder}: " in str(caught[0].details())
+        weights.write_text("1")
+        await served.load("story")
+        # After it was opened and before ranks map it, as at a restart of ranks.
+        bundle = await served.server.deployments.library.fetch(
+            await served.server.deployments.library.resolve("story"), lambda _done, _total: None
+        )
+        weights.write_text("7")
+        with pytest.raises(BlobCorrupt, match=str(shard.blob)):
+            await served.server.deployments.library.verify(bundle)
+        weights.unlink()
+        with pytest.raises(BlobNotFound, match=str(shard.blob)):
+            await served.server.deployments.library.verify(bundle)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "code", "reason"),
+    [
+        (b'{"schemaVersion":2,"layers":[]}', "FAILED_PRECONDITION", "MANIFEST_INVALID"),
+        (b'{"abi_version":2}', "FAILED_PRECONDITION", "ABI_UNSUPPORTED"),
+        (None, "NOT_FOUND", "BUNDLE_NOT_FOUND"),
+    ],
+)
+async def test_a_folder_that_is_no_bundle_is_named(
+    tmp_path: Path, manifest: bytes | None, code: str, reason: str
+) -> None:
+    """A folder of `skopeo copy … dir:` has another `manifest.json`; a link is not followed."""
+    folder = tmp_path / "bundles" / "story"
+    folder.mkdir(parents=True)
+    (tmp_path / "elsewhere").write_bytes(b"{}")
+    if manifest is None:
+        (folder / "manifest.json").symlink_to(tmp_path / "elsewhere")
+    else:
+        (folder / "manifest.json").write_bytes(manifest)
+    async with serve(tmp_path, f"--bundles={folder.parent}") as served, raises(code, reason):
+        await served.load("story")
 
 
 async def test_a_bundle_that_vanishes_is_named(tmp_path: Path) -> None:

@@ -128,6 +128,11 @@ def test_logits_that_exceed_a_message_are_not_served() -> None:
     assert (beyond.logits, beyond.logprobs) == (False, True)
 
 
+def test_internal_logits_are_no_capability() -> None:
+    capabilities = Capabilities.from_manifest(make_manifest(flags=("rand", "rank_logits", "sampling_params", "tokens")))
+    assert (capabilities.logits, capabilities.logprobs, capabilities.max_logprobs) == (False, False, 0)
+
+
 async def test_large_logits_that_are_asked_for_are_refused(served: Runtime) -> None:
     await served.deploy(vocab_size=MAX_LOGITS_BYTES // 4 + 1)
     request = token_request([3])

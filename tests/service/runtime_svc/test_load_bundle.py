@@ -14,6 +14,7 @@ from bundle.reader import open_bundle
 from execution.errors import RankDied, RankFailed
 from runtime_svc.errors import BundleSourceUnavailable
 from targets.cpu import CPU
+from tests.bundles.newer import publish_newer
 from tests.ranks.fakes import STATE_BYTES, expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, stages_of, tokens_of
 
@@ -161,6 +162,25 @@ async def test_bundle_of_another_abi_is_refused(served: Runtime, monkeypatch: py
     async with raises("FAILED_PRECONDITION", "ABI_UNSUPPORTED") as caught:
         await served.load(digest)
     assert fields_of(caught[0]) == ["abi_version"]
+
+
+async def test_bundle_of_a_later_release_is_served(served: Runtime) -> None:
+    """Its manifest has fields that this release ignores, and bytes that it would not write."""
+    digest = publish_newer(served.store, served.publish())
+    await served.load(digest)
+    assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
+    assert (await served.get()).roles[0].bundle_digest == digest
+
+
+async def test_bundle_with_an_unknown_required_feature_is_refused(
+    served: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as later:
+        later.setattr("bundle.manifest.FEATURES", {"antigravity": "tokens fall upwards"})
+        digest = publish_newer(served.store, served.publish(), required_features=["antigravity"])
+    async with raises("FAILED_PRECONDITION", "ABI_UNSUPPORTED") as caught:
+        await served.load(digest)
+    assert fields_of(caught[0]) == ["required_features"]
 
 
 async def test_flipped_byte_is_named_before_anything_is_started(served: Runtime) -> None:

@@ -124,6 +124,7 @@ def test_image_holds_its_own_distributions_only(containers: dict[str, Container]
     assert not [found for found in names.split() if found.startswith("nvidia") or found == "triton"]
     assert str(ROOT) not in search_path
     assert ("transformers" in names.split()) == (name == "compiler")
+    assert ("smg-grpc-proto" in names.split()) == (name == "runtime"), "routers find an engine in the runtime"
 
 
 @pytest.mark.parametrize("module", ["compiler_svc", "transformers", "sqlalchemy", "kiln_client"])

@@ -12,7 +12,7 @@ from bundle.abi.state import state_names
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import Symbols
 from bundle.digest import is_digest, sha256_bytes
-from bundle.manifest import WeightShard, WeightTensor
+from bundle.manifest import TensorSpec, WeightShard, WeightTensor
 
 SHARD = WeightShard(
     rank=0,
@@ -34,6 +34,7 @@ SYMBOLS: Symbols = {
     "T": 4,
     "K": 1,
     "V": 50,
+    "rank_V": 25,
     "pad_id": 3,
     "scratch_slot": 6,
     "last_token_id": 49,
@@ -85,6 +86,15 @@ def test_inputs_of_a_submodel_come_in_calling_order(
 def test_outputs_are_those_of_the_flags() -> None:
     assert [row.name for row in outputs_of("context_encoding", ("logits", "tokens", "rand"))] == ["tokens", "logits"]
     assert outputs_of("token_generation", ()) == ()
+
+
+def test_internal_outputs_are_no_others() -> None:
+    """What a deployment offers goes by the flags of outputs that are not internal."""
+    assert [name for name, row in OUTPUTS.items() if row.is_internal] == ["rank_logits"]
+    (row,) = outputs_of("token_generation", ("rank_logits",))
+    spec = TensorSpec.of(row, SYMBOLS, computed="bfloat16")
+    assert (spec.dtype, spec.shape) == ("bfloat16", (2, 25))
+    assert TensorSpec.of(OUTPUTS["logits"], SYMBOLS, computed="bfloat16").dtype == "float32"
 
 
 def test_outputs_of_one_token_a_row_have_no_axis_for_it() -> None:

@@ -4,6 +4,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from bundle import manifest as manifest_module
 from bundle.errors import AbiUnsupported, ManifestInvalid
 from bundle.manifest import DTYPE_SIZES_BYTES, DType, GenerationDefaults, Serving, parse_manifest
 from tests.bundles.samples import DIGESTS, sample_manifest
@@ -39,15 +40,13 @@ def test_json_is_canonical_and_comes_back() -> None:
 
 def test_serving_facts_at_their_defaults_are_not_written() -> None:
     """So bundles that were built before these facts existed can be read and keep their digests."""
-    assert "serving" not in document()
+    assert not {"serving", "required_features"} & document().keys()
     assert sample_manifest().serving == Serving()
     skipping = msgspec.structs.replace(sample_manifest(), serving=Serving(skip_warmup=True))
     assert json.loads(skipping.to_json())["serving"] == {"skip_warmup": True}
     sampling = msgspec.structs.replace(sample_manifest(), serving=Serving(generation=GenerationDefaults(top_p=0.9)))
     assert json.loads(sampling.to_json())["serving"] == {"generation": {"top_p": 0.9}}
     assert parse_manifest(skipping.to_json()) == skipping
-    with pytest.raises(ManifestInvalid, match="time_travel"):
-        parse_manifest(json.dumps(document() | {"serving": {"time_travel": True}}).encode())
 
 
 def test_every_dtype_has_a_size() -> None:
@@ -76,6 +75,39 @@ def test_other_abi_versions_are_refused_whatever_else_they_say(version: int) -> 
     assert (violation.field, violation.value, violation.accepted) == ("abi_version", str(version), "1")
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "new",
+        "target.new",
+        "executables.0.new",
+        "executables.0.inputs.0.new",
+        "weight_sets.0.shards.0.new",
+        "tokens.new",
+    ],
+)
+def test_unknown_fields_are_ignored(path: str) -> None:
+    assert parse_manifest(replace_at(path, {"time_travel": 2**70})) == sample_manifest()
+
+
+def test_unknown_required_features_are_refused_by_name_whatever_else_changed() -> None:
+    changed = document() | {"required_features": ["time_travel", "antigravity"], "executables": {}, "tokens": "other"}
+    with pytest.raises(AbiUnsupported) as caught:
+        parse_manifest(json.dumps(changed).encode())
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.value) == ("required_features", "antigravity, time_travel")
+    assert violation.accepted == "none"
+
+
+def test_known_required_features_are_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "FEATURES", {"antigravity": "tokens fall upwards"})
+    requiring = msgspec.structs.replace(sample_manifest(), required_features=("antigravity",))
+    assert json.loads(requiring.to_json())["required_features"] == ["antigravity"]
+    assert parse_manifest(requiring.to_json()) == requiring
+    with pytest.raises(AbiUnsupported, match="got time_travel; accepted: antigravity"):
+        parse_manifest(replace_at("required_features", ["antigravity", "time_travel"]))
+
+
 def test_unknown_flags_are_refused_by_name() -> None:
     with pytest.raises(AbiUnsupported) as caught:
         parse_manifest(replace_at("executables.0.flags", ["tokens", "time_travel"]))
@@ -94,8 +126,8 @@ def test_submodels_that_are_not_served_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("new_field", 1),
         ("abi_version", "1"),
+        ("required_features", "time_travel"),
         ("tp_degree", "2"),
         ("tp_degree", 2.5),
         ("target.kind", "gpu"),
@@ -103,7 +135,6 @@ def test_submodels_that_are_not_served_are_refused_by_name() -> None:
         ("executables.0.blob", "sha256:../../../etc/passwd"),
         ("executables.0.blob", DIGESTS["tokenizer.json"] + "\n"),
         ("executables.0.inputs.0.dtype", "float8"),
-        ("executables.0.unknown", 1),
         ("weight_sets.0.shards.0.blob", ""),
         ("weight_sets.0.shards.0.tensors.0.shape", "32"),
         ("tokenizer.files.0.blob", "tokenizer.json"),

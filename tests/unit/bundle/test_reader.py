@@ -78,7 +78,7 @@ def test_bundle_comes_back(layout: Layout) -> None:
     assert bundle.digest == digest
     assert bundle.manifest == sample_manifest()
     assert bundle.blob_path(DIGESTS["tokenizer.json"]).read_bytes() == FILES[-1][2]
-    assert {blob.title for blob in bundle.blobs} == {title for title, _, _ in FILES} | {""}
+    assert {blob.title for blob in bundle.blobs} == {title for title, _, _ in FILES} | {"", "manifest.json"}
     assert bundle.size_bytes == sum(layout.stored(digest).size_bytes for digest in layout.list_blobs())
 
 
@@ -86,7 +86,7 @@ def test_bundle_comes_back(layout: Layout) -> None:
 def test_bundle_of_one_kind_of_contents_comes_back(layout: Layout, contents: Contents) -> None:
     bundle = open_bundle(layout, publish_sample(layout, contents=contents))
     assert bundle.manifest == sample_manifest(contents=contents)
-    assert {blob.title.partition("/")[0] for blob in bundle.blobs} == {contents, "tokenizer.json", ""}
+    assert {blob.title.partition("/")[0] for blob in bundle.blobs} == {contents, "manifest.json", "tokenizer.json", ""}
     bundle.verify(BlobVerifier(None))
 
 
@@ -196,6 +196,13 @@ def test_image_manifest_that_is_no_bundle_is_named(
     with pytest.raises(ManifestInvalid, match=message) as caught:
         open_bundle(layout, digest)
     assert caught.value.metadata["digest"] == digest
+
+
+def test_bytes_of_a_manifest_with_unknown_fields_are_kept(layout: Layout) -> None:
+    data = encode(json.loads(sample_manifest().to_json()) | {"new": {"b": 1, "a": 2.50}})
+    bundle = open_bundle(layout, list_image(layout, encode(image_document(layout, data))))
+    assert bundle.manifest == sample_manifest()
+    assert bundle.manifest_json == data
 
 
 def test_manifest_of_another_abi_is_refused(layout: Layout) -> None:

@@ -3,7 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.errors import RefInvalid
-from bundle.reference import Reference, is_alias, is_name, parse_reference
+from bundle.reference import (
+    Reference,
+    is_alias,
+    is_name,
+    is_new_alias,
+    is_new_name,
+    list_aliases_of_tag,
+    parse_reference,
+)
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -93,3 +101,34 @@ def test_names_and_aliases() -> None:
     assert not is_name("sha256")
     assert not is_name("a b")
     assert not is_alias("")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_new"), [("a", True), ("a-v", True), ("a-v1b", True), ("a-v1", False), ("v-v07", False)]
+)
+def test_new_names_and_aliases_do_not_end_as_tags_of_versions_do(text: str, *, is_new: bool) -> None:
+    assert is_name(text)
+    assert is_alias(text)
+    assert is_new_name(text) == is_new_alias(text) == is_new
+    assert parse_reference(text).name == text
+    assert is_new_name("v1")
+    assert not is_new_alias("v1")
+    assert not is_new_name("sha256")
+
+
+@given(st.from_regex(r"[ab.-]{1,6}@[abv1-]{1,4}", fullmatch=True))
+def test_every_alias_is_among_those_of_its_tag(text: str) -> None:
+    try:
+        reference = parse_reference(text)
+    except RefInvalid:
+        return
+    sharing = list_aliases_of_tag(reference.tag)
+    assert reference in sharing
+    assert {one.tag for one in sharing} == {reference.tag}
+    assert len(sharing) <= reference.tag.count("-")
+
+
+def test_tags() -> None:
+    assert [parse_reference(text).tag for text in ("a:v12", "a-b@c", "a@b-c")] == ["a-v12", "a-b-c", "a-b-c"]
+    assert list_aliases_of_tag("a-b-c") == (parse_reference("a@b-c"), parse_reference("a-b@c"))
+    assert list_aliases_of_tag("a-v1") == ()

@@ -125,6 +125,7 @@ async def prepare(
     view: PreparationView,
     *,
     may_replace: bool,
+    deployment_id: str | None = None,
 ) -> Deployment:
     """Makes a model ready to answer.
 
@@ -135,6 +136,7 @@ async def prepare(
         batch_size: Rows of the KV cache, if the person gives none.
         view: Told what happens.
         may_replace: Whether an idle deployment of that name, which serves another bundle, is unloaded.
+        deployment_id: Id that the deployment must have; None takes one after the model.
 
     Raises:
         click.UsageError: The model is a bundle, whose configuration cannot change any more.
@@ -153,7 +155,7 @@ async def prepare(
         if isinstance(found, Checkpoint)
         else take_bundle(model if isinstance(model, str) else found.digest, found)
     )
-    return await load_model(services, compiled, may_replace=may_replace, progress=view)
+    return await load_model(services, compiled, may_replace=may_replace, progress=view, deployment_id=deployment_id)
 
 
 class PreparationView:

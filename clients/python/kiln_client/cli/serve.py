@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import click
+from kiln.runtime.v1.runtime_pb2 import Deployment
 from rich.text import Text
 
 from kiln_client.cli.homes import ADDRESSES, MEMORY
 from kiln_client.cli.local_models import ModelChoice, PreparationView, find_here, model_options, prepare
 from kiln_client.cli.option_rows import add_options
+from kiln_client.cli.output import Output
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, local_command
-from kiln_client.local.lookup import Checkpoint
+from kiln_client.local.lookup import Checkpoint, deployment_name
+from kiln_client.stack.gateway import GATEWAY, GatewayConfig, require_gateway, running_gateway
 from kiln_client.stack.home import read_record
 from kiln_client.stack.local_stack import local_config
-from kiln_client.stack.stack import StackAddresses, run_stack
+from kiln_client.stack.stack import StackAddresses, StackConfig, run_stack
 
 _BATCH_SIZE = 4
 
 
 @click.command("serve")
 @click.argument("model")
-@add_options((*ADDRESSES, MEMORY))
+@add_options(ADDRESSES)
+@click.option(
+    "--openai",
+    "openai_address",
+    metavar="HOST:PORT",
+    envvar="KILN_OPENAI",
+    show_envvar=True,
+    help="Address at which a gateway, SMG, serves the APIs of OpenAI and Anthropic; port 0 takes a free port. "
+    "Default: no gateway.",
+)
+@click.option(
+    "--allow-insecure",
+    is_flag=True,
+    envvar="KILN_ALLOW_INSECURE",
+    show_envvar=True,
+    help="Serve beyond loopback, in plaintext and without authentication.",
+)
+@MEMORY
 @model_options
 @local_command
 async def serve_command(
@@ -29,13 +49,16 @@ async def serve_command(
     model: str,
     compiler_address: str,
     runtime_address: str,
+    openai_address: str | None,
+    allow_insecure: bool,
     memory: str | None,
     choice: ModelChoice,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C.
 
     Starts both services, compiles MODEL if the cache lacks it, loads it, and prints `ready deployment=ID
-    runtime=HOST:PORT compiler=HOST:PORT`. Four requests run at once.
+    runtime=HOST:PORT compiler=HOST:PORT`. Four requests run at once. With --openai it also starts a gateway, and adds
+    `openai=URL` when the gateway serves the model: the base URL for clients of OpenAI, which ask for the model ID.
 
     MODEL is a bundle (NAME, NAME:vN, NAME@ALIAS or sha256:HEX), the name of a directory below a model root, a path that
     begins with `.` or `/`, or ORG/NAME of the Hugging Face Hub.
@@ -46,20 +69,55 @@ async def serve_command(
         compiler_address=compiler_address,
         runtime_address=runtime_address,
         memory=memory,
+        allow_insecure=allow_insecure,
     )
+    gateway = None if openai_address is None else _gateway_config(openai_address, stack)
     found = find_here(session.output, model, stack.all_model_roots, choice.home, yes=choice.yes)
     if isinstance(found, Checkpoint):
         stack = stack.with_model_roots(found.roots)
+
+    deployment_id = None
+    if gateway is not None:  # which asks the runtime for a model without naming a deployment
+        deployment_id = found.name if isinstance(found, Checkpoint) else deployment_name(model)
+        stack = stack.with_engine_deployment(deployment_id)
 
     async def serve(addresses: StackAddresses) -> None:
         services = read_record(choice.home)
         assert services is not None, "this process has announced them"
         with PreparationView(session.output) as view:
-            deployment = await prepare(services, found or model, choice.given, _BATCH_SIZE, view, may_replace=True)
-        record = {"compiler": addresses.compiler, "runtime": addresses.runtime}
-        session.output.event("ready", {"deployment": record_from_message(deployment), **record})
-        words = {"deployment": deployment.id, "runtime": addresses.runtime, "compiler": addresses.compiler}
-        session.output.text(f"ready {' '.join(f'{name}={value}' for name, value in words.items())}\n")
+            deployment = await prepare(
+                services, found or model, choice.given, _BATCH_SIZE, view, may_replace=True, deployment_id=deployment_id
+            )
+        if gateway is None:
+            _report_ready(session.output, deployment, addresses)
+            return
+        async with running_gateway(gateway, services.runtime, deployment.id) as running:
+            _report_ready(session.output, deployment, addresses, openai=f"{running.url}/v1")
+            await running.failure()
 
     await run_stack(stack, lambda _: None, serve)
     session.output.result({"event": "stopped"}, Text("stopped"))
+
+
+def _gateway_config(address: str, stack: StackConfig) -> GatewayConfig:
+    """Reads where the gateway is to listen, before anything starts.
+
+    Raises:
+        InvalidArgument: The text is no address, or one beyond this host without --allow-insecure.
+        GatewayNotInstalled: SMG is missing.
+    """
+    require_gateway()
+    return GatewayConfig.parse(
+        address,
+        allow_insecure=stack.allow_insecure,
+        log_path=stack.logs_path / f"{GATEWAY.name}.log",
+        ready_timeout_s=stack.ready_timeout_s,
+        stop_timeout_s=stack.stop_timeout_s,
+    )
+
+
+def _report_ready(output: Output, deployment: Deployment, addresses: StackAddresses, **more: str) -> None:
+    record = {"compiler": addresses.compiler, "runtime": addresses.runtime, **more}
+    output.event("ready", {"deployment": record_from_message(deployment), **record})
+    words = {"deployment": deployment.id, "runtime": addresses.runtime, "compiler": addresses.compiler, **more}
+    output.text(f"ready {' '.join(f'{name}={value}' for name, value in words.items())}\n")

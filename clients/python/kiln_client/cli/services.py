@@ -24,7 +24,7 @@ from kiln_client.local.services import stop_services
 from kiln_client.runtime import AsyncRuntime
 from kiln_client.stack.home import StackRecord, read_record
 
-_LOGS = ("compiler", "runtime", "services")
+_LOGS = ("compiler", "runtime", "gateway", "services")
 _POLL_S = 0.2
 
 

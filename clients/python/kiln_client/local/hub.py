@@ -19,7 +19,7 @@ _CONFIG: Final = "config.json"
 _SAFETENSORS: Final = "*.safetensors"
 _PICKLES: Final = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
 #: What a checkpoint is made of. Other files of a repository are copies of the weights in other formats, or pictures.
-_FILES: Final = ("*.json", _SAFETENSORS, *_PICKLES, "*.model", "*.jinja", "*.txt", "LICENSE*", "README.md")
+_FILES: Final = ("*.json", _SAFETENSORS, *_PICKLES, "*.model", "*.jinja", "*.txt", "LICENSE*", "NOTICE*", "README.md")
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,14 @@ def name_of(text: str) -> str:
     return name[:_MAX_NAME] or "model"
 
 
+def deployment_name(text: str) -> str:
+    """Makes the id of a deployment from what a person wrote, which is no path: a bundle reference or a model's name."""
+    kind, _, rest = text.partition(":")
+    if kind == "sha256":
+        return name_of(rest[:12])
+    return name_of(re.split("[:@]", text)[0].rpartition("/")[2])
+
+
 def _find_below(text: str, model_roots: Sequence[Path]) -> Checkpoint | None:
     paths = (root / text for root in model_roots if ".." not in Path(text).parts)
     return next((Checkpoint.open(path) for path in paths if is_checkpoint(path)), None)

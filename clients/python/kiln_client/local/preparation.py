@@ -90,7 +90,12 @@ def take_bundle(ref: str, bundle: Bundle) -> CompiledModel:
 
 
 async def load_model(
-    services: StackRecord, model: CompiledModel, *, may_replace: bool, progress: Progress
+    services: StackRecord,
+    model: CompiledModel,
+    *,
+    may_replace: bool,
+    progress: Progress,
+    deployment_id: str | None = None,
 ) -> Deployment:
     """Loads a bundle, or finds the deployment that serves it.
 
@@ -99,11 +104,15 @@ async def load_model(
         model: What to load.
         may_replace: Whether an idle deployment of that name, which serves another bundle, is unloaded.
         progress: Told what happens.
+        deployment_id: Id that the deployment must have; None takes the model's name, or one that begins with it.
+
+    Raises:
+        AlreadyExists: The deployment of that id serves another bundle, and is not idle.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // model.num_ranks)
     async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
         while True:
-            place = await _find_place(runtime, model, may_replace=may_replace)
+            place = await _find_place(runtime, model, deployment_id, may_replace=may_replace)
             if isinstance(place, Deployment):
                 return place
             try:
@@ -114,21 +123,28 @@ async def load_model(
                 continue
 
 
-async def _find_place(runtime: AsyncRuntime, model: CompiledModel, *, may_replace: bool) -> Deployment | str:
+async def _find_place(
+    runtime: AsyncRuntime, model: CompiledModel, deployment_id: str | None, *, may_replace: bool
+) -> Deployment | str:
     """Finds the deployment that serves a bundle, or else an id that is free, after unloading what is in the way."""
+    name = deployment_id or model.name
     deployments: dict[str, Deployment] = {}
     for listed in await runtime.list_deployments():
-        deployment = await _settle(runtime, listed) if listed.id == model.name else listed
+        deployment = await _settle(runtime, listed) if listed.id == name else listed
         if deployment is not None:
             deployments[deployment.id] = deployment
     for deployment in deployments.values():
-        if deployment.state == Deployment.STATE_READY and _serves(deployment, model.digest):
+        is_right = deployment_id in (None, deployment.id)
+        if is_right and deployment.state == Deployment.STATE_READY and _serves(deployment, model.digest):
             return deployment
-    old = deployments.get(model.name)
+    old = deployments.get(name)
     if old is not None and (_is_idle(old) if may_replace else old.state == Deployment.STATE_FAILED):
         await runtime.unload_bundle(old.id)
         del deployments[old.id]
-    return next(name for name in _candidates(model.name) if name not in deployments)
+    if deployment_id in deployments:
+        message = f"deployment {name!r} serves another bundle, and is not idle"
+        raise AlreadyExists(message, reason="DEPLOYMENT_EXISTS", metadata={"deployment_id": name})
+    return deployment_id or next(name for name in _candidates(model.name) if name not in deployments)
 
 
 def _is_idle(deployment: Deployment) -> bool:

@@ -26,6 +26,7 @@ def local_config(
     compiler_address: str = LOOPBACK,
     runtime_address: str = LOOPBACK,
     memory: str | None = None,
+    allow_insecure: bool = False,
     is_detached: bool = False,
 ) -> StackConfig:
     """Makes the configuration of services for one person on this host.
@@ -36,6 +37,7 @@ def local_config(
         compiler_address: `host:port` to bind; port 0 takes a free one.
         runtime_address: `host:port` to bind; port 0 takes a free one.
         memory: Memory for deployments, such as `6GiB`; None takes the runtime's default.
+        allow_insecure: Whether the services may serve beyond loopback in plaintext.
         is_detached: Whether the services run in the background.
     """
     return StackConfig(
@@ -52,5 +54,6 @@ def local_config(
         tls=None,
         ready_timeout_s=READY_TIMEOUT_S,
         stop_timeout_s=STOP_TIMEOUT_S,
+        allow_insecure=allow_insecure,
         is_detached=is_detached,
     )

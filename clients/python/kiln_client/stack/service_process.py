@@ -87,6 +87,11 @@ class ServiceProcess:
             )
         return cls(service, process, stdout, log_path)
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
     async def ready(self, timeout_s: float, tls: TlsOptions | None) -> str:
         """Waits until the service has announced its address and reports SERVING; returns the address.
 

@@ -60,6 +60,8 @@ class StackConfig:
         tls: Files for TLS; None serves in plaintext.
         ready_timeout_s: Seconds in which a service must become healthy.
         stop_timeout_s: Seconds in which a service must end before it is killed.
+        engine_deployment: Deployment that the runtime's vLLM engine API speaks for; None for the only one that serves.
+        allow_insecure: Whether the services may serve beyond loopback in plaintext.
         is_detached: Whether the stack runs in the background, for `kiln run`.
     """
 
@@ -76,6 +78,8 @@ class StackConfig:
     tls: StackTls | None
     ready_timeout_s: float
     stop_timeout_s: float
+    engine_deployment: str | None = None
+    allow_insecure: bool = False
     is_detached: bool = False
 
     @property
@@ -102,6 +106,10 @@ class StackConfig:
     def all_model_roots(self) -> tuple[Path, ...]:
         """Every directory of checkpoints."""
         return (self.models_path, *self.model_roots)
+
+    def with_engine_deployment(self, deployment_id: str) -> StackConfig:
+        """Returns this configuration with a runtime whose vLLM engine API speaks for one deployment."""
+        return replace(self, engine_deployment=deployment_id)
 
     def with_model_roots(self, model_roots: Iterable[Path]) -> StackConfig:
         """Returns this configuration with more model roots."""
@@ -202,6 +210,7 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
     return [
         *("--address", config.compiler_address),
         *("--log-file", str(config.logs_path / f"{COMPILER.name}.log")),
+        *_plaintext_arguments(config),
         *_server_tls_arguments(config.tls),
         *("--store", str(config.store_path)),
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
@@ -217,10 +226,12 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
         "--memory": config.memory,
         "--deployments": config.deployments_path,
         "--capture-directory": config.capture_path,
+        "--engine-deployment": config.engine_deployment,
     }
     return [
         *("--address", config.runtime_address),
         *("--log-file", str(config.logs_path / f"{RUNTIME.name}.log")),
+        *_plaintext_arguments(config),
         *_server_tls_arguments(config.tls),
         *("--compiler", reachable_address(compiler_address)),
         *_compiler_tls_arguments(config.tls),
@@ -230,6 +241,10 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
         *("--cores", str(config.num_cores)),
         *_option_words(given),
     ]
+
+
+def _plaintext_arguments(config: StackConfig) -> list[str]:
+    return ["--allow-insecure"] if config.allow_insecure else []
 
 
 def _server_tls_arguments(tls: StackTls | None) -> list[str]:

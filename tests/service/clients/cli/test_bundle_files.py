@@ -85,3 +85,12 @@ def test_json_needs_a_file(holding: ScriptedServer, kiln: Kiln, tmp_path: Path) 
     outcome = kiln("bundles", "read", "tiny", "weights", "--out", str(tmp_path / "no" / "such"))
     assert outcome.exit_code != 0
     assert "No such file" in outcome.err
+
+
+@pytest.mark.parametrize("file", ["LICENSE", "NOTICE", GRAPHS.digest])
+def test_files_of_equal_bytes_are_found_by_either_title(server: ScriptedServer, kiln: Kiln, file: str) -> None:
+    blobs = [bundle_pb2.Blob(digest=GRAPHS.digest, size_bytes=12, title=title) for title in ("LICENSE", "NOTICE")]
+    bundle = samples.bundle(blobs=[WEIGHTS, *blobs])
+    server.script("GetBundle", bundle_pb2.GetBundleResponse(bundle=bundle))
+    server.script("ReadBlob", [bundle_pb2.ReadBlobResponse(data=piece) for piece in PIECES])
+    assert kiln("bundles", "read", "tiny", file).out == "some graphs\n"

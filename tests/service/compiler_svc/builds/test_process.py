@@ -126,9 +126,12 @@ def check_bundle(home: Path, digest: str, described: bundle_pb2.Bundle) -> None:
     assert manifest.tokenizer is not None
     assert {blob.title for blob in described.blobs} == {
         "",
+        "config.json",
         "executables/context_encoding_8.pt2",
         "executables/token_generation_16.pt2",
         "executables/token_generation_32.pt2",
+        "generation_config.json",
+        "manifest.json",
         "neuron_config.json",
         "tokenizer.json",
         "weights/tp0_sharded_checkpoint.safetensors",

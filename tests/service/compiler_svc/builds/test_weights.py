@@ -48,8 +48,14 @@ async def shard(client: Client, **fields: Any) -> operations_pb2.Operation:
 
 
 async def test_executables_and_weights_apart(client: Client, home: Path) -> None:
-    write_checkpoint(home / "models" / "tuned", seed=1)
-    full = open_verified(home, (await compile_tiny(client, "tiny")).digest)
+    tuned = write_checkpoint(home / "models" / "tuned", seed=1)
+    (tuned / "README.md").write_text("---\nlicense: mit\nbase_model: tiny\n---\n")
+    (tuned / "LICENSE").write_text("Do as you like.")
+    (home / "models" / "tiny" / "README.md").write_text("---\nlicense: [\n---\n")
+    first = await compile_tiny(client, "tiny")
+    assert [warning.partition(",")[0] for warning in first.warnings] == ["model: the bundle names no licence"]
+    full = open_verified(home, first.digest)
+    assert "org.opencontainers.image.licenses" not in (full.image.annotations or {})
 
     await check_executables_alone(client, home, full)
 
@@ -73,14 +79,14 @@ async def check_executables_alone(client: Client, home: Path, full: Bundle) -> N
     response = await compile_tiny(client, "bare", save_sharded_checkpoint=False)
     bare = open_verified(home, response.digest)
     assert response.cache == pb.CACHE_RESULT_HIT
-    assert not response.warnings
+    assert len(response.warnings) == 1, "of the model card"
     assert describes_no_weights(bare)
     assert bare.manifest.graph_abi_digest == full.manifest.graph_abi_digest
     assert read_record(bare, GOLDEN_TYPE) == read_record(full, GOLDEN_TYPE)
 
     response = await compile_tiny(client, "unchecked", skip_sharding=True)
     unchecked = open_verified(home, response.digest)
-    assert [warning.partition(":")[0] for warning in response.warnings] == ["neuron_config.skip_sharding"]
+    assert [warning.partition(":")[0] for warning in response.warnings] == ["neuron_config.skip_sharding", "model"]
     assert describes_no_weights(unchecked)
     assert unchecked.manifest.graph_abi_digest == full.manifest.graph_abi_digest
     assert list_referrers(unchecked.layout, unchecked.digest, GOLDEN_TYPE) == ()
@@ -97,16 +103,25 @@ async def check_weights_alone(client: Client, full: Bundle, weights: Bundle) -> 
     assert [shard.tensors for shard in own.shards] == [shard.tensors for shard in others.shards]
     assert [shard.blob for shard in own.shards] != [shard.blob for shard in others.shards]
     assert {layer.title for layer in weights.image.layers} == {
+        "LICENSE",
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "manifest.json",
         "neuron_config.json",
         "tokenizer.json",
         "weights/tp0_sharded_checkpoint.safetensors",
     }
+    annotations = weights.image.annotations or {}
+    assert annotations["org.opencontainers.image.licenses"] == "MIT"
+    assert annotations["org.opencontainers.image.base.name"] == "tiny"
+    assert json.loads(annotations["dev.kiln.toolchain"]) == manifest.toolchain
     described = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref="tuned"))
     assert described.bundle.contents == bundle_pb2.BUNDLE_CONTENTS_WEIGHTS
     golden = read_record(weights, GOLDEN_TYPE)
     assert golden["reference"].startswith("transformers ")
     assert {one["tag"] for one in golden["executables"]} == {"context_encoding_8", "token_generation_16"}
-    assert [one["num_prompt_tokens"] for one in golden["sequences"]] == [4]
+    assert [one["num_prompt_tokens"] for one in golden["sequences"]] == [4, 8]
     assert read_record(weights, BUILD_TYPE)["stages_s"]["verify"] > 0
 
 

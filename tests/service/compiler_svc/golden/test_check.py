@@ -1,16 +1,22 @@
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from bundle.manifest import Sampling
 from compiler_svc.golden.check import GoldenResult, check_golden
 from compiler_svc.golden.comparison import TOLERANCES
 from compiler_svc.golden.errors import GoldenMismatch
+from compiler_svc.sharding.plan import WeightPlan
+from compiler_svc.trace.export import TracedSubmodel, export_submodel
+from compiler_svc.trace.graph_spec import GraphSpec
+from compiler_svc.trace.submodels import ExecutableSpec
 from execution.ranks.forkservers import RankForkservers
 from tests.bundles.unpublished import UnpublishedBundle, make_bundle
 from tests.checkpoints.specs import HOST_SAMPLING
@@ -63,41 +69,66 @@ def check(tiny: TinyModel, bundle: UnpublishedBundle) -> GoldenResult:
 def test_every_executable_is_compared(tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
     result = check(tiny, bucketed)
     assert {one.tag: one.num_steps for one in result.executables} == {
-        "context_encoding_16": 1,
-        "context_encoding_32": 1,
-        "token_generation_12": 4,  # positions 8 to 11 after the first prompt
-        "token_generation_24": 8,  # and 17 to 20 after the second
-        "token_generation_128": 4,
+        "context_encoding_16": 3,
+        "context_encoding_32": 3,
+        "token_generation_12": 4 + 2,  # positions 8 to 11 after the first prompt, 10 and 11 after the second
+        "token_generation_24": 4 + 2 + 4 + 4 + 2,
+        "token_generation_128": 4 + 2 + 4,  # 8 to 11 again, then 24 and 25, 32 to 35
     }
     assert result.reference.startswith("transformers 5")
-    assert [(one.num_prompt_tokens, len(one.tokens)) for one in result.sequences] == [(8, 12), (17, 21)]
-    for one in result.executables:
-        assert one.max_deviation is not None
-        assert one.max_deviation <= result.tolerance == 1e-4
+    assert [(one.num_prompt_tokens, len(one.tokens)) for one in result.sequences] == [
+        *((8, 12), (10, 14), (16, 20), (17, 21), (22, 26), (32, 36))
+    ]
+    assert (result.num_prompts, result.num_tokens) == (6, 129)
+    check_deviations(result)
+
+
+def check_deviations(result: GoldenResult) -> None:
+    """Logits were compared in every executable."""
+    deviations = [one.max_deviation for one in result.executables if one.max_deviation is not None]
+    assert len(deviations) == len(result.executables)
+    assert 0 < max(deviations) <= result.tolerance == 1e-4
+    assert result.max_deviation == max(deviations)
+    assert f"logits within {max(deviations):.1e} of transformers 5" in result.summary
 
 
 @pytest.mark.parametrize(
     ("sampling", "output_logits"),
     [(GREEDY, False), (DYNAMIC, False), (DYNAMIC, True), (BAKED, False), (DETERMINISTIC, False)],
 )
-def test_tokens_are_compared(tiny: TinyModel, tmp_path: Path, sampling: Sampling, output_logits: bool) -> None:
-    result = check(tiny, bundle_of(tiny, tmp_path, sampling=sampling, output_logits=output_logits))
+def test_logits_behind_tokens_are_compared(
+    tiny: TinyModel, tmp_path: Path, sampling: Sampling, output_logits: bool
+) -> None:
+    changes = {"sampling": sampling, "output_logits": output_logits}
+    result = check(tiny, bundle_of(tiny, tmp_path, returns_internal=True, **changes))
     assert all(one.num_steps > 0 for one in result.executables)
-    assert all((one.max_deviation is not None) == output_logits for one in result.executables)
+    check_deviations(result)
     assert sum(one.num_ties for one in result.executables) == 0
+
+
+def test_executables_of_v0_1_have_tokens_only(tiny: TinyModel, tmp_path: Path) -> None:
+    """As when weights are made for a bundle that v0.1 compiled."""
+    result = check(tiny, bundle_of(tiny, tmp_path, sampling=GREEDY, output_logits=False))
+    assert all(one.num_steps > 0 and one.max_deviation is None for one in result.executables)
+    assert result.max_deviation is None
+    assert "whose greedy tokens are those of transformers" in result.summary
 
 
 @pytest.mark.parametrize(
     ("tp_degree", "changes"),
-    [(2, {}), (2, {"sampling": DYNAMIC, "output_logits": True}), (4, {"sampling": GREEDY, "output_logits": True})],
+    [
+        (2, {}),
+        (2, {"sampling": DYNAMIC, "output_logits": True}),
+        (2, {"sampling": DYNAMIC, "output_logits": False}),
+        (4, {"sampling": GREEDY, "output_logits": False}),
+    ],
 )
 def test_several_ranks(tiny: TinyModel, tmp_path: Path, tp_degree: int, changes: dict[str, Any]) -> None:
-    result = check(tiny, bundle_of(tiny, tmp_path, tp_degree=tp_degree, **changes))
-    assert [one.num_steps for one in result.executables] == [1, 4]
-    for one in result.executables:
-        assert one.max_deviation is not None
-        assert one.max_deviation <= result.tolerance == 1e-4
-        assert one.num_ties == 0
+    """The vocabulary of 211 divides by neither."""
+    result = check(tiny, bundle_of(tiny, tmp_path, tp_degree=tp_degree, returns_internal=True, **changes))
+    assert [one.num_steps for one in result.executables] == [2, 8]
+    check_deviations(result)
+    assert sum(one.num_ties for one in result.executables) == 0
 
 
 def test_a_rank_with_anothers_weights_is_found(tiny: TinyModel, tmp_path: Path) -> None:
@@ -116,15 +147,17 @@ def test_prompts_longer_than_any_generation(tiny: TinyModel, tmp_path: Path) -> 
     bundle = make_bundle(
         tmp_path, tiny.spec(), tiny.plan(), tiny.checkpoint, context_buckets=(16, 32), token_buckets=(12,)
     )
-    assert [one.num_steps for one in check(tiny, bundle).executables] == [1, 1, 4]
+    assert [one.num_steps for one in check(tiny, bundle).executables] == [2, 1, 6]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_low_precision(tiny: TinyModel, tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("sampling", [HOST_SAMPLING, GREEDY], ids=["logits", "tokens"])
+def test_low_precision(tiny: TinyModel, tmp_path: Path, dtype: str, sampling: Sampling) -> None:
     """The tolerance is wide enough for rounding, and not much wider."""
-    result = check(tiny, bundle_of(tiny, tmp_path, dtype=dtype))
-    worst = max(one.max_deviation or 0.0 for one in result.executables)
-    assert TOLERANCES[result.dtype] / 50 < worst < TOLERANCES[result.dtype]
+    changes = {"sampling": sampling, "output_logits": False, "returns_internal": True}
+    result = check(tiny, bundle_of(tiny, tmp_path, dtype=dtype, **changes))
+    assert result.max_deviation is not None
+    assert TOLERANCES[result.dtype] / 50 < result.max_deviation < TOLERANCES[result.dtype]
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
@@ -138,12 +171,16 @@ def test_sequences_do_not_stretch_each_other(tmp_path: Path, rope: str) -> None:
     assert check(tiny, bundle).executables
 
 
-def with_damaged_weights(bundle: UnpublishedBundle, directory: Path, name: str, change: float) -> UnpublishedBundle:
-    shard = bundle.manifest.weight_sets[0].shards[0].blob
-    tensors = load_file(bundle.blob_path(shard))
-    tensors[name] += change
-    save_file(tensors, directory / "damaged.safetensors")
-    return UnpublishedBundle(bundle.manifest, {**bundle.blobs, shard: directory / "damaged.safetensors"})
+def with_changed_weights(
+    bundle: UnpublishedBundle, directory: Path, name: str, change: Callable[[Tensor], Tensor]
+) -> UnpublishedBundle:
+    blobs = dict(bundle.blobs)
+    for shard in bundle.manifest.weight_sets[0].shards:
+        tensors = load_file(bundle.blob_path(shard.blob))
+        tensors[name] = change(tensors[name])
+        blobs[shard.blob] = directory / f"changed-{shard.rank}.safetensors"
+        save_file(tensors, blobs[shard.blob])
+    return UnpublishedBundle(bundle.manifest, blobs)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +191,53 @@ def test_wrong_weights_are_found(
     tiny: TinyModel, bucketed: UnpublishedBundle, tmp_path: Path, name: str, change: float
 ) -> None:
     with pytest.raises(GoldenMismatch, match=r"context_encoding_16 differs .* at position 7: logits deviate by "):
-        check(tiny, with_damaged_weights(bucketed, tmp_path, name, change))
+        check(tiny, with_changed_weights(bucketed, tmp_path, name, lambda weight: weight + change))
 
 
 def test_wrong_tokens_are_found(tiny: TinyModel, tmp_path: Path) -> None:
     bundle = bundle_of(tiny, tmp_path, sampling=GREEDY, output_logits=False)
-    damaged = with_damaged_weights(bundle, tmp_path, "model.layers.0.self_attn.v_proj.weight", 0.5)
+    name = "model.layers.0.self_attn.v_proj.weight"
+    damaged = with_changed_weights(bundle, tmp_path, name, lambda weight: weight + 0.5)
     with pytest.raises(GoldenMismatch, match=r"token \d+ in place of \d+, whose logit is .* away") as caught:
         check(tiny, damaged)
     assert caught.value.metadata.keys() == {"tag", "position", "detail"}
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_wrong_logits_are_found_though_the_tokens_agree(tiny: TinyModel, tmp_path: Path, tp_degree: int) -> None:
+    """Scaled logits have the same order. Without them, as in v0.1, the same weights pass."""
+    for returns_internal in (False, True):
+        directory = tmp_path / str(returns_internal)
+        directory.mkdir()
+        changes = {"tp_degree": tp_degree, "sampling": GREEDY, "output_logits": False}
+        bundle = bundle_of(tiny, directory, returns_internal=returns_internal, **changes)
+        scaled = with_changed_weights(bundle, directory, "model.norm.weight", lambda weight: weight * 1.001)
+        if not returns_internal:
+            assert sum(one.num_ties for one in check(tiny, scaled).executables) == 0
+            continue
+        with pytest.raises(GoldenMismatch, match=r"context_encoding_16 .* logits deviate by 1\.00e-03 of the largest"):
+            check(tiny, scaled)
+
+
+def test_a_fault_of_one_graph_is_found_though_its_tokens_agree(
+    tiny: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled is not what was written: one graph computes with a norm that is off by a thousandth."""
+
+    def export_faulty(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> TracedSubmodel:
+        traced = export_submodel(spec, plan, submodel)
+        if submodel.tag == "token_generation_32":
+            *_, head = traced.program.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+            with traced.program.graph.inserting_before(head):
+                off = traced.program.graph.call_function(torch.ops.aten.mul.Tensor, (head.args[0], 1.001))
+                off.meta["val"] = head.args[0].meta["val"]
+            head.replace_input_with(head.args[0], off)
+        return traced
+
+    monkeypatch.setattr("tests.bundles.unpublished.export_submodel", export_faulty)
+    bundle = bundle_of(tiny, tmp_path, sampling=GREEDY, output_logits=False, returns_internal=True)
+    with pytest.raises(GoldenMismatch, match=r"token_generation_32 differs .* at position 8: logits deviate by 1\.00e"):
+        check(tiny, bundle)
 
 
 def test_swapped_buckets_are_found(tiny: TinyModel, bucketed: UnpublishedBundle) -> None:
@@ -176,5 +251,5 @@ def test_swapped_buckets_are_found(tiny: TinyModel, bucketed: UnpublishedBundle)
         for executable in manifest.executables
     )
     swapped = UnpublishedBundle(msgspec.structs.replace(manifest, executables=executables), bucketed.blobs)
-    with pytest.raises(GoldenMismatch, match=r"token_generation_24 differs .* at position 17"):
+    with pytest.raises(GoldenMismatch, match=r"token_generation_24 differs .* at position 12"):
         check(tiny, swapped)

@@ -13,7 +13,7 @@ import pytest
 from torch._inductor.exc import CppCompileError
 
 from bundle.manifest import Target
-from compiler_svc.lower.common_objects import compile_once
+from compiler_svc.lower.common_objects import TEMPLATE_DECLARATIONS, compile_once
 from compiler_svc.lower.inductor import steered
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
 from targets.cpu import GXX
@@ -61,6 +61,23 @@ def test_jobs_share_an_object(make_job: MakeJob, tmp_path: Path) -> None:
     library = tmp_path / "answer.so"
     subprocess.run([GXX.find(), "-shared", path, "-o", library], check=True)
     assert ctypes.CDLL(str(library)).answer() == 42
+
+
+def test_libraries_leave_the_templates_of_regular_expressions_to_the_interface(make_job: MakeJob) -> None:
+    source = """
+extern "C" bool is_name(const char* name) {
+    return std::regex_match(name, std::regex("[a-z]+"));
+}
+"""
+
+    def list_compiled(declarations: str) -> str:
+        text = f"#include <regex>\n{declarations}{source}"
+        path = compile_for(make_job(f"templates{len(declarations)}"), text, is_wrapper=True)
+        return subprocess.run(["nm", "-C", "--defined-only", path], check=True, capture_output=True, text=True).stdout
+
+    parser = "std::__detail::_Compiler<std::__cxx11::regex_traits<char> >::_M_disjunction()"
+    assert parser in list_compiled("")
+    assert parser not in list_compiled(TEMPLATE_DECLARATIONS)
 
 
 def test_the_cache_may_be_on_another_file_system(make_job: MakeJob, tmp_path: Path) -> None:

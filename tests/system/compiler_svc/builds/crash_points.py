@@ -85,7 +85,7 @@ def lowered(more: int) -> Found:
 
 
 def listed(more: int) -> Found:
-    """1: the bundle. 2, 3: its golden result and the list of its referrers. 4: its build record."""
+    """1: the bundle. 2, 3: its golden result and the list of its referrers. 4: its build record. 5: its tag."""
     return Found("entries of the index", count_listed, more)
 
 

@@ -53,6 +53,7 @@ MORE_DEATHS = [
     (blobs(7), blobs(8)),
     (blobs(9), listed(2)),
     (listed(3), blobs(11)),
+    (blobs(13), listed(5)),
     (Message("comparing logits with the reference", 0.5), Message("comparing logits with the reference", 1.5)),
 ]
 

@@ -30,7 +30,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 def plan(checkpoint: Checkpoint, **neuron_config: Any) -> BuildPlan:
     document = {"neuron_config": {"seq_len": 32} | neuron_config}
-    return plan_build(checkpoint, resolve_config(document, checkpoint_dtype="float32").config.neuron_config)
+    config = resolve_config(document, checkpoint_dtype="float32").config.neuron_config
+    return plan_build(checkpoint, config, target="cpu")
 
 
 def describe(planned: BuildPlan) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def describe(planned: BuildPlan) -> dict[str, Any]:
         "executables": [submodel.tag for submodel in planned.submodels],
         "prefill rows": dict(_shapes(planned.submodels[0]))["input_ids"][0],
         "decode rows": dict(_shapes(planned.submodels[-1]))["input_ids"][0],
+        "outputs": [tensor.name for tensor in planned.submodels[-1].outputs],
         "slots": model.num_slots,
         "KV positions": model.max_length,
         "prompt": limits.max_context_length,

@@ -104,7 +104,7 @@ def test_executables_limits_and_rows(tmp_path: Path) -> None:
         context_encoding_buckets=[8, 48],
         token_generation_buckets=[16, 32],
     )
-    plan = plan_build(checkpoint, config)
+    plan = plan_build(checkpoint, config, target="cpu")
     assert [submodel.tag for submodel in plan.submodels] == [
         "context_encoding_8",
         "context_encoding_48",
@@ -123,7 +123,7 @@ def test_active_tokens_and_positions_cap_buckets_and_limits(tmp_path: Path) -> N
     checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
 
     def plan(**values: Any) -> tuple[list[str], int, int]:
-        planned = plan_build(checkpoint, resolve(seq_len=64, **values))
+        planned = plan_build(checkpoint, resolve(seq_len=64, **values), target="cpu")
         limits = planned.limits
         return [submodel.tag for submodel in planned.submodels], limits.max_context_length, limits.max_length
 
@@ -134,6 +134,7 @@ def test_active_tokens_and_positions_cap_buckets_and_limits(tmp_path: Path) -> N
 
 def test_what_the_configuration_asks_of_the_runtime(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write_checkpoint(tmp_path / "tiny"))
-    plan = plan_build(checkpoint, resolve(allow_input_truncation=True, skip_warmup=True, padding_side="left"))
+    config = resolve(allow_input_truncation=True, skip_warmup=True, padding_side="left")
+    plan = plan_build(checkpoint, config, target="cpu")
     assert plan.serving == Serving(input_truncation=True, skip_warmup=True)
     assert [submodel.submodel for submodel in plan.submodels if "left_padded" in submodel.flags] == ["context_encoding"]

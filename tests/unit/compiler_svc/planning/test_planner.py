@@ -224,7 +224,9 @@ class TestCache:
     ) -> None:
         layout = Layout.create(tmp_path / "store")
         planner = Planner(database, layout, model_roots=(models,), num_lowerings=1)
-        build = plan_build(Checkpoint.open(models / "tiny"), plan(planner, "tiny", "cpu").config.neuron_config)
+        build = plan_build(
+            Checkpoint.open(models / "tiny"), plan(planner, "tiny", "cpu").config.neuron_config, target="cpu"
+        )
         digests = digest_plan(build, target=Target(kind="cpu", isa="x86-64-v3"), optimization_level=0, salt="")
         tag = build.submodels[0].tag
         stored = layout.put_blob(b"an executable")

@@ -24,6 +24,7 @@ CONFIG = {
     "rope_theta": 10_000.0,
 }
 ON_DEVICE = msgspec.structs.replace(HOST_SAMPLING, mode="on_device", temperature=0.7)
+GREEDY = msgspec.structs.replace(ON_DEVICE, temperature=0.0)
 
 
 def make_spec(**changes: Any) -> GraphSpec:
@@ -72,7 +73,25 @@ def test_token_generation() -> None:
         TensorSpec(name="logits", dtype="float32", shape=(5, 100)),
     )
     assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
-    assert set(submodel.flags) == list_flags() - {"left_padded"}
+    assert set(submodel.flags) == list_flags() - {"left_padded", "rank_logits"}
+
+
+@pytest.mark.parametrize(("tp_degree", "share"), [(1, 100), (3, 34)])
+def test_tokens_alone_come_with_the_logits_of_a_rank(tp_degree: int, share: int) -> None:
+    spec = make_spec(sampling=GREEDY, returns_internal=True, tp_degree=tp_degree)
+    submodel = describe_submodel(spec, "token_generation", 64)
+    assert submodel.outputs == (
+        TensorSpec(name="tokens", dtype="int32", shape=(5,)),
+        TensorSpec(name="rank_logits", dtype="bfloat16", shape=(5, share)),
+    )
+    assert submodel.flags == ("rank_logits", "tokens")
+
+
+@pytest.mark.parametrize("changes", [{"sampling": HOST_SAMPLING}, {"sampling": GREEDY, "output_logits": True}])
+def test_logits_that_clients_may_see_are_not_returned_twice(changes: dict[str, Any]) -> None:
+    submodel = describe_submodel(make_spec(returns_internal=True, **changes), "token_generation", 64)
+    assert "logits" in submodel.flags
+    assert "rank_logits" not in submodel.flags
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,30 @@ def test_safetensors_are_preferred_to_pickles(directory: Path) -> None:
     assert [file.name for file in Checkpoint.open(directory).files] == ["model.safetensors"]
 
 
+def test_files_that_describe_it_are_taken_along(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    write_safetensors(directory)
+    described = {
+        "LICENSE": "text/plain",
+        "LICENSE.txt": "text/plain",
+        "NOTICE": "text/plain",
+        "README.md": "text/markdown",
+        "config.json": "application/json",
+        "generation_config.json": "application/json",
+    }
+    for name in (*described, "readme", "MY_LICENSE", "README of mine", "LICENSE\n", "optimizer.pt"):
+        if name != "config.json":
+            (directory / name).write_text("{}")
+    (directory / "LICENSES").mkdir()
+    files = Checkpoint.open(directory).describing_files
+    assert {file.path.name: file.media_type for file in files} == described
+    assert [file.path for file in files] == [directory / name for name in described]
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    secret.touch()
+    (directory / "README.secret").symlink_to(secret)
+    with pytest.raises(CheckpointInvalid, match=r"README\.secret.*out of the model roots"):
+        Checkpoint.open(directory, roots=[directory])
+
+
 def test_json_tokenizer_and_template(directory: Path) -> None:
     write_safetensors(directory)
     write_json(directory / "generation_config.json", {"eos_token_id": [2, 3]})

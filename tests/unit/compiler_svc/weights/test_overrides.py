@@ -30,6 +30,7 @@ def checkpoint(config: dict[str, Any]) -> Checkpoint:
         config=config,
         generation_config={"eos_token_id": [2, 3], "do_sample": True},
         tokenizer_files=(),
+        describing_files=(),
         chat_template=None,
     )
 

@@ -1,0 +1,90 @@
+"""`python -m bench.gateway`: measures the ways to a deployment in turns; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kiln_client import AsyncRuntime
+from kiln_client.stack.gateway import GatewayConfig, running_gateway
+
+from bench.checkpoint import count_parameters, write_checkpoint
+from bench.gateway.report import WAYS, render
+from bench.measurements import Measurements
+from bench.plan import FULL, QUICK, Plan
+from bench.services import DEPLOYMENT, Services, compile_bundles, deployed, running_services
+from bench.worker import Worker
+
+RESULTS: Final = Path(__file__).with_name("RESULTS.md")
+MODEL: Final = "random"
+#: The text of the tokenizer's begin-of-sequence token, which SMG leaves out of prompts, and the runtime adds.
+BOS: Final = "<|begin|>"
+
+
+def main() -> None:
+    """Measures, prints, and writes the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny model: whether it runs, not how fast")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the page to write")
+    options = parser.parse_args()
+    plan = QUICK if options.quick else replace(FULL, batches=(1, 16))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    measured = Measurements()
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        write_checkpoint(work / "models" / MODEL, plan)
+        with running_services(work / "home", work / "models") as services, Worker("bench.gateway.streams") as clients:
+            _say("compiling")
+            compiled = compile_bundles(services, plan, MODEL)
+            for number in range(plan.rounds):
+                for batch, bundle in compiled.items():
+                    _say(f"round {number + 1} of {plan.rounds}, {batch} streams")
+                    with deployed(services, bundle.digest, plan.num_threads):
+                        log_path = work / "gateway.log"
+                        measuring = _measure(
+                            measured, plan, batch, services=services, clients=clients, log_path=log_path
+                        )
+                        asyncio.run(measuring)
+        text = render(measured, plan, count_parameters(work / "models" / MODEL)[0])
+    options.output.write_text(text)
+    print(text)
+
+
+async def _measure(
+    measured: Measurements, plan: Plan, batch: int, *, services: Services, clients: Worker, log_path: Path
+) -> None:
+    """Measures every way once, in turn; the gateway runs beside all of them."""
+    prompt = "Once" + " upon" * (plan.context - 2)
+    config = GatewayConfig("127.0.0.1", 0, log_path, ready_timeout_s=60, stop_timeout_s=1)
+    async with running_gateway(config, services.runtime, DEPLOYMENT) as gateway:
+        async with AsyncRuntime(services.runtime) as runtime:
+            assert len(await runtime.tokenize(DEPLOYMENT, prompt)) == plan.context, "the prompts of all ways are equal"
+        for way in WAYS:
+            is_gateway = way == "gateway"
+            answer = await asyncio.to_thread(
+                clients.call,
+                "stream",
+                way=way,
+                address=gateway.url if is_gateway else services.runtime,
+                prompt=BOS + prompt if is_gateway else prompt,
+                streams=batch,
+                tokens=2 * plan.steps,
+                processes={"front": services.front.pid} | ({"gateway": gateway.pid} if is_gateway else {}),
+            )
+            for name, figure in answer.items():
+                measured.add(f"{way}.{batch}.{name}", figure)
+
+
+def _say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

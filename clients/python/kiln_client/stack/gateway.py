@@ -1,0 +1,205 @@
+"""Runs SMG, a gateway that others make, in front of a runtime: it speaks the HTTP APIs of OpenAI and Anthropic.
+
+SMG tokenizes, renders chats and parses tool calls; the runtime generates, as `vllm.grpc.engine.VllmEngine`. SMG comes
+from PyPI as `smg`, the extra `kiln-client[openai]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import ipaddress
+import json
+import socket
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from kiln_client.errors import FieldViolation, GatewayNotInstalled, InvalidArgument, PlaintextRefused, ServiceNotReady
+from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
+
+GATEWAY: Final = Service("gateway", "smg", "kiln-client[openai]")
+
+_POLL_S: Final = 0.1
+_PROBE_TIMEOUT_S: Final = 5.0
+_MAX_PORT: Final = 65535
+#: The gateway is on this host: a proxy of the environment is not for it.
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Where a gateway listens, and how long it may take.
+
+    Attributes:
+        host: Address of an interface, or a name; an IPv6 address has no brackets.
+        port: TCP port; 0 takes a free one.
+        log_path: File that gets the gateway's output.
+        ready_timeout_s: Seconds in which it must serve the model.
+        stop_timeout_s: Seconds in which it must end before it is killed; running requests may end in them.
+    """
+
+    host: str
+    port: int
+    log_path: Path
+    ready_timeout_s: float
+    stop_timeout_s: float
+
+    @classmethod
+    def parse(
+        cls, address: str, *, allow_insecure: bool, log_path: Path, ready_timeout_s: float, stop_timeout_s: float
+    ) -> GatewayConfig:
+        """Reads an address.
+
+        Args:
+            address: `host:port`, or `[ipv6]:port`.
+            allow_insecure: Whether clients of other hosts may reach the gateway, which authenticates no client.
+            log_path: See the class, as for the others.
+            ready_timeout_s: See the class.
+            stop_timeout_s: See the class.
+
+        Raises:
+            InvalidArgument: Reason ADDRESS_INVALID: the text is not `host:port`.
+            PlaintextRefused: The address is not loopback, and `allow_insecure` is False.
+        """
+        host, _, port = address.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]")
+        if not host or "/" in host or (":" in bare) != (bare != host) or not _is_port(port):
+            accepted = "HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
+            violation = FieldViolation("openai", f"got {address!r}; accepted: {accepted}", "ADDRESS_INVALID")
+            message = f"{address!r} is no address for the gateway"
+            raise InvalidArgument(message, reason="ADDRESS_INVALID", fields=(violation,))
+        if not allow_insecure and not _is_loopback(bare):
+            raise PlaintextRefused("openai", address)
+        return cls(bare, int(port), log_path, ready_timeout_s, stop_timeout_s)
+
+
+class Gateway:
+    """A gateway that serves a model.
+
+    Attributes:
+        url: Where it listens, such as `http://127.0.0.1:8000`; the API of OpenAI is below `/v1`.
+        pid: Its process.
+    """
+
+    def __init__(self, url: str, process: ServiceProcess) -> None:
+        self.url = url
+        self.pid = process.pid
+        self._process = process
+
+    async def failure(self) -> NoReturn:
+        """Waits until the gateway ends by itself, which is a failure.
+
+        Raises:
+            ServiceExited: The gateway has ended.
+        """
+        await self._process.failure()
+
+
+def require_gateway() -> None:
+    """Checks that SMG is installed.
+
+    Raises:
+        GatewayNotInstalled: It is not.
+    """
+    if importlib.util.find_spec(GATEWAY.module) is None:
+        raise GatewayNotInstalled
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(config: GatewayConfig, runtime: str, model: str) -> AsyncIterator[Gateway]:
+    """Runs a gateway in front of a runtime until the block ends, and gives it when it serves the model.
+
+    Args:
+        config: Where it listens.
+        runtime: `host:port` of the runtime, in plaintext.
+        model: Name under which clients ask for the model: the id of its deployment.
+
+    Raises:
+        InvalidArgument: Reason ADDRESS_INVALID: the host is no address of this machine.
+        ServiceNotReady: The gateway does not serve the model in time.
+        ServiceExited: The gateway has ended by itself.
+    """
+    port = config.port or _free_port(config.host)
+    bracketed = f"[{config.host}]" if ":" in config.host else config.host
+    url = f"http://{reachable_address(f'{bracketed}:{port}')}"
+    process = await ServiceProcess.start(GATEWAY, _arguments(config, port, runtime), config.log_path)
+    try:
+        try:
+            async with asyncio.timeout(config.ready_timeout_s):
+                await first_of(_until_served(url, model), process.failure())
+        except TimeoutError:
+            raise ServiceNotReady(GATEWAY.name, config.ready_timeout_s, config.log_path) from None
+        yield Gateway(url, process)
+    finally:
+        await process.stop(config.stop_timeout_s)
+
+
+def _arguments(config: GatewayConfig, port: int, runtime: str) -> list[str]:
+    return [
+        "launch",
+        *("--host", config.host, "--port", str(port)),
+        *("--worker-urls", f"grpc://{runtime}"),
+        *("--worker-startup-check-interval", "1"),
+        "--log-json",
+        *("--shutdown-grace-period-secs", str(int(config.stop_timeout_s))),
+        # Its metrics would be at port 29000 of every interface.
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(_free_port("127.0.0.1"))),
+    ]
+
+
+async def _until_served(url: str, model: str) -> None:
+    while True:
+        if await asyncio.to_thread(_is_served, url, model):
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _is_served(url: str, model: str) -> bool:
+    """Whether a gateway has a worker for a model, and the model's tokenizer, which it fetches after the worker."""
+    try:
+        models, tokenizers = _get(f"{url}/v1/models"), _get(f"{url}/v1/tokenizers")
+    except (OSError, ValueError):  # it does not listen yet, or the answer is an error
+        return False
+    return any(one["id"] == model for one in models["data"]) and any(
+        one["name"] == model for one in tokenizers["tokenizers"]
+    )
+
+
+def _get(url: str) -> dict[str, list[dict[str, str]]]:
+    with _OPENER.open(url, timeout=_PROBE_TIMEOUT_S) as response:
+        answer: dict[str, list[dict[str, str]]] = json.load(response)
+        return answer
+
+
+def _free_port(host: str) -> int:
+    """Finds a free port: SMG takes no port 0. Another process may take it before SMG does, which then ends.
+
+    Raises:
+        InvalidArgument: Reason ADDRESS_INVALID: the host is no address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            message = f"the gateway cannot listen on {host}: {error.strerror}"
+            raise InvalidArgument(message, reason="ADDRESS_INVALID") from error
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) <= _MAX_PORT
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

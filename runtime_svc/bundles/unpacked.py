@@ -1,0 +1,122 @@
+"""Unpacked bundles: folders with `manifest.json` and the other layers as files, as volumes of artifacts and `oras pull`
+have them. Without an image manifest, the digest of such a bundle is that of its `manifest.json`, which names the
+digests of all files that a runtime reads."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bundle.blob_writer import StoredBlob
+from bundle.consistency import check_consistency
+from bundle.digest import sha256_bytes
+from bundle.errors import BlobNotFound, BundleNotFound, ManifestInvalid
+from bundle.manifest import parse_manifest
+from bundle.oci import (
+    BUNDLE_TYPE,
+    IMAGE_MANIFEST_TYPE,
+    MANIFEST_TITLE,
+    MANIFEST_TYPE,
+    TITLE,
+    BlobDescriptor,
+    ImageManifest,
+)
+from bundle.reader import MAX_MANIFEST_BYTES, Bundle, check_layers
+from bundle.verification import BlobVerifier
+
+#: The media types of layers are in the image manifest, which such a folder lacks. A runtime does not need them.
+_UNKNOWN_TYPE: Final = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedFiles:
+    """The files of a folder, by digest."""
+
+    paths: Mapping[str, Path]
+
+    def stored(self, digest: str) -> StoredBlob:
+        """See `Layout.stored`."""
+        return StoredBlob(digest, self.blob_path(digest).lstat().st_size)
+
+    def blob_path(self, digest: str) -> Path:
+        """See `Layout.blob_path`."""
+        path = self.paths.get(digest)
+        if path is None or not path.exists():
+            raise BlobNotFound(digest)
+        return path
+
+
+def digest_unpacked(folder: Path) -> str:
+    """Returns the digest of an unpacked bundle.
+
+    Raises:
+        BundleNotFound: The folder has no `manifest.json` that is a readable regular file.
+        ManifestInvalid: It is too large.
+    """
+    return sha256_bytes(_read_manifest(folder))
+
+
+def open_unpacked(folder: Path, verifier: BlobVerifier) -> Bundle:
+    """Opens an unpacked bundle. The verifier remembers the digests of its files, which are hashed the first time.
+
+    Raises:
+        BundleNotFound: The folder has no `manifest.json` that is a readable regular file.
+        BlobNotFound: No file has the bytes of a blob that the manifest names: it is missing or corrupt.
+        ManifestInvalid, AbiUnsupported: See `parse_manifest`.
+    """
+    data = _read_manifest(folder)
+    digest = sha256_bytes(data)
+    manifest = parse_manifest(data, digest=digest)
+    check_consistency(manifest, digest=digest)
+    paths = {verifier.identify(path): path for path in _list_files(folder)}
+    for missing in sorted(manifest.blobs() - paths.keys()):
+        raise BlobNotFound(missing, f"among the files of {folder}: one is missing, or has other bytes")
+    layers = tuple(
+        BlobDescriptor(
+            media_type=_UNKNOWN_TYPE,
+            digest=blob,
+            size_bytes=paths[blob].lstat().st_size,
+            annotations={TITLE: paths[blob].relative_to(folder).as_posix()},
+        )
+        for blob in sorted(manifest.blobs())
+    )
+    config = BlobDescriptor(media_type=MANIFEST_TYPE, digest=digest, size_bytes=len(data))
+    image = ImageManifest(
+        schema_version=2, media_type=IMAGE_MANIFEST_TYPE, artifact_type=BUNDLE_TYPE, config=config, layers=layers
+    )
+    check_layers(image, manifest, digest)
+    return Bundle(
+        layout=UnpackedFiles(paths | {digest: folder / MANIFEST_TITLE}),
+        descriptor=config,
+        image=image,
+        manifest=manifest,
+        manifest_json=data,
+    )
+
+
+def _read_manifest(folder: Path) -> bytes:
+    try:
+        # No links: a directory that another user filled must not lead out of itself. No waiting: it may hold a pipe.
+        fd = os.open(folder / MANIFEST_TITLE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise BundleNotFound(str(folder), f"its {MANIFEST_TITLE} is no regular file")
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise BundleNotFound(str(folder), str(error)) from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ManifestInvalid(f"{folder / MANIFEST_TITLE} is larger than {MAX_MANIFEST_BYTES} bytes")
+    return data
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    for directory, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(directory, name)
+            if stat.S_ISREG(path.lstat().st_mode):
+                yield path

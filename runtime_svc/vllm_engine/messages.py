@@ -1,0 +1,233 @@
+"""Converts the messages of a Generate in vLLM's engine API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from smg_grpc_proto import vllm_engine_pb2 as pb
+
+from bundle.errors import FieldViolation, KilnError
+from runtime_svc.admission import GenerationCall
+from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
+from runtime_svc.engine.request import Finish, FinishReason
+from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
+from runtime_svc.generation_service import ABORT_CAUSE
+from runtime_svc.text.prompt import Prompt, TextPrompt, TokenPrompt
+
+#: Fields of a request that Kiln reads, or that change nothing because they concern text: answers have token ids only.
+SERVED: Final = frozenset(
+    {
+        "request_id",
+        "tokenized",
+        "text",
+        "stream",
+        "sampling_params.temperature",
+        "sampling_params.top_p",
+        "sampling_params.top_k",
+        "sampling_params.seed",
+        "sampling_params.max_tokens",
+        "sampling_params.stop",
+        "sampling_params.stop_token_ids",
+        "sampling_params.ignore_eos",
+        "sampling_params.logprobs",
+        "sampling_params.skip_special_tokens",
+        "sampling_params.spaces_between_special_tokens",
+        "sampling_params.include_stop_str_in_output",
+    }
+)
+
+#: Neutral values of fields that Kiln does not serve: routers send them. A default of proto3 is not even a value.
+NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "sampling_params.repetition_penalty": 1.0,
+        "sampling_params.n": 1,
+        "sampling_params.json_object": False,
+        "data_parallel_rank": 0,
+    }
+)
+
+#: Beginnings of the names that admission has for fields, and what this API calls them. The first that fits counts.
+_FIELD_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "token_ids.ids": "tokenized.input_ids",
+        "token_ids": "tokenized.input_ids",
+        "stop.max_new_tokens": "sampling_params.max_tokens",
+        "stop.stop_strings": "sampling_params.stop",
+        "stop.stop_token_ids": "sampling_params.stop_token_ids",
+        "output.logprobs": "sampling_params.logprobs",
+        "sampling.": "sampling_params.",
+    }
+)
+
+_FINISH_REASONS: Final = {
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORTED: "abort",
+}
+
+
+def check_served(request: pb.GenerateRequest) -> None:
+    """Checks that a request asks only for what Kiln does.
+
+    Raises:
+        FeatureNotServed: A field that is not in SERVED has a value that is not neutral; names each such field.
+        RequestInvalid: The request has no prompt.
+    """
+    violations = []
+    for path, value in _list_fields(request):
+        if path not in SERVED and value != NEUTRAL.get(path):
+            unset = f"unset or {_show(NEUTRAL[path])}" if path in NEUTRAL else "unset"
+            violations.append(FieldViolation(path, _show(value), f"{unset}: this server does not serve it"))
+    if violations:
+        raise FeatureNotServed(violations)
+    if request.WhichOneof("input") is None:
+        raise RequestInvalid([FieldViolation("input", "none", "one of tokenized, text")])
+
+
+def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationCall:
+    """Converts a request that passed `check_served`.
+
+    Unset fields become None. So do a `top_p` and a `top_k` of 0: the API cannot tell them from unset.
+
+    Args:
+        request: The request.
+        request_id: The client's, or the call's.
+    """
+    params = request.sampling_params
+    return GenerationCall(
+        request_id=request_id,
+        prompt=_prompt_from_pb(request),
+        temperature=params.temperature if params.HasField("temperature") else None,
+        top_k=params.top_k or None,
+        top_p=params.top_p or None,
+        # Kiln's seeds are unsigned: a negative one is the number of 64 bits that has its bits.
+        seed=params.seed % (1 << 64) if params.HasField("seed") else None,
+        max_new_tokens=params.max_tokens if params.HasField("max_tokens") else None,
+        stop_strings=tuple(params.stop),
+        stop_token_ids=tuple(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
+    )
+
+
+def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong) -> KilnError:
+    """Returns admission's error with the names that fields have in this API."""
+    if isinstance(error, PromptTooLong):
+        limits = (int(error.metadata[name]) for name in ("num_tokens", "max_tokens"))
+        return PromptTooLong(_rename(error.metadata["field"]), *limits)
+    return type(error)(
+        [FieldViolation(_rename(one.field), one.value, _rename(one.accepted)) for one in error.violations]
+    )
+
+
+def find_error(finish: Finish) -> KilnError | None:
+    """Returns the error that a call ends with after this end of its sequence; None if the end is an answer.
+
+    A sequence that its client ends by Abort has an answer here, as from vLLM.
+    """
+    error = finish.error
+    is_clients_wish = isinstance(error, RequestAborted) and error.metadata["cause"] == ABORT_CAUSE
+    return None if is_clients_wish else error
+
+
+class Answer:
+    """The messages that a client gets for one sequence: chunks of new tokens if it streams, and one at the end."""
+
+    def __init__(self, call: GenerationCall, *, is_streamed: bool) -> None:
+        """Starts before the first event."""
+        self._call = call
+        self._is_streamed = is_streamed
+        self._num_prompt_tokens = 0
+        self._tokens: list[GeneratedToken] = []
+
+    def add(self, event: Event) -> pb.GenerateResponse | None:
+        """Takes the next event; returns the message that follows from it, if one does."""
+        match event.payload:
+            case Accepted() as accepted:
+                self._num_prompt_tokens = accepted.num_prompt_tokens
+            case TokenDelta(tokens=tokens) if tokens:
+                self._tokens += tokens
+                if self._is_streamed:
+                    return pb.GenerateResponse(chunk=self._make_chunk(tokens))
+            case Finished() as finished if find_error(finished.finish) is None:
+                return pb.GenerateResponse(complete=self._make_complete(finished))
+        return None
+
+    def _make_chunk(self, tokens: Sequence[GeneratedToken]) -> pb.GenerateStreamChunk:
+        return pb.GenerateStreamChunk(
+            token_ids=[token.token_id for token in tokens],
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=len(tokens),
+            output_logprobs=self._make_logprobs(tokens),
+        )
+
+    def _make_complete(self, finished: Finished) -> pb.GenerateComplete:
+        usage = finished.usage
+        return pb.GenerateComplete(
+            output_ids=[token.token_id for token in self._tokens],
+            finish_reason=_FINISH_REASONS[finished.finish.reason],
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.generated_tokens,
+            cached_tokens=usage.cached_prompt_tokens,
+            output_logprobs=self._make_logprobs(self._tokens),
+            **self._find_matched_stop(finished.finish),
+        )
+
+    def _make_logprobs(self, tokens: Sequence[GeneratedToken]) -> pb.OutputLogProbs | None:
+        if self._call.logprobs is None:
+            return None
+        message = pb.OutputLogProbs(
+            token_ids=[token.token_id for token in tokens],
+            token_logprobs=[token.logprob for token in tokens if token.logprob is not None],
+        )
+        for token in tokens if self._call.logprobs else ():
+            message.top_logprobs.add(
+                token_ids=[other.token_id for other in token.top_logprobs],
+                values=[other.logprob for other in token.top_logprobs],
+            )
+        return message
+
+    def _find_matched_stop(self, finish: Finish) -> dict[str, Any]:
+        """Names the stop that the request itself asked for: the model's own end is none."""
+        if finish.stop_string is not None:
+            return {"matched_stop_str": finish.stop_string}
+        if finish.stop_token_id in self._call.stop_token_ids:
+            return {"matched_token_id": finish.stop_token_id}
+        return {}
+
+
+def _list_fields(request: pb.GenerateRequest) -> Iterator[tuple[str, Any]]:
+    """Yields the path and the value of each field that is set."""
+    for field, value in request.ListFields():
+        if field.name == "sampling_params":
+            yield from ((f"sampling_params.{nested.name}", one) for nested, one in value.ListFields())
+        else:
+            yield field.name, value
+
+
+def _show(value: object) -> str:
+    """Formats a number as the client wrote it, of a float32 too."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value)
+        case float():
+            return f"{value:.7g}"
+    return "set"
+
+
+def _prompt_from_pb(request: pb.GenerateRequest) -> Prompt:
+    if request.HasField("tokenized"):
+        return TokenPrompt(tuple(request.tokenized.input_ids))
+    return TextPrompt(request.text)
+
+
+def _rename(name: str) -> str:
+    for ours, theirs in _FIELD_NAMES.items():
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return name

@@ -1,0 +1,97 @@
+"""The golden check of real builds at optimization level 0: its record, and a build that it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import grpc
+from kiln.bundle.v1 import bundle_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from bundle.layout import Layout
+from bundle.reader import open_bundle
+from bundle.referrers import list_referrers, read_referrer
+from compiler_svc.builds.build_record import GOLDEN_TYPE
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.servers.compiler_process import run_compiler
+from tests.servers.running_compiler import Client, read_refusal, response_of
+
+#: Executables that return tokens only.
+CONFIG = {"neuron_config": {"seq_len": 16, "max_context_length": 8, "on_device_sampling_config": {"dynamic": True}}}
+
+#: A family of another distribution: Llama, but for an error that scales all logits alike, so that tokens agree.
+FAMILY = """
+from dataclasses import replace
+
+from compiler_svc.models.families.llama.config import FAMILY as LLAMA
+
+FAMILY = replace(LLAMA, architectures=("ScaledForCausalLM",), model="scaled_model:build")
+"""
+MODEL = """
+from dataclasses import replace
+from functools import partial
+
+from compiler_svc.models.layers.decoder import CausalLm, PreNormLayer
+
+
+class ScaledCausalLm(CausalLm):
+    def _logits(self, hidden):
+        logits = super()._logits(hidden)
+        return replace(logits, part=logits.part * 1.001)
+
+
+build = partial(ScaledCausalLm, make_layer=PreNormLayer)
+"""
+
+
+def write_family(site: Path) -> Path:
+    metadata = site / "scaled_family-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (site / "scaled.py").write_text(FAMILY)
+    (site / "scaled_model.py").write_text(MODEL)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scaled-family\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[kiln.model_families]\nscaled = scaled:FAMILY\n")
+    return site
+
+
+async def test_builds_with_other_logits_fail_and_others_say_what_was_compared(home: Path, tmp_path: Path) -> None:
+    write_checkpoint(home / "models" / "scaled", architectures=["ScaledForCausalLM"])
+    async with run_compiler(home, site=write_family(tmp_path / "site")) as compiler:
+        await check_refusal(compiler.client, home)
+        await check_record(compiler.client, home)
+
+
+async def check_refusal(client: Client, home: Path) -> None:
+    operation = await client.compile(
+        model="scaled", config_json=json.dumps(CONFIG), optimization_level=pb.OPTIMIZATION_LEVEL_O0
+    )
+    refused = read_refusal((await client.finish(operation)).error)
+    assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "GOLDEN_MISMATCH")
+    assert (refused.metadata["tag"], refused.metadata["position"]) == ("context_encoding_8", "3")
+    assert refused.metadata["detail"] == "logits deviate by 1.00e-03 of the largest, more than 1e-04"
+    assert Layout(home / "store").read_index().manifests == ()
+
+
+async def check_record(client: Client, home: Path) -> None:
+    operation = await client.compile(config_json=json.dumps(CONFIG), optimization_level=pb.OPTIMIZATION_LEVEL_O0)
+    result = response_of(await client.finish(operation))
+    bundle = open_bundle(Layout(home / "store"), result.digest)
+    assert [executable.flags for executable in bundle.manifest.executables] == [
+        ("rand", "rank_logits", "sampling_params", "tokens")
+    ] * 2
+    (referrer,) = list_referrers(bundle.layout, bundle.digest, GOLDEN_TYPE)
+    record = json.loads(read_referrer(bundle.layout, referrer.digest))
+    assert {one["tag"]: one["num_steps"] for one in record["executables"]} == {
+        "context_encoding_8": 2,
+        "token_generation_16": 8,
+    }
+    deviations = [one["max_deviation"] for one in record["executables"]]
+    assert 0 < max(deviations) == record["max_deviation"] < 1e-5
+    assert (record["num_prompts"], record["num_tokens"], record["tolerance"]) == (2, 20, 1e-4)
+    assert [(one["context"], one["num_prompt_tokens"], len(one["tokens"])) for one in record["sequences"]] == [
+        ("context_encoding_8", 4, 8),
+        ("context_encoding_8", 8, 12),
+    ]
+    described = await client.bundles.GetBundle(bundle_pb2.GetBundleRequest(ref=result.digest))
+    assert "golden.json" in [one.title for one in described.bundle.referrers]

@@ -1,0 +1,189 @@
+"""Generate and Abort of vLLM's engine API over loopback, beside GenerationService."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import structlog
+from kiln.runtime.v1 import generation_pb2 as generation
+from smg_grpc_proto import vllm_engine_pb2 as pb
+from structlog.testing import capture_logs
+
+from tests.ranks.fakes import EOS, GREEDY, VOCAB_SIZE, expected_tokens
+from tests.servers.runtime import Runtime, fields_of, raises, text_of, token_request, tokens_of
+from tests.servers.vllm_engine import call, complete, make_request, stub_of
+
+
+async def test_a_stream_has_the_tokens_of_generation_service(served: Runtime) -> None:
+    await served.deploy()
+    theirs = tokens_of(await served.generate([5, 6], 7, temperature=0.5, seed=11))
+    *chunks, last = await call(served, make_request([5, 6], max_tokens=7, temperature=0.5, seed=11))
+    assert [list(one.chunk.token_ids) for one in chunks] == [[token] for token in theirs]
+    assert {(one.chunk.prompt_tokens, one.chunk.completion_tokens) for one in chunks} == {(2, 1)}
+    assert list(last.complete.output_ids) == theirs == expected_tokens([5, 6], 7, seed=11)
+    usage = last.complete.prompt_tokens, last.complete.completion_tokens, last.complete.cached_tokens
+    assert (last.complete.finish_reason, usage) == ("length", (2, 7, 0))
+    assert last.complete.WhichOneof("matched_stop") is None
+    assert not last.complete.HasField("output_logprobs")
+
+
+async def test_without_stream_one_message_has_everything(served: Runtime) -> None:
+    await served.deploy()
+    answer = await complete(served, [5, 6])
+    assert list(answer.output_ids) == expected_tokens([5, 6], 5)
+    assert (answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == ("length", 2, 5)
+
+
+async def test_text_becomes_the_tokens_of_generation_service(served: Runtime) -> None:
+    await served.deploy()
+    request = pb.GenerateRequest(text="a cat", sampling_params=pb.SamplingParams(max_tokens=4))
+    theirs = generation.GenerateRequest(
+        deployment_id="d", text="a cat", stop=generation.StopConditions(max_new_tokens=4)
+    )
+    events = [event async for event in served.generation.Generate(theirs)]
+    (answer,) = await call(served, request)
+    assert list(answer.complete.output_ids) == tokens_of(events)
+    assert answer.complete.prompt_tokens == events[0].accepted.prompt_token_count
+
+
+async def test_logprobs_are_those_of_generation_service(served: Runtime) -> None:
+    await served.deploy()
+    request = token_request([5], 3)
+    request.output.logprobs = 2
+    theirs = [token async for event in served.generation.Generate(request) for token in event.delta.tokens]
+    *chunks, last = await call(served, make_request([5], max_tokens=3, logprobs=2))
+    for message, tokens in [
+        *((one.chunk.output_logprobs, [token]) for one, token in zip(chunks, theirs, strict=True)),
+        (last.complete.output_logprobs, theirs),
+    ]:
+        assert list(message.token_ids) == [token.id for token in tokens]
+        assert list(message.token_logprobs) == [token.logprob for token in tokens]
+        assert [list(top.token_ids) for top in message.top_logprobs] == [
+            [other.id for other in token.top_logprobs] for token in tokens
+        ]
+        assert [list(top.values) for top in message.top_logprobs] == [
+            [other.logprob for other in token.top_logprobs] for token in tokens
+        ]
+        assert all(len(top.values) == 2 for top in message.top_logprobs)
+    alone = (await complete(served, [5], logprobs=0)).output_logprobs
+    assert (len(alone.token_logprobs), len(alone.top_logprobs)) == (5, 0)
+
+
+async def test_a_stop_that_the_request_asked_for_is_named(served: Runtime) -> None:
+    await served.deploy()
+    whole = await served.generate([5], 40)
+    stop = text_of(whole)[12:15]
+    answer = await complete(served, [5], max_tokens=40, stop=[stop])
+    assert (answer.finish_reason, answer.matched_stop_str) == ("stop", stop)
+    tokens = tokens_of(whole)
+    assert 0 < len(answer.output_ids) < len(tokens)
+    assert list(answer.output_ids) == tokens[: len(answer.output_ids)]
+    answer = await complete(served, [5], stop_token_ids=[tokens[2]])
+    assert (answer.finish_reason, answer.matched_token_id) == ("stop", tokens[2])
+    assert list(answer.output_ids) == tokens[: tokens.index(tokens[2]) + 1]
+
+
+async def test_the_models_own_end_is_a_stop_without_a_match(served: Runtime) -> None:
+    await served.deploy()
+    assert expected_tokens([5, 505], 1) == [EOS]
+    answer = await complete(served, [5, 505], ignore_eos=False)
+    assert (answer.finish_reason, answer.WhichOneof("matched_stop")) == ("stop", None)
+    assert list(answer.output_ids) == [EOS]
+
+
+async def test_an_abort_frees_the_slot_and_is_an_answer(served: Runtime) -> None:
+    await served.deploy()
+    served.ranks.gate.clear()
+    running = asyncio.create_task(call(served, make_request([5], max_tokens=40, request_id="mine")))
+    await served.wait_for_slots(1)
+    await stub_of(served).Abort(pb.AbortRequest(request_ids=["none", "mine"]))
+    assert (await served.get()).load.used_slots == 0
+    served.ranks.gate.set()
+    last = (await running)[-1].complete
+    assert (last.finish_reason, list(last.output_ids)) == ("abort", [])
+    await stub_of(served).Abort(pb.AbortRequest(request_ids=["mine"]))
+
+
+async def test_a_request_that_others_end_is_an_error(served: Runtime) -> None:
+    await served.deploy()
+    served.ranks.gate.clear()
+    running = asyncio.create_task(call(served, make_request([5], max_tokens=40)))
+    await served.wait_for_slots(1)
+    unload = asyncio.create_task(served.unload())
+    async with raises("ABORTED", "REQUEST_ABORTED"):
+        await running
+    served.ranks.gate.set()
+    await unload
+
+
+async def test_a_client_that_leaves_frees_the_slot(served: Runtime) -> None:
+    await served.deploy()
+    # Left alone, the sequence would run for eight seconds.
+    served.ranks.step_s = 0.2
+    running = stub_of(served).Generate(make_request([5], max_tokens=40))
+    await anext(aiter(running))
+    running.cancel()
+    await served.wait_for_slots(0)
+
+
+async def test_the_log_says_what_became_of_a_sequence(served: Runtime) -> None:
+    await served.deploy()
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
+        await complete(served, [5, 6], request_id="mine")
+    (line,) = [log for log in logs if log.get("method", "").endswith("VllmEngine/Generate")]
+    assert (line["deployment_id"], line["request_id"], line["code"]) == ("d", "mine", "OK")
+    assert (line["finish_reason"], line["prompt_tokens"], line["generated_tokens"]) == ("LENGTH", 2, 5)
+
+
+async def test_the_request_id_is_the_clients(served: Runtime) -> None:
+    await served.deploy()
+    running = stub_of(served).Generate(make_request([5], request_id="cmpl-1"))
+    assert [response async for response in running]
+    assert ("x-request-id", "cmpl-1") in tuple(await running.trailing_metadata())
+
+
+async def test_a_deadline_ends_the_sequence_with_an_error_of_kiln(served: Runtime) -> None:
+    await served.deploy()
+    served.ranks.step_s = 0.01
+    chunks = []
+    async with raises("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"):
+        async for response in stub_of(served).Generate(make_request([5], max_tokens=60), timeout=0.3):
+            chunks.append(response)  # noqa: PERF401
+    assert {response.WhichOneof("response") for response in chunks} == {"chunk"}
+    assert (await served.get()).load.used_slots == 0
+
+
+async def test_what_kiln_does_not_do_is_refused_by_name(served: Runtime) -> None:
+    await served.deploy()
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await complete(served, [5], n=2, min_p=0.5, json_schema="{}")
+    assert set(fields_of(caught[0])) == {
+        "sampling_params.n",
+        "sampling_params.min_p",
+        "sampling_params.json_schema",
+    }
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await complete(served, [5, VOCAB_SIZE], temperature=-1.0, max_tokens=0)
+    assert fields_of(caught[0]) == [
+        "tokenized.input_ids[1]",
+        "sampling_params.temperature",
+        "sampling_params.max_tokens",
+    ]
+    async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG") as caught:
+        await complete(served, [5] * 17)
+    assert fields_of(caught[0]) == ["tokenized.input_ids"]
+
+
+async def test_neutral_values_and_advertised_ones_suit_sampling_that_is_compiled_in(served: Runtime) -> None:
+    await served.deploy(sampling=GREEDY, flags=("tokens",))
+    greedy = expected_tokens([5], 5)
+    assert list((await complete(served, [5])).output_ids) == greedy
+    # SMG sends what the model info names wherever its client sets nothing.
+    info = await stub_of(served).GetModelInfo(pb.GetModelInfoRequest())
+    named = json.loads(info.default_sampling_params_json)
+    assert named == {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
+    assert list((await complete(served, [5], **named)).output_ids) == greedy
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await complete(served, [5], temperature=0.7, top_k=9)
+    assert fields_of(caught[0]) == ["sampling_params.temperature", "sampling_params.top_k"]

@@ -1,0 +1,168 @@
+"""Messages of vLLM's engine API, converted without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from smg_grpc_proto import vllm_engine_pb2 as pb
+
+from runtime_svc.admission import check_call
+from runtime_svc.capabilities import Capabilities
+from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
+from runtime_svc.text.prompt import TextPrompt, TokenPrompt
+from runtime_svc.vllm_engine.messages import NEUTRAL, SERVED, call_from_pb, check_served, rename_fields
+from tests.bundles.manifests import make_manifest
+
+PROMPT = pb.TokenizedInput(input_ids=[5, 6])
+PARAMS = "sampling_params."
+
+
+def paths_of(descriptor: Any) -> list[str]:
+    """Every field of a request, as errors name it."""
+    paths = []
+    for field in descriptor.fields:
+        if field.name == "sampling_params":
+            paths += [PARAMS + nested.name for nested in field.message_type.fields]
+        else:
+            paths.append(field.name)
+    return paths
+
+
+PATHS = paths_of(pb.GenerateRequest.DESCRIPTOR)
+
+
+def with_field(path: str, *, value: Any = None) -> pb.GenerateRequest:
+    """A request with one more field; without a value, with one that asks for something."""
+    request = pb.GenerateRequest(tokenized=PROMPT)
+    message: Any = request.sampling_params if path.startswith(PARAMS) else request
+    field = message.DESCRIPTOR.fields_by_name[path.removeprefix(PARAMS)]
+    if field.is_repeated and field.message_type is not None and field.message_type.GetOptions().map_entry:
+        getattr(message, field.name)[3] = 0.5
+    elif field.is_repeated:
+        getattr(message, field.name).add()
+    elif field.type == FieldDescriptor.TYPE_MESSAGE:
+        getattr(message, field.name).SetInParent()
+    elif value is not None:
+        setattr(message, field.name, value)
+    else:
+        values = {FieldDescriptor.TYPE_STRING: "x", FieldDescriptor.TYPE_BOOL: True, FieldDescriptor.TYPE_FLOAT: 0.5}
+        setattr(message, field.name, values.get(field.type, 2))
+    return request
+
+
+def test_the_tables_name_fields_that_exist() -> None:
+    assert set(PATHS) > SERVED
+    assert set(PATHS) - SERVED > NEUTRAL.keys()
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in SERVED])
+def test_a_field_that_is_not_served_is_refused_by_name(path: str) -> None:
+    with pytest.raises(FeatureNotServed) as caught:
+        check_served(with_field(path))
+    assert [violation.field for violation in caught.value.violations] == [path]
+
+
+@pytest.mark.parametrize("path", NEUTRAL)
+def test_a_neutral_value_is_as_good_as_none(path: str) -> None:
+    request = with_field(path, value=NEUTRAL[path])
+    assert request != pb.GenerateRequest(tokenized=PROMPT), "the value is on the wire"
+    check_served(request)
+
+
+def test_every_field_that_is_not_served_is_named_at_once() -> None:
+    request = with_field("sampling_params.min_p", value=0.1)
+    request.sampling_params.n = 3
+    request.sampling_params.repetition_penalty = 1.2
+    request.sampling_params.grammar_from_first_token = True
+    request.sampling_params.regex = "a+"
+    with pytest.raises(FeatureNotServed) as caught:
+        check_served(request)
+    assert {one.field: (one.value, one.accepted) for one in caught.value.violations} == {
+        "sampling_params.min_p": ("0.1", "unset: this server does not serve it"),
+        "sampling_params.n": ("3", "unset or 1: this server does not serve it"),
+        "sampling_params.repetition_penalty": ("1.2", "unset or 1: this server does not serve it"),
+        "sampling_params.grammar_from_first_token": ("true", "unset: this server does not serve it"),
+        "sampling_params.regex": ("set", "unset: this server does not serve it"),
+    }
+
+
+def test_a_request_without_a_prompt_is_invalid() -> None:
+    with pytest.raises(RequestInvalid, match="input: got none; accepted: one of tokenized, text"):
+        check_served(pb.GenerateRequest())
+
+
+def test_defaults_of_proto3_are_unset() -> None:
+    call = call_from_pb(pb.GenerateRequest(tokenized=PROMPT), request_id="r")
+    assert (call.request_id, call.prompt) == ("r", TokenPrompt((5, 6)))
+    unset = (call.temperature, call.top_k, call.top_p, call.seed, call.max_new_tokens, call.logprobs)
+    assert unset == (None, None, None, None, None, None)
+    assert (call.stop_strings, call.stop_token_ids, call.ignore_eos) == ((), (), False)
+
+
+def test_values_arrive() -> None:
+    params = pb.SamplingParams(
+        temperature=0.0,
+        top_p=1.0,
+        top_k=4,
+        seed=7,
+        max_tokens=3,
+        stop=["."],
+        stop_token_ids=[9],
+        ignore_eos=True,
+        logprobs=0,
+    )
+    call = call_from_pb(pb.GenerateRequest(text="a cat", sampling_params=params), request_id="r")
+    assert call.prompt == TextPrompt("a cat")
+    assert (call.temperature, call.top_p, call.top_k, call.seed) == (0.0, 1.0, 4, 7)
+    assert (call.max_new_tokens, call.stop_strings, call.stop_token_ids) == (3, (".",), (9,))
+    assert (call.ignore_eos, call.logprobs) == (True, 0)
+
+
+def test_a_negative_seed_is_one_of_64_bits() -> None:
+    request = pb.GenerateRequest(tokenized=PROMPT, sampling_params=pb.SamplingParams(seed=-1))
+    assert call_from_pb(request, request_id="r").seed == 2**64 - 1
+
+
+def test_admissions_errors_get_the_names_of_this_api() -> None:
+    params = pb.SamplingParams(
+        temperature=-1,
+        top_p=2,
+        top_k=1000,
+        max_tokens=0,
+        stop=["", "x"],
+        stop_token_ids=[10**6],
+        logprobs=-1,
+    )
+    request = pb.GenerateRequest(tokenized=pb.TokenizedInput(input_ids=[5, 10**6]), sampling_params=params)
+    with pytest.raises(RequestInvalid) as caught:
+        check_call(call_from_pb(request, request_id="r"), Capabilities.from_manifest(make_manifest()))
+    renamed = rename_fields(caught.value)
+    assert isinstance(renamed, RequestInvalid)
+    assert [one.field for one in renamed.violations] == [
+        "tokenized.input_ids[1]",
+        "sampling_params.temperature",
+        "sampling_params.top_k",
+        "sampling_params.top_p",
+        "sampling_params.max_tokens",
+        "sampling_params.stop[0]",
+        "sampling_params.stop_token_ids[0]",
+        "sampling_params.logprobs",
+        "sampling_params.stop",
+    ]
+
+
+def test_accepted_fields_are_named_as_in_this_api_too() -> None:
+    request = pb.GenerateRequest(text="a cat")
+    with pytest.raises(FeatureNotServed) as caught:
+        check_call(call_from_pb(request, request_id="r"), Capabilities.from_manifest(make_manifest()))
+    (violation,) = rename_fields(caught.value).violations
+    assert (violation.field, violation.accepted) == ("text", "tokenized.input_ids: the bundle has no tokenizer")
+
+
+def test_a_prompt_that_is_too_long_is_named_too() -> None:
+    renamed = rename_fields(PromptTooLong("token_ids", 9, 8))
+    assert isinstance(renamed, PromptTooLong)
+    assert renamed.violations[0].field == renamed.metadata["field"] == "tokenized.input_ids"
+    assert str(renamed.violations[0]) == "tokenized.input_ids: got 9 tokens; accepted: at most 8 tokens"
