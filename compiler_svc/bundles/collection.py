@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from bundle.errors import BundleError
+from bundle.errors import BundleError, KilnError
 from compiler_svc.bundles.store import BundleStore
 
 INTERVAL_S: Final = 600.0
@@ -45,7 +45,7 @@ async def _collect(store: BundleStore) -> None:
     await store.write_tags()
     try:
         collected = await store.collect_garbage()
-    except BundleError as error:
+    except KilnError as error:
         _log.warning("garbage cannot be collected", reason=error.reason, error=str(error))
     except OSError as error:
         _log.warning("garbage cannot be collected", error=str(error))
