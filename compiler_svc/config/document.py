@@ -14,6 +14,9 @@ from compiler_svc.errors import ConfigInvalid
 #: A configuration before validation: what the JSON text or the message says.
 Document = dict[str, Any]
 
+#: Of objects and lists inside each other. No document of NxD Inference or of Hugging Face comes near; what a process
+#: sends to another must not exhaust a stack.
+MAX_DEPTH: Final = 64
 
 #: Python writes infinities so, and NxD Inference's files have them.
 _INFINITIES: Final = {"Infinity": math.inf, "-Infinity": -math.inf}
@@ -26,7 +29,7 @@ def parse_document(text: str, *, field: str = "config_json") -> Document:
         field: Name of the field that holds the text, for the error.
 
     Raises:
-        ConfigInvalid: The text is no JSON object, gives a name twice, or has a NaN.
+        ConfigInvalid: The text is no JSON object, gives a name twice, has a NaN, or is nested too deeply.
     """
     try:
         document = json.loads(text, object_pairs_hook=_unique_names, parse_constant=_parse_constant)
@@ -34,7 +37,19 @@ def parse_document(text: str, *, field: str = "config_json") -> Document:
         raise _invalid(field, show(text), f"a JSON object ({error})") from error
     if not isinstance(document, dict):
         raise _invalid(field, show(document), 'a JSON object such as {"neuron_config": {"seq_len": 256}}')
+    if _is_deeper(document, MAX_DEPTH):
+        raise _invalid(field, show(document), f"objects and lists inside each other at most {MAX_DEPTH} deep")
     return document
+
+
+def _is_deeper(document: Document, depth: int) -> bool:
+    level: list[dict[str, Any] | list[Any]] = [document]
+    for _ in range(depth):
+        inside = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+        level = [item for item in inside if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> Document:

@@ -100,7 +100,10 @@ class PlanningPool:
 
     async def _run_process(self, work: Callable[[], Any]) -> Any:
         with _open_nameless("plan-order") as order, _open_nameless("plan-answer") as answer:
-            pickle.dump(work, order)
+            try:
+                pickle.dump(work, order)
+            except RecursionError as error:
+                raise PlanFailed("its order is nested too deeply") from error
             order.seek(0)
             call = Call(f"{_PROCESS}:run_order", (self._limits.max_memory_bytes,))
             process = self._forkserver.start(call, [order.fileno(), answer.fileno()], name="kiln-plan")

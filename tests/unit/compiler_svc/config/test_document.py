@@ -5,6 +5,7 @@ import time
 import pytest
 
 from compiler_svc.config import parse_document, resolve_config
+from compiler_svc.config.document import MAX_DEPTH
 from compiler_svc.errors import ConfigInvalid
 
 
@@ -28,6 +29,16 @@ class TestDocument:
         with pytest.raises(ConfigInvalid) as caught:
             parse_document(text)
         assert caught.value.violations[0].field == "config_json"
+
+    @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 900])
+    def test_deep_nesting_is_refused(self, depth: int) -> None:
+        deep = ('{"a":' * depth + "1" + "}" * depth, '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}")
+        for text in deep:
+            with pytest.raises(ConfigInvalid, match="at most 64 deep"):
+                parse_document(text)
+
+    def test_the_deepest_document(self) -> None:
+        parse_document('{"a":' * MAX_DEPTH + "1" + "}" * MAX_DEPTH)
 
     def test_a_repeated_name_among_many_is_found_quickly(self) -> None:
         # As many names as a request of the service can hold; the event loop reads them.
