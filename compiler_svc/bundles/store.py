@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
-from bundle.errors import BundleError, BundleNotFound, RefInvalid
+from bundle.errors import BundleNotFound, KilnError, RefInvalid
 from bundle.layout import Layout
 from bundle.oci import BlobDescriptor
 from bundle.reader import Bundle, open_bundle
@@ -145,7 +145,7 @@ class BundleStore:
         find_tags = partial(self._database.run_and_wait, versions.list_tags)
         try:
             await asyncio.to_thread(write_tags, self.layout, find_tags)
-        except (BundleError, OSError) as error:
+        except (KilnError, OSError) as error:
             _log.warning("tags cannot be written", error=str(error))
 
     async def collect_garbage(self, *, dry_run: bool = False, max_cache_age_s: float | None = None) -> Collected:

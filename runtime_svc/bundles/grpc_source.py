@@ -12,6 +12,7 @@ from bundle.errors import BlobNotFound, BundleNotFound, KilnError
 from bundle.manifest import parse_manifest
 from bundle.oci import TITLE, BlobDescriptor
 from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.bundles.errors import BundleSourceCorrupt
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.errors import BundleSourceUnavailable
 
@@ -79,6 +80,9 @@ class GrpcBundleSource:
     def _translate(self, error: grpc.aio.AioRpcError, not_found: KilnError) -> KilnError:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return not_found
+        if error.code() is grpc.StatusCode.DATA_LOSS:
+            # Waiting does not bring the bytes back.
+            return BundleSourceCorrupt(self._address, error.details() or "")
         return BundleSourceUnavailable(self._address, f"{error.code().name}: {error.details()}")
 
 

@@ -35,7 +35,7 @@ class BundleSource(Protocol):
 
         Raises:
             BundleNotFound: The reference names no bundle.
-            BundleSourceUnavailable: The service does not answer.
+            BundleSourceUnavailable, BundleSourceCorrupt: The service does not answer, or its store is damaged.
             ManifestInvalid, AbiUnsupported: This code cannot read the bundle's manifest.
         """
 
@@ -45,6 +45,7 @@ class BundleSource(Protocol):
         Raises:
             BlobNotFound: The service does not hold the blob.
             BundleSourceUnavailable: The service does not answer, or the connection broke.
+            BundleSourceCorrupt: Its store is damaged.
         """
 
     async def lease(self, digest: str, holder: str, duration_s: float) -> None:

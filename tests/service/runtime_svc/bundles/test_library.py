@@ -15,6 +15,7 @@ from bundle.errors import BlobCorrupt, BundleNotFound, ManifestInvalid, RefInval
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
 from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.bundles.errors import BundleSourceCorrupt
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.errors import BundleSourceUnavailable
@@ -143,6 +144,15 @@ async def test_description_that_differs_from_the_bundle(service: LayoutBundleSer
     lie = msgspec.structs.replace(resolved.manifest, tp_degree=2)
     with pytest.raises(ManifestInvalid, match="another"):
         await remote.fetch(dataclasses.replace(resolved, manifest=lie), lambda *_: None)
+
+
+async def test_a_service_that_has_lost_bytes(service: LayoutBundleService, remote: BundleLibrary) -> None:
+    digest = publish(service.layout)
+    lost = (await remote.resolve(digest)).blobs[-1].digest
+    service.layout.delete_blob(lost)
+    with pytest.raises(BundleSourceCorrupt, match=lost) as caught:
+        await remote.resolve(digest)
+    assert caught.value.retry_after_s is None, "it does not help to wait"
 
 
 async def test_unknown_and_malformed_references(remote: BundleLibrary) -> None:

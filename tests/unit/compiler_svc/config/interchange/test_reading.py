@@ -134,7 +134,7 @@ def test_setting_by_an_alias_sets_the_original() -> None:
         ({"attribute_map": "x"}, "attribute_map", "an object whose values are text"),
         ({"initializer_range": math.inf}, "initializer_range", "finite numbers"),
         ({"rope_scaling": {"short_factor": [1.0, math.inf]}}, "rope_scaling", "finite numbers"),
-        (parse_document('{"id2label": ' + "[" * 900 + "]" * 900 + "}"), "id2label", "a JSON value"),
+        (json.loads('{"id2label": ' + "[" * 900 + "]" * 900 + "}"), "id2label", "a JSON value"),
     ],
 )
 def test_a_mistake(document: dict[str, Any], field: str, accepted: str) -> None:
