@@ -27,7 +27,7 @@ KilnError
     ├── TokenizerMismatch
     ├── LoadInProgress
     ├── BundleSourceUnavailable
-    ├── BundleSourceCorrupt         a bundle service whose store is damaged
+    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
     ├── TooManyCaptures
     ├── CaptureUnwritable           a disk that does not take captured inputs
