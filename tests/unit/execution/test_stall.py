@@ -143,7 +143,7 @@ async def test_a_rank_that_computes_has_longer(harness: Harness) -> None:
     assert "computes without end" in str(harness.hung[0])
 
 
-@pytest.mark.parametrize(("pid", "factor"), [(NO_PROCESS, 1), (os.getpid(), BUSY_FACTOR)])
+@pytest.mark.parametrize(("pid", "factor"), [(NO_PROCESS, 1), (os.getpid(), BUSY_FACTOR)], ids=["still", "computing"])
 async def test_an_operation_in_a_hurry_leaves_a_tenth(harness: Harness, pid: int, factor: int) -> None:
     harness.pid = pid
     harness.call(STEP)
