@@ -52,6 +52,7 @@ EXCLUDED = (
     "bench/RESULTS.md",
     "clients/typescript/src/gen",
     "docs/errors.md",
+    "docs/first-hour.md",
     "examples/tiny",
     "protos/google",
     "tests/architecture/test_voice.py",

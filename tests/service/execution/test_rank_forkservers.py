@@ -43,8 +43,8 @@ def _others() -> None:
 
 @pytest.fixture(scope="module")
 def forkservers() -> Iterator[RankForkservers]:
-    # More ranks than any host has processors for.
-    with RankForkservers(num_ranks=1 << 16) as forkservers:
+    # More ranks than any host has processors for. A watch holds a socket from its first look on, which would count.
+    with RankForkservers(num_ranks=1 << 16, patience_s=3600) as forkservers:
         yield forkservers
     assert [one for one in own_children() if name_of(one).startswith("kiln")] == []
 

@@ -181,7 +181,7 @@ async def test_prompt_without_numbers_ends_alone(real: Runtime, toy: ToyBundle) 
     model.embedding.weight[poison] = float("nan")
     path = toy.weights[0].with_name("poisoned.safetensors")
     poisoned = dataclasses.replace(toy, weights={0: save_shard(model, 0, 1, path)})
-    real.bundles.names["poisoned"] = publish_toy(real, poisoned, 0)
+    real.bundles.names["poisoned"] = publish_toy(real.store, poisoned, 0)
     await real.load_weights("poisoned")
     ranks, statistics = rank_processes(), real.server.deployments.get("d").engine.scheduler.statistics  # type: ignore[union-attr]
     company = asyncio.gather(*(generate(real, prompt, 8) for prompt in prompts * 3))
