@@ -39,11 +39,15 @@ class BundleDirectory:
         Raises:
             LayoutInvalid: A layout is of another version.
         """
-        return (Layout(folder) for folder in self._list_folders() if _has(folder, _MARKER))
+        for folder in self._list_folders():
+            if _has(folder, _MARKER):
+                yield Layout(folder)
 
     def list_unpacked(self) -> Iterator[Path]:
         """Yields the folders of the unpacked bundles that are there now, by name; the name of a folder is its tag."""
-        return (f for f in self._list_folders() if _has(f, MANIFEST_TITLE) and not _has(f, _MARKER))
+        for folder in self._list_folders():
+            if _has(folder, MANIFEST_TITLE) and not _has(folder, _MARKER):
+                yield folder
 
     def find(self, reference: Reference) -> str | None:
         """Returns the digest that a reference by name has in the first layout, or else in the unpacked bundles.

@@ -1,6 +1,8 @@
-"""Unpacked bundles: folders with `manifest.json` and the other layers as files, as volumes of artifacts and `oras pull`
-have them. Without an image manifest, the digest of such a bundle is that of its `manifest.json`, which names the
-digests of all files that a runtime reads."""
+"""Unpacked bundles: folders with `manifest.json` and the other layers as files.
+
+Volumes of artifacts and `oras pull` make such folders. They have no image manifest, so the digest of an unpacked bundle
+is that of its `manifest.json`, which names the digests of all files that a runtime reads.
+"""
 
 from __future__ import annotations
 

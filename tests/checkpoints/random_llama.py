@@ -15,7 +15,7 @@ _TINY = ROOT / "examples/models/kiln-tiny"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 #: The benchmark's shape, with the tied embeddings of `CONFIG` and a larger vocabulary.
 _SHAPE = {
-    "vocab_size": 40000,
+    "vocab_size": 48000,
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -26,7 +26,7 @@ _SHAPE = {
 
 
 def write_llama_150m(path: Path) -> Path:
-    """Writes a Llama of 12 layers, 144 M parameters and 2048 positions, in float32: 576 MB."""
+    """Writes a Llama of 12 layers, 150 M parameters and 2048 positions, in float32: 600 MB."""
     path.mkdir(parents=True)
     tokens = {
         name: value

@@ -70,16 +70,29 @@ def rank_processes() -> set[psutil.Process]:
 
 
 @asynccontextmanager
+async def loaded_group(
+    manifest: Manifest,
+    blobs: dict[str, Path],
+    forkservers: RankForkservers | None,
+    *,
+    min_step_timeout_s: float = MIN_STEP_TIMEOUT_S,
+) -> AsyncIterator[tuple[RankGroup, list[psutil.Process]]]:
+    """A loaded group and its processes in rank order, which are gone afterwards."""
+    before = rank_processes()
+    group = await start(manifest, blobs, forkservers, [], min_step_timeout_s=min_step_timeout_s)
+    processes = sorted(rank_processes() - before, key=lambda process: process.pid)
+    try:
+        await group.load()
+        yield group, processes
+    finally:
+        await group.close()
+        assert not any(process.is_running() for process in processes)
+
+
+@asynccontextmanager
 async def loaded(
     manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers | None
 ) -> AsyncIterator[tuple[RankGroup, psutil.Process]]:
-    """A group of its own, and its process, which is gone afterwards."""
-    before = rank_processes()
-    group = await start(manifest, blobs, forkservers, [])
-    (process,) = rank_processes() - before
-    try:
-        await group.load()
+    """A loaded group of one rank, and its process, which is gone afterwards."""
+    async with loaded_group(manifest, blobs, forkservers) as (group, (process,)):
         yield group, process
-    finally:
-        await group.close()
-        assert not process.is_running()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
-import psutil
 import pytest
 
 from execution.errors import RankHung
@@ -18,7 +17,7 @@ from targets.cpu import EXPORTED_PROGRAM
 from tests.ranks.hanging import Hang, hanging_forkserver
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_bundles import MakeToy
-from tests.ranks.toy_groups import PREFILL, rank_processes, start
+from tests.ranks.toy_groups import PREFILL, loaded_group
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,22 +34,6 @@ def pair(toy: MakeToy) -> ToyBundle:
     return toy("logits", 0, 2)
 
 
-@asynccontextmanager
-async def watched(
-    bundle: ToyBundle, forkservers: RankForkservers, timeout_s: float = TIMEOUT_S
-) -> AsyncIterator[tuple[RankGroup, list[psutil.Process]]]:
-    """A loaded group and its processes in rank order, which are gone afterwards."""
-    before = rank_processes()
-    group = await start(bundle.manifest, bundle.blobs, forkservers, [], min_step_timeout_s=timeout_s)
-    processes = sorted(rank_processes() - before, key=lambda process: process.pid)
-    try:
-        await group.load()
-        yield group, processes
-    finally:
-        await group.close()
-        assert not any(process.is_running() for process in processes)
-
-
 async def time_hang(call: Awaitable[object]) -> tuple[RankHung, float]:
     """The error of a call that hangs, and the seconds until it came."""
     begun_s = time.perf_counter()
@@ -61,7 +44,10 @@ async def time_hang(call: Awaitable[object]) -> tuple[RankHung, float]:
 
 
 async def test_a_stopped_rank_ends_its_group(eager: ToyBundle, forkservers: RankForkservers) -> None:
-    async with watched(eager, forkservers) as (group, (process,)):
+    async with loaded_group(eager.manifest, eager.blobs, forkservers, min_step_timeout_s=TIMEOUT_S) as (
+        group,
+        (process,),
+    ):
         await group.run(PREFILL)
         process.suspend()
         hung, waited_s = await time_hang(group.run(PREFILL))
@@ -87,14 +73,17 @@ CALLS: dict[str, Callable[[RankGroup, ToyBundle], Awaitable[object]]] = {
 async def test_a_rank_that_is_stopped_in_another_call(
     eager: ToyBundle, forkservers: RankForkservers, call: str
 ) -> None:
-    async with watched(eager, forkservers) as (group, (process,)):
+    async with loaded_group(eager.manifest, eager.blobs, forkservers, min_step_timeout_s=TIMEOUT_S) as (
+        group,
+        (process,),
+    ):
         process.suspend()
         hung, _ = await time_hang(CALLS[call](group, eager))
         assert hung.metadata["call"] == call
 
 
 async def test_the_stopped_one_of_two_ranks_is_named(pair: ToyBundle, forkservers: RankForkservers) -> None:
-    async with watched(pair, forkservers) as (group, processes):
+    async with loaded_group(pair.manifest, pair.blobs, forkservers, min_step_timeout_s=TIMEOUT_S) as (group, processes):
         await group.run(PREFILL)
         processes[1].suspend()
         hung, _ = await time_hang(group.run(PREFILL))
@@ -103,7 +92,7 @@ async def test_the_stopped_one_of_two_ranks_is_named(pair: ToyBundle, forkserver
 
 
 async def test_a_rank_that_goes_on_is_left_alone(eager: ToyBundle, forkservers: RankForkservers) -> None:
-    async with watched(eager, forkservers, 2.0) as (group, (process,)):
+    async with loaded_group(eager.manifest, eager.blobs, forkservers, min_step_timeout_s=2.0) as (group, (process,)):
         for _ in range(2):
             process.suspend()
             step = asyncio.create_task(group.run(PREFILL))

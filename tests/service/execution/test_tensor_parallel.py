@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -33,25 +32,9 @@ from execution.step import Step
 from tests.contract.executors.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
 from tests.ranks.toy import SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
-from tests.ranks.toy_groups import DECODE, PREFILL, rank_processes, start, step
+from tests.ranks.toy_groups import DECODE, PREFILL, loaded_group, rank_processes, start, step
 
 Act = Callable[[RankGroup, ToyBundle], Awaitable[object]]
-
-
-@asynccontextmanager
-async def loaded(
-    manifest: Manifest, blobs: dict[str, Path], forkservers: RankForkservers
-) -> AsyncIterator[tuple[RankGroup, list[psutil.Process]]]:
-    """A group and its processes in rank order, which are gone afterwards."""
-    before = rank_processes()
-    group = await start(manifest, blobs, forkservers, [])
-    processes = sorted(rank_processes() - before, key=lambda process: process.pid)
-    try:
-        await group.load()
-        yield group, processes
-    finally:
-        await group.close()
-        assert not any(process.is_running() for process in processes)
 
 
 @pytest.fixture(params=[(0, 2), (0, 4), pytest.param((1, 2), marks=pytest.mark.toolchain)], ids=str)
@@ -68,7 +51,7 @@ async def test_ranks_compute_what_the_whole_model_computes(bundle: ToyBundle, fo
         (TKG, token_inputs([8, 14], [3, 5], [0, 1])),
         (TKG, token_inputs([9, 15], [4, 6], [0, 1])),
     ]
-    async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
+    async with loaded_group(bundle.manifest, bundle.blobs, forkservers) as (group, _):
         await group.warm_up()
         for tag, inputs in steps:
             result = await group.run(Step(tag, step(tag, inputs).inputs, 3, return_logits=True))
@@ -102,7 +85,7 @@ async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(
     pair: ToyBundle, forkservers: RankForkservers, tmp_path: Path
 ) -> None:
     shards = pair.shards[0]
-    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
+    async with loaded_group(pair.manifest, pair.blobs, forkservers) as (group, _):
         before = await group.run(PREFILL)
         await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
         await group.swap_weights()
@@ -119,7 +102,7 @@ async def test_a_rank_that_fails_a_step_leaves_nobody_waiting(
 async def test_an_aborted_collective_fails_the_step_and_not_the_next(
     each_pair: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    async with loaded(each_pair.manifest, each_pair.blobs, forkservers) as (group, processes):
+    async with loaded_group(each_pair.manifest, each_pair.blobs, forkservers) as (group, processes):
         before = await group.run(PREFILL)
         processes[1].suspend()
         waiting = asyncio.create_task(group.run(PREFILL))
@@ -134,7 +117,7 @@ async def test_an_aborted_collective_fails_the_step_and_not_the_next(
 
 
 async def test_inputs_that_all_ranks_refuse(pair: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
+    async with loaded_group(pair.manifest, pair.blobs, forkservers) as (group, _):
         with pytest.raises(StepInvalid, match=r"inputs\[seq_ids\]"):
             await group.run(step(CTE, prompt_inputs([5], SLOTS + 1)))
         await group.run(PREFILL)
@@ -146,7 +129,7 @@ async def test_inputs_that_all_ranks_refuse(pair: ToyBundle, forkservers: RankFo
 async def test_weights_are_staged_on_all_ranks_or_none(
     pair: ToyBundle, forkservers: RankForkservers, tmp_path: Path
 ) -> None:
-    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
+    async with loaded_group(pair.manifest, pair.blobs, forkservers) as (group, _):
         before = await group.run(PREFILL)
         await group.stage_weights(pair.shards[1])
         with pytest.raises(WeightsInvalid, match="absent"):
@@ -162,7 +145,7 @@ async def test_weights_are_staged_on_all_ranks_or_none(
 
 
 async def test_ranks_that_swap_apart_end(pair: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, _):
+    async with loaded_group(pair.manifest, pair.blobs, forkservers) as (group, _):
         # As no caller can: one rank has weights to swap in, the other has none.
         await group.stage_weights(pair.shards[1])
         await group._ranks[1].call(DiscardStaged(), Done)
@@ -172,7 +155,7 @@ async def test_ranks_that_swap_apart_end(pair: ToyBundle, forkservers: RankForks
 
 
 async def test_a_bundle_without_weights_waits_for_some(each_pair: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded(without_weights(each_pair.manifest), each_pair.blobs, forkservers) as (group, _):
+    async with loaded_group(without_weights(each_pair.manifest), each_pair.blobs, forkservers) as (group, _):
         assert group.weights_bytes == 0
         for call in (group.warm_up(), group.run(PREFILL)):
             with pytest.raises(WeightsAwaited):
@@ -227,7 +210,7 @@ async def test_a_killed_rank_ends_the_group(
     pair: ToyBundle, forkservers: RankForkservers, act: Act, victim: int
 ) -> None:
     """The victim stands still, so that it is killed while the others wait for it, in a collective or out of one."""
-    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, processes):
+    async with loaded_group(pair.manifest, pair.blobs, forkservers) as (group, processes):
         await group.stage_weights(pair.shards[1])
         processes[victim].suspend()
         waiting = asyncio.create_task(act(group, pair))
@@ -237,7 +220,7 @@ async def test_a_killed_rank_ends_the_group(
 
 
 async def test_a_rank_killed_among_running_steps(pair: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded(pair.manifest, pair.blobs, forkservers) as (group, processes):
+    async with loaded_group(pair.manifest, pair.blobs, forkservers) as (group, processes):
         waiting = asyncio.create_task(run_steps(group, pair))
         await asyncio.sleep(0.3)
         await assert_death_ends_it(group, processes, 1, waiting)
