@@ -96,7 +96,12 @@ async def open_server(
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
         )
-        queue = CompileQueue(services, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
+        queue = CompileQueue(
+            services,
+            max_builds=settings.max_builds,
+            max_waiting=settings.max_waiting,
+            max_per_principal=settings.max_builds_per_principal,
+        )
 
         def register(server: grpc.aio.Server) -> None:
             compiler = CompilerService(
