@@ -18,6 +18,7 @@ from bundle.process_lock import ProcessLock
 from bundle.verification import BlobVerifier
 from compiler_svc.api.bundles import BundleService
 from compiler_svc.api.compiler import CompilerService
+from compiler_svc.api.limits import REQUEST_LIMIT
 from compiler_svc.api.operations import OperationsService
 from compiler_svc.api.status import STATUS_TABLE
 from compiler_svc.builds.job import BuildEnvironment
@@ -119,6 +120,7 @@ async def open_server(
                     services=SERVICES,
                     register=register,
                     interceptors=tracing,
+                    request_limit=lambda: REQUEST_LIMIT,
                 )
                 rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
                 async with collecting(store), serve_metrics(settings.edge, rows) as server.metrics_port:

@@ -25,7 +25,7 @@ from bundle.errors import (
     RefInvalid,
     ResourcesShort,
 )
-from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown
+from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown, TooManyCalls
 
 DOMAIN: Final = "kiln"
 #: The reason of errors that clients are told nothing about.
@@ -55,6 +55,7 @@ EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
         ClientStalled: grpc.StatusCode.ABORTED,
+        TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
         RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
         ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     }
