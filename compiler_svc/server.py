@@ -16,6 +16,7 @@ from kiln.compiler.v1 import compiler_pb2_grpc
 from bundle.layout import Layout
 from bundle.process_lock import ProcessLock
 from bundle.verification import BlobVerifier
+from compiler_svc.api.access_rules import RULES
 from compiler_svc.api.bundles import BundleService
 from compiler_svc.api.compiler import CompilerService
 from compiler_svc.api.limits import REQUEST_LIMIT
@@ -119,6 +120,7 @@ async def open_server(
                     status_table=STATUS_TABLE,
                     services=SERVICES,
                     register=register,
+                    rules=RULES,
                     interceptors=tracing,
                     request_limit=lambda: REQUEST_LIMIT,
                 )

@@ -24,6 +24,9 @@ Surroundings = Callable[[Context], AbstractAsyncContextManager[None]]
 #: Makes a request of its bytes.
 Decode = Callable[[object], Awaitable[object]]
 
+#: Refuses a call by its decoded request: raises what the call is to end with.
+Check = Callable[[object, Context], None]
+
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
@@ -89,6 +92,7 @@ def wrap_handler(
     decode_inside: bool = False,
     request_limit: Callable[[], RequestLimit] | None = None,
     stall_timeout_s: float | None = None,
+    check: Check | None = None,
 ) -> grpc.RpcMethodHandler[RequestT, ResponseT]:
     """Returns a handler that runs each call inside `surroundings`.
 
@@ -104,6 +108,7 @@ def wrap_handler(
         stall_timeout_s: How long a response of a stream may wait for the client to read, unless the handler calls
             `change_stall_timeout`. The handler's generator is closed then, and ClientStalled raised. None: as long as
             it takes. Has no effect on a wrapped handler.
+        check: Gets each decoded single request inside `surroundings`, before the handler does; None checks nothing.
     """
     arity, make_handler = next((name, make) for name, make in _FACTORIES.items() if getattr(handler, name) is not None)
     behavior = getattr(handler, arity)
@@ -113,9 +118,9 @@ def wrap_handler(
         decode, gets_decoded = partial(_decode, handler.request_deserializer, request_limit), None
     wrapped: Callable[[object, Context], Awaitable[object]]
     if inspect.isasyncgenfunction(behavior):
-        wrapped = _wrap_generator(behavior, surroundings, decode, stall_timeout_s)
+        wrapped = _wrap_generator(behavior, surroundings, decode, check, stall_timeout_s)
     elif inspect.iscoroutinefunction(behavior):
-        wrapped = _wrap_coroutine(behavior, surroundings, decode)
+        wrapped = _wrap_coroutine(behavior, surroundings, decode, check)
     else:
         return handler
     return make_handler(wrapped, gets_decoded, handler.response_serializer)
@@ -125,10 +130,14 @@ def _wrap_coroutine(
     behavior: Callable[[object, Context], Awaitable[object]],
     surroundings: Surroundings,
     decode: Decode | None,
+    check: Check | None,
 ) -> Callable[[object, Context], Awaitable[object]]:
     async def run(request: object, context: Context) -> object:
         async with surroundings(context):
-            return await behavior(request if decode is None else await decode(request), context)
+            decoded = request if decode is None else await decode(request)
+            if check is not None:
+                check(decoded, context)
+            return await behavior(decoded, context)
 
     return run
 
@@ -137,6 +146,7 @@ def _wrap_generator(
     behavior: Callable[[object, Context], AsyncGenerator[object, None]],
     surroundings: Surroundings,
     decode: Decode | None,
+    check: Check | None,
     stall_timeout_s: float | None,
 ) -> Callable[[object, Context], Awaitable[None]]:
     # A coroutine that writes, not a generator: gRPC leaves generators of cancelled calls to the garbage collector,
@@ -144,6 +154,8 @@ def _wrap_generator(
     async def run(request: object, context: Context) -> None:
         async with surroundings(context):
             decoded = request if decode is None else await decode(request)
+            if check is not None:
+                check(decoded, context)
             async with aclosing(behavior(decoded, context)) as responses:
                 if stall_timeout_s is None:
                     async for response in responses:
