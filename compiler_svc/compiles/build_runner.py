@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from bundle.confinement import BUILD
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.errors import BuildFailed, BuildStalled
 from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
@@ -110,7 +111,8 @@ class ProcessBuildRunner:
                 # First, because it may start the forkserver of builds.
                 lowerings = self._lowerings.connect()
                 fds = [end.fileno() for end in (theirs, self._builds.connect(), lowerings)]
-                process = self._builds.start(Call(f"{_BUILD_PROCESS}:run_job", (str(path),)), fds, name="kiln-build")
+                call = Call(f"{_BUILD_PROCESS}:run_job", (str(path),))
+                process = self._builds.start(call, fds, name="kiln-build", confinement=BUILD)
             watch = BuildWatch(process, self._idle_timeout_s)
             try:
                 loop = asyncio.get_running_loop()

@@ -11,6 +11,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
 
+import msgspec
+
+from bundle.confinement import LOWERING
 from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
@@ -115,9 +118,14 @@ class LoweringPool:
         return outcome
 
     async def _run(self, job: LoweringJob) -> tuple[int | None, MemoryWatch]:
-        call = Call(f"{_LOWERING_PROCESS}:run_job", (str(job.directory), self._memory_limit_bytes))
+        call = Call(f"{_LOWERING_PROCESS}:run_job", (str(job.directory),))
+        limit_bytes = self._memory_limit_bytes
+        data_bytes = None if limit_bytes is None else limit_bytes + job.reserved_bytes
+        confinement = msgspec.structs.replace(LOWERING, data_bytes=data_bytes)
         with job.log_path.open("wb") as log:
-            process = self._forkserver.start(call, name="kiln-lowering", stderr_fd=log.fileno())
+            process = self._forkserver.start(
+                call, name="kiln-lowering", stderr_fd=log.fileno(), confinement=confinement
+            )
         memory = MemoryWatch()
         try:
             async with asyncio.timeout(self._timeout_s), memory.watching(lambda: process.pid):

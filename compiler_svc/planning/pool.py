@@ -15,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeVar
 
+import msgspec
+
+from bundle.confinement import PLAN
 from bundle.errors import KilnError
 from compiler_svc.planning.errors import PlanFailed, PlanTimedOut, TooManyPlans
 from execution.failure import Failure
@@ -106,7 +109,9 @@ class PlanningPool:
                 raise PlanFailed("its order is nested too deeply") from error
             order.seek(0)
             call = Call(f"{_PROCESS}:run_order", (self._limits.max_memory_bytes,))
-            process = self._forkserver.start(call, [order.fileno(), answer.fileno()], name="kiln-plan")
+            confinement = msgspec.structs.replace(PLAN, data_bytes=self._limits.max_memory_bytes)
+            fds = [order.fileno(), answer.fileno()]
+            process = self._forkserver.start(call, fds, name="kiln-plan", confinement=confinement)
             try:
                 async with asyncio.timeout(self._limits.timeout_s):
                     exit_code = await process.wait()

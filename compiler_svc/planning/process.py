@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
@@ -35,12 +34,11 @@ def run_order(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
     """Does the work of an order, and writes its result or its named error.
 
     Args:
-        max_memory_bytes: Data memory that the process may have; an allocation beyond it fails.
+        max_memory_bytes: Data memory that the process may have, for the error: an allocation beyond it fails.
         order_fd: File with the work, a callable.
         answer_fd: File for the answer.
     """
     configure_logging("compiler-plan")
-    resource.setrlimit(resource.RLIMIT_DATA, (max_memory_bytes, max_memory_bytes))
     with os.fdopen(order_fd, "rb") as order, os.fdopen(answer_fd, "wb") as answer:
         pickle.dump(_answer(pickle.load(order), max_memory_bytes), answer)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from bundle.confinement import SERVICE, Confinement
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.parent_death import parent_environment
 from execution.forkserver.protocol import Call, ForkRequest, encode, has_hung_up
@@ -32,7 +33,15 @@ class ForkserverClient:
         assert self._connection is not None, "a client is connected"
         return self._connection
 
-    def start(self, call: Call, fds: Sequence[int] = (), *, name: str, stderr_fd: int = _STDERR_FD) -> ChildProcess:
+    def start(
+        self,
+        call: Call,
+        fds: Sequence[int] = (),
+        *,
+        name: str,
+        stderr_fd: int = _STDERR_FD,
+        confinement: Confinement = SERVICE,
+    ) -> ChildProcess:
         """Requests a process, which begins when the forkserver is ready. Needs a running event loop.
 
         Args:
@@ -40,13 +49,14 @@ class ForkserverClient:
             fds: Descriptors that the function takes after the call's arguments. The process gets copies.
             name: Name of the process in process lists; at most 15 bytes.
             stderr_fd: Standard error and standard output of the process and of all that it starts.
+            confinement: Limits of the process and of all that it starts.
         """
         connection = self.connect()
         reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         child = ChildProcess(reports, self._process)
         # If the forkserver has just died, closing their end tells the child so.
         with theirs, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            request = encode(ForkRequest(name=name, call=call))
+            request = encode(ForkRequest(name=name, call=call, confinement=confinement))
             socket.send_fds(connection, [request], [theirs.fileno(), stderr_fd, *fds])
         return child
 

@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from bundle.confinement import Confinement
+
 #: Size of the longest message, in bytes.
 MAX_PACKET_SIZE_BYTES: Final = 1 << 16
 
@@ -42,10 +44,12 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         name: Name of the process in process lists, which cut it after 15 bytes.
         call: The function that the process calls. It takes the descriptors after the call's arguments.
+        confinement: Limits of the process, set before the call.
     """
 
     name: str
     call: Call
+    confinement: Confinement
 
 
 class Announced(msgspec.Struct, frozen=True, tag=True):

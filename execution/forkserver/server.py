@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
+from bundle.confinement import SERVICE, confine
 from execution.forkserver.parent_death import die_with_parent
 from execution.forkserver.protocol import (
     Announced,
@@ -149,6 +150,7 @@ class _Server:
             os.dup2(stderr_fd, _STDERR_FD)
             os.dup2(stderr_fd, _STDOUT_FD)
             os.close(stderr_fd)
+            confine(request.confinement)
             _run(request.call, *fds)
             exit_code = 0
         finally:
@@ -213,6 +215,7 @@ def _report(reports: socket.socket, report: Report, *fds: int) -> None:
 def main(connection_fd: str, name: str, preload: str) -> None:
     """Serves as a separate program."""
     die_with_parent(signal.SIGKILL)
+    confine(SERVICE)
     _set_name(name)
     # The output of libraries and compilers must not mix with the service's own.
     os.dup2(_STDERR_FD, _STDOUT_FD)

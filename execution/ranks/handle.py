@@ -15,6 +15,7 @@ from typing import IO, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from bundle.confinement import RANK
 from bundle.errors import KilnError
 from execution.errors import RankDied, RankLost
 from execution.failure import Failure
@@ -172,6 +173,7 @@ class RankHandle:
                 [their_control.fileno(), launch_fd, *memory_fds],
                 name=f"kiln-rank-{launch.rank}",
                 stderr_fd=stderr_fd,
+                confinement=RANK,
             )
             ours.pop_all()
             return cls(launch.rank, process, control, log=log, on_death=on_death)
