@@ -275,7 +275,7 @@ async def test_swap_stages_again_where_ranks_were_restarted(start_engine: StartE
 
 
 async def test_restart_is_tried_again(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_svc.engine.engine.RESTART_DELAYS_S", (0.0, 0.01, 0.01))
+    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0, 0.01, 0.01))
     harness = await start_engine()
     harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2"), RankDied(0, 1)]
     harness.ranks.die()
@@ -284,7 +284,7 @@ async def test_restart_is_tried_again(start_engine: StartEngine, monkeypatch: py
 
 
 async def test_engine_fails_where_ranks_stay_down(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_svc.engine.engine.RESTART_DELAYS_S", (0.0, 0.01))
+    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0, 0.01))
     harness = await start_engine(num_slots=1)
     harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2") for _ in range(2)]
     harness.submit([5])
