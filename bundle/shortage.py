@@ -15,11 +15,15 @@ from bundle.errors import ResourcesShort
 RETRY_AFTER_S: Final = 30.0
 #: Seconds between the tries of a call that someone waits for.
 BRIEF_DELAYS_S: Final = (0.5, 1.0, 2.0)
+#: Seconds between the tries of what is given up only when its process ends: the first, doubled up to the second.
+_FIRST_DELAY_S: Final = 0.25
+_MAX_DELAY_S: Final = 8.0
 
 #: What the host is short of, by number of the error. EAGAIN is not among them: locks answer with it, too.
 _RESOURCES: Final = {
     errno.ENOSPC: "disk space",
     errno.EDQUOT: "disk space within the quota",
+    errno.EFBIG: "disk space within the limit of a file",
     errno.EMFILE: "descriptors of this process",
     errno.ENFILE: "descriptors",
     errno.ETOOMANYREFS: "descriptors that are on their way between processes",
@@ -91,7 +95,7 @@ def naming_shortages(*, of_start: bool = False) -> Iterator[None]:
 
 async def outlast_shortages(
     attempt: Callable[[], Awaitable[ResultT]],
-    delays_s: Iterable[float] = BRIEF_DELAYS_S,
+    delays_s: Iterable[float] | None = None,
     *,
     on_shortage: Callable[[ResourcesShort], None] = lambda _: None,
 ) -> ResultT:
@@ -99,13 +103,13 @@ async def outlast_shortages(
 
     Args:
         attempt: May be made several times. What it has taken from the host it gives back if it fails.
-        delays_s: Seconds before each further attempt.
+        delays_s: Seconds before each further attempt; None takes `BRIEF_DELAYS_S`.
         on_shortage: Called before each delay.
 
     Raises:
         ResourcesShort: The last attempt met a shortage, too.
     """
-    for delay_s in delays_s:
+    for delay_s in BRIEF_DELAYS_S if delays_s is None else delays_s:
         try:
             with naming_shortages():
                 return await attempt()
@@ -114,6 +118,14 @@ async def outlast_shortages(
         await asyncio.sleep(delay_s)
     with naming_shortages():
         return await attempt()
+
+
+def lasting_delays() -> Iterator[float]:
+    """Yields seconds between tries without end: they double up to 8."""
+    delay_s = _FIRST_DELAY_S
+    while True:
+        yield delay_s
+        delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
 
 def _short(resource: str, detail: str) -> ResourcesShort:

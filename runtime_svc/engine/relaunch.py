@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from bundle.errors import KilnError, ResourcesShort
-from bundle.shortage import naming_shortages
+from bundle.shortage import lasting_delays, naming_shortages
 from runtime_svc.engine.ranks import RankLauncher, Ranks
 
 #: Seconds before each launch; if the last one fails, the engine fails.
 RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
-#: Seconds before a launch that follows on a shortage: the first, doubled up to the second.
-FIRST_SHORTAGE_DELAY_S: Final = 0.25
-MAX_SHORTAGE_DELAY_S: Final = 8.0
 
 _log = structlog.get_logger("engine")
 
@@ -32,7 +29,7 @@ async def relaunch(launcher: RankLauncher, deployment_id: str, on_shortage: Call
     Raises:
         KilnError: The last launch failed; no rank is left running.
     """
-    delays_s, shortage_delays_s = iter(RESTART_DELAYS_S), _shortage_delays()
+    delays_s, shortage_delays_s = iter(RESTART_DELAYS_S), lasting_delays()
     delay_s: float | None = next(delays_s)
     while True:
         await asyncio.sleep(delay_s or 0.0)
@@ -48,10 +45,3 @@ async def relaunch(launcher: RankLauncher, deployment_id: str, on_shortage: Call
             delay_s = next(delays_s, None)
             if delay_s is None:
                 raise
-
-
-def _shortage_delays() -> Iterator[float]:
-    delay_s = FIRST_SHORTAGE_DELAY_S
-    while True:
-        yield delay_s
-        delay_s = min(2 * delay_s, MAX_SHORTAGE_DELAY_S)
