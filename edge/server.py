@@ -64,7 +64,7 @@ class StatusInterceptor(SurroundingInterceptor):
             # gRPC's own errors: the handler has aborted the call, or its client is gone.
             raise
         except Exception as error:  # noqa: BLE001 - the last line before the wire
-            answered = (name_shortage(error) if isinstance(error, OSError) else None) or error
+            answered = name_shortage(error) or error
             reason = answered.reason if isinstance(answered, KilnError) else INTERNAL_REASON
             if answered is not error:
                 _log.warning("a shortage", error=str(error))
