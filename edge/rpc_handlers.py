@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from contextvars import ContextVar
 from functools import partial
@@ -21,7 +21,7 @@ from edge.request_size import check_size
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 #: Makes the context manager of a call: entered before its handler runs, left when the handler has ended or failed.
 Surroundings = Callable[[Context], AbstractAsyncContextManager[None]]
-#: Makes a request of its bytes.
+#: Makes a request of its bytes, or an iterator of requests of an iterator of bytes.
 Decode = Callable[[object], Awaitable[object]]
 
 #: Refuses a call by its decoded request: raises what the call is to end with.
@@ -96,12 +96,13 @@ def wrap_handler(
 ) -> grpc.RpcMethodHandler[RequestT, ResponseT]:
     """Returns a handler that runs each call inside `surroundings`.
 
-    Handlers that are not coroutine functions stay as they are; only unimplemented methods have such handlers.
+    Handlers that are not coroutine functions run outside of `surroundings` and get their requests as bytes; only
+    unimplemented methods have such handlers, and a malformed request must not hide that they are unimplemented.
 
     Args:
         handler: The handler that the service registered, or a wrapped one.
         surroundings: Makes the context manager of each call.
-        decode_inside: Whether to decode single requests inside `surroundings` too. A malformed one then raises
+        decode_inside: Whether to decode requests inside `surroundings` too. A malformed one then raises
             RequestMalformed; otherwise gRPC ends the call with the parser's message.
         request_limit: Returns the size of the largest request; a larger one is not decoded inside, but raises
             RequestTooLarge. None sets no limit.
@@ -114,15 +115,17 @@ def wrap_handler(
     behavior = getattr(handler, arity)
     decode: Decode | None = None
     gets_decoded = handler.request_deserializer
-    if decode_inside and not handler.request_streaming and handler.request_deserializer is not None:
+    if decode_inside and handler.request_deserializer is not None:
         decode, gets_decoded = partial(_decode, handler.request_deserializer, request_limit), None
+        if handler.request_streaming:
+            decode = partial(_decode_stream, decode)
     wrapped: Callable[[object, Context], Awaitable[object]]
     if inspect.isasyncgenfunction(behavior):
         wrapped = _wrap_generator(behavior, surroundings, decode, check, stall_timeout_s)
     elif inspect.iscoroutinefunction(behavior):
         wrapped = _wrap_coroutine(behavior, surroundings, decode, check)
     else:
-        return handler
+        return make_handler(behavior, None, handler.response_serializer)
     return make_handler(wrapped, gets_decoded, handler.response_serializer)
 
 
@@ -259,3 +262,13 @@ async def _decode(
         return deserialize(data)
     except DecodeError as error:
         raise RequestMalformed from error
+
+
+async def _decode_stream(decode: Decode, requests: object) -> object:
+    assert isinstance(requests, AsyncIterable)
+
+    async def decode_each() -> AsyncGenerator[object, None]:
+        async for data in requests:
+            yield await decode(data)
+
+    return decode_each()
