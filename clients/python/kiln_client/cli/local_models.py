@@ -144,7 +144,7 @@ async def prepare(
     """
     if isinstance(model, str):
         roots = [Path(root) for root in services.model_roots]
-        async with AsyncBundles(services.compiler, tls=services.tls) as bundles:
+        async with AsyncBundles(services.compiler, **services.connection) as bundles:
             found = await find_named(model, bundles, roots)
         if isinstance(found, Bundle) and given.says_something:
             raise click.UsageError(f"{model} is a bundle: --config, --override and -O come too late")

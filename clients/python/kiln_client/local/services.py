@@ -100,7 +100,7 @@ async def _start(home: Path, model_roots: Sequence[Path]) -> StackRecord:
 
 
 async def _count_requests(record: StackRecord) -> int:
-    async with AsyncRuntime(record.runtime, tls=record.tls) as runtime:
+    async with AsyncRuntime(record.runtime, **record.connection) as runtime:
         deployments = await runtime.list_deployments()
     return sum(deployment.load.used_slots + deployment.load.queued_requests for deployment in deployments)
 
