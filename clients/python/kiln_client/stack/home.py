@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Final, TypedDict
 
 from kiln_client.endpoint import TlsOptions, is_local
 from kiln_client.errors import HomeInUse
+from kiln_client.stack.errors import HomeNotPrivate
 
 HOME_VARIABLE: Final = "KILN_HOME"
 #: The home of `kiln up` if it gets none, in the directory where it is started.
 UP_HOME: Final = Path(".kiln")
 
 _RECORD: Final = "services.json"
+_OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Connection(TypedDict):
@@ -69,6 +72,30 @@ class StackRecord:
     def reads(self, path: Path) -> bool:
         """Whether the compiler may read a directory, whose path has no links."""
         return any(path.is_relative_to(root) for root in self.model_roots)
+
+
+def make_home(home: Path) -> None:
+    """Makes a home that only its owner may enter, or takes one that exists from the others.
+
+    Raises:
+        HomeNotPrivate: It is another user's, and others may enter it.
+    """
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+    mode = stat.S_IMODE(home.stat().st_mode)
+    if mode & _OF_OTHERS:
+        try:
+            home.chmod(mode & ~_OF_OTHERS)
+        except PermissionError:
+            raise HomeNotPrivate(home) from None
+
+
+def open_private(path: str, flags: int) -> int:
+    """Opens a file of a home, as an `opener` of `open` does, so that only its owner may read and write it."""
+    fd = os.open(path, flags | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR)
+    with contextlib.suppress(PermissionError):  # another user's, who has opened it to this one
+        os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR)
+    return fd
 
 
 def default_home() -> Path:
