@@ -17,6 +17,7 @@ from bundle.layout import Layout
 from bundle.private_files import make_private_directory
 from bundle.process_lock import ProcessLock
 from bundle.verification import BlobVerifier
+from compiler_svc.api.access_rules import RULES
 from compiler_svc.api.bundles import BundleService
 from compiler_svc.api.compiler import CompilerService
 from compiler_svc.api.operations import OperationsService
@@ -119,6 +120,7 @@ async def open_server(
                     status_table=STATUS_TABLE,
                     services=SERVICES,
                     register=register,
+                    rules=RULES,
                     interceptors=tracing,
                 )
                 rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import grpc
 
+from edge.access.config import AccessConfig
+from edge.access.errors import AnonymousRefused
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
 
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(?P<port>[0-9]{1,5})")
@@ -59,12 +61,16 @@ class EdgeConfig:
         stall_timeout_s: How long a stream waits for a client that does not read; the call ends then.
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
+        access: How the server tells its clients apart.
+        reflection: Whether clients may ask for the API.
         metrics_address: `host:port` of the metrics; None serves none.
         trace_endpoint: URL that takes traces, OTLP over HTTP; None exports none.
 
     Raises:
         AddressInvalid: An address is not `host:port`.
         PlaintextRefused: An address is not loopback, `tls` is None and `allow_insecure` is False.
+        AnonymousRefused: `address` is not loopback, `access` has no keys, `tls` no client CA, and `access` allows no
+            anonymous clients.
     """
 
     address: str
@@ -76,6 +82,8 @@ class EdgeConfig:
     stall_timeout_s: float = 30.0
     tls: TlsConfig | None = None
     allow_insecure: bool = False
+    access: AccessConfig = field(default_factory=AccessConfig)
+    reflection: bool = True
     metrics_address: str | None = None
     trace_endpoint: str | None = None
 
@@ -88,6 +96,23 @@ class EdgeConfig:
                 raise AddressInvalid(address)
             if self.tls is None and not self.allow_insecure and not is_loopback(address):
                 raise PlaintextRefused(address)
+        if self.requires_principal and not self.can_authenticate:
+            raise AnonymousRefused(self.address)
+
+    @property
+    def has_client_ca(self) -> bool:
+        """Whether clients show certificates."""
+        return self.tls is not None and self.tls.client_ca_path is not None
+
+    @property
+    def can_authenticate(self) -> bool:
+        """Whether the server can find out who makes a call."""
+        return self.access.jwks is not None or self.has_client_ca
+
+    @property
+    def requires_principal(self) -> bool:
+        """Whether calls without a principal are refused."""
+        return self.access.is_required or not (self.access.allow_anonymous or is_loopback(self.address))
 
     @property
     def host(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
+from edge.access.config import AccessConfig
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import OptionsInvalid
 from edge.logs import LEVELS, LogConfig
@@ -17,6 +18,7 @@ from edge.logs import LEVELS, LogConfig
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,15})(|KiB|MiB|GiB|TiB)")
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _FLAGS: Final = {"true": True, "false": False}
+_ACCESS: Final = AccessConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,17 @@ def _parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _parse_key_place(text: str) -> str:
+    if "://" in text and not re.match(r"https://[^/]", text):
+        raise ValueError(text)
+    return _parse_text(text)
+
+
 FLAG: Final = Domain("true or false", "BOOL", _FLAGS.__getitem__)
 TEXT: Final = Domain("text", "TEXT", _parse_text)
 ADDRESS: Final = Domain("HOST:PORT", "HOST:PORT", _parse_text)
 PATH: Final = Domain("a path", "PATH", lambda text: Path(_parse_text(text)))
+KEY_PLACE: Final = Domain("a path or an https URL", "PATH|URL", _parse_key_place)
 COUNT: Final = Domain("an integer of at least 1", "N", _parse_count)
 SECONDS: Final = Domain("a number above 0", "SECONDS", _parse_seconds)
 DAYS: Final = Domain("a number above 0", "DAYS", _parse_seconds)
@@ -119,6 +128,24 @@ SERVER_OPTIONS: Final = (
     Option("tls-key", PATH, "private key, PEM"),
     Option("tls-client-ca", PATH, "certificates that clients' ones must lead to, PEM"),
     Option("allow-insecure", FLAG, "serve in plaintext beyond loopback", default=False),
+    Option("auth-jwks", KEY_PLACE, "public keys (JWKS) that tokens are verified with", default_text="no tokens"),
+    Option("auth-audience", TEXT, "audience (`aud`) that tokens must be for", default=_ACCESS.audience),
+    Option("auth-issuer", TEXT, "issuer (`iss`) that tokens must be of", default_text="any whose key is known"),
+    Option("auth-clock-skew", SECONDS, "how far an issuer's clock may be off", default=_ACCESS.clock_skew_s),
+    Option(
+        "auth-identities",
+        PATH,
+        "YAML or JSON: what clients' certificates stand for, and which are revoked; needs `tls-client-ca`",
+    ),
+    Option("require-auth", FLAG, "refuse calls without a principal on loopback, too", default=False),
+    Option("allow-anonymous", FLAG, "serve calls without a principal beyond loopback", default=False),
+    Option(
+        "max-streams-per-principal",
+        COUNT,
+        "streams that one principal may have at once",
+        default=_ACCESS.max_streams,
+    ),
+    Option("reflection", FLAG, "tell clients about the API (gRPC reflection)", default=True),
     Option("drain-timeout", SECONDS, "time for running calls at the end", default=10.0),
     Option(
         "max-connection-age",
@@ -156,7 +183,7 @@ def read_edge_config(options: Any) -> EdgeConfig:
 
     Raises:
         OptionsInvalid: Values contradict each other.
-        AddressInvalid, PlaintextRefused: See `EdgeConfig`.
+        AddressInvalid, PlaintextRefused, AnonymousRefused: See `EdgeConfig`.
     """
     tls = None
     if options.tls_certificate is not None and options.tls_key is not None:
@@ -170,9 +197,32 @@ def read_edge_config(options: Any) -> EdgeConfig:
         options.address,
         tls=tls,
         allow_insecure=options.allow_insecure,
+        access=_read_access_config(options),
+        reflection=options.reflection,
         drain_timeout_s=options.drain_timeout,
         max_connection_age_s=options.max_connection_age,
         stall_timeout_s=options.stall_timeout,
         metrics_address=options.metrics_address,
         trace_endpoint=options.trace_endpoint,
+    )
+
+
+def _read_access_config(options: Any) -> AccessConfig:
+    violations = []
+    if options.auth_identities is not None and options.tls_client_ca is None:
+        violations.append(FieldViolation("auth-identities", "no tls-client-ca beside it", "both, or neither"))
+    if options.require_auth and options.auth_jwks is None and options.tls_client_ca is None:
+        accepted = "false without auth-jwks or tls-client-ca, which name principals"
+        violations.append(FieldViolation("require-auth", "true", accepted))
+    if violations:
+        raise OptionsInvalid(violations)
+    return AccessConfig(
+        jwks=options.auth_jwks,
+        audience=options.auth_audience,
+        issuer=options.auth_issuer,
+        clock_skew_s=options.auth_clock_skew,
+        identities=options.auth_identities,
+        is_required=options.require_auth,
+        allow_anonymous=options.allow_anonymous,
+        max_streams=options.max_streams_per_principal,
     )

@@ -22,6 +22,9 @@ Surroundings = Callable[[Context], AbstractAsyncContextManager[None]]
 #: Makes a request of its bytes.
 Decode = Callable[[object], Awaitable[object]]
 
+#: Refuses a call by its decoded request: raises what the call is to end with.
+Check = Callable[[object, Context], None]
+
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
@@ -87,6 +90,7 @@ def wrap_handler(
     decode_inside: bool = False,
     request_limit: Callable[[], RequestLimit] | None = None,
     stall_timeout_s: float | None = None,
+    check: Check | None = None,
 ) -> grpc.RpcMethodHandler[RequestT, ResponseT]:
     """Returns a handler that runs each call inside `surroundings`.
 
@@ -101,6 +105,7 @@ def wrap_handler(
             RequestTooLarge. None sets no limit.
         stall_timeout_s: How long a response of a stream may wait for the client to read. The handler's generator is
             closed then, and ClientStalled raised. None: as long as it takes. Has no effect on a wrapped handler.
+        check: Gets each decoded single request inside `surroundings`, before the handler does; None checks nothing.
     """
     arity, make_handler = next((name, make) for name, make in _FACTORIES.items() if getattr(handler, name) is not None)
     behavior = getattr(handler, arity)
@@ -110,9 +115,9 @@ def wrap_handler(
         decode, gets_decoded = partial(_decode, handler.request_deserializer, request_limit), None
     wrapped: Callable[[object, Context], Awaitable[object]]
     if inspect.isasyncgenfunction(behavior):
-        wrapped = _wrap_generator(behavior, surroundings, decode, stall_timeout_s)
+        wrapped = _wrap_generator(behavior, surroundings, decode, check, stall_timeout_s)
     elif inspect.iscoroutinefunction(behavior):
-        wrapped = _wrap_coroutine(behavior, surroundings, decode)
+        wrapped = _wrap_coroutine(behavior, surroundings, decode, check)
     else:
         return handler
     return make_handler(wrapped, gets_decoded, handler.response_serializer)
@@ -122,10 +127,14 @@ def _wrap_coroutine(
     behavior: Callable[[object, Context], Awaitable[object]],
     surroundings: Surroundings,
     decode: Decode | None,
+    check: Check | None,
 ) -> Callable[[object, Context], Awaitable[object]]:
     async def run(request: object, context: Context) -> object:
         async with surroundings(context):
-            return await behavior(request if decode is None else await decode(request), context)
+            decoded = request if decode is None else await decode(request)
+            if check is not None:
+                check(decoded, context)
+            return await behavior(decoded, context)
 
     return run
 
@@ -134,6 +143,7 @@ def _wrap_generator(
     behavior: Callable[[object, Context], AsyncGenerator[object, None]],
     surroundings: Surroundings,
     decode: Decode | None,
+    check: Check | None,
     stall_timeout_s: float | None,
 ) -> Callable[[object, Context], Awaitable[None]]:
     # A coroutine that writes, not a generator: gRPC leaves generators of cancelled calls to the garbage collector,
@@ -141,6 +151,8 @@ def _wrap_generator(
     async def run(request: object, context: Context) -> None:
         async with surroundings(context):
             decoded = request if decode is None else await decode(request)
+            if check is not None:
+                check(decoded, context)
             async with aclosing(behavior(decoded, context)) as responses:
                 is_first = True
                 async for response in responses:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Final
 
 import grpc
@@ -17,6 +18,8 @@ from grpc_status import rpc_status
 
 from bundle.errors import KilnError
 from bundle.shortage import name_shortage
+from edge.access.interceptor import AccessInterceptor
+from edge.access.rules import Rules
 from edge.access_log import AccessLogInterceptor, describe_call
 from edge.config import EdgeConfig, TlsConfig
 from edge.drain import RunningCalls
@@ -101,6 +104,7 @@ class EdgeServer:
         status_table: StatusTable,
         services: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
+        rules: Rules = MappingProxyType({}),
         always_serving: Sequence[str] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         request_limit: Callable[[], RequestLimit] | None = None,
@@ -112,6 +116,7 @@ class EdgeServer:
             status_table: The code of each error class that handlers raise.
             services: Fully-qualified names of the services that `register` adds.
             register: Adds the servicers to the server.
+            rules: What each of their methods needs of its caller; one without a rule needs the scope admin.
             always_serving: Services that stay SERVING, and take calls, while the server drains.
             interceptors: More of them, around what renders errors.
             request_limit: Returns the size of the largest request that the server takes now; None leaves the limit to
@@ -121,9 +126,25 @@ class EdgeServer:
         self._access_log = AccessLogInterceptor()
         #: Port of the metrics; None if they are not served.
         self.metrics_port: int | None = None
+        # Without it, everyone may do everything: a server that tells no clients apart has nothing to check.
+        self._access: AccessInterceptor | None = None
+        if config.can_authenticate:
+            self._access = AccessInterceptor(
+                config.access,
+                rules,
+                is_required=config.requires_principal,
+                has_client_ca=config.has_client_ca,
+                request_limit=request_limit,
+            )
         self._calls = RunningCalls(services, never_refused=always_serving, stall_timeout_s=config.stall_timeout_s)
         self._server = grpc.aio.server(
-            interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table, request_limit), self._calls),
+            interceptors=(
+                self._access_log,
+                *interceptors,
+                StatusInterceptor(status_table, request_limit),
+                *(() if self._access is None else (self._access,)),
+                self._calls,
+            ),
             options=config.channel_options(),
         )
         register(self._server)
@@ -131,7 +152,8 @@ class EdgeServer:
         #: The health of the server as a whole, of `liveness`, of each service, and of names that others add.
         self.health = Health(services, always_serving=always_serving)
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self._server)
-        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if config.reflection:
+            reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Listens, and reports the services as SERVING unless `set_serving` has set another state.
@@ -142,7 +164,10 @@ class EdgeServer:
         Raises:
             AddressUnavailable: The port is taken, or the host belongs to another machine.
             TlsFileInvalid: A certificate or key cannot be read.
+            KeySetInvalid, IdentitiesInvalid: See `AccessInterceptor.start`.
         """
+        if self._access is not None:
+            await self._access.start()
         credentials = self._config.tls.load() if self._config.tls is not None else None
         try:
             if credentials is None:
@@ -188,6 +213,8 @@ class EdgeServer:
         _log.info("draining", timeout_s=self._config.drain_timeout_s)
         finished = await self._calls.wait_idle(self._config.drain_timeout_s)
         await self._server.stop(None)
+        if self._access is not None:
+            await self._access.close()
         # Cancelled handlers may still be cleaning up.
         ended = finished or await self._calls.wait_idle(CANCELLATION_TIMEOUT_S)
         _log.info("stopped", calls_finished=finished, handlers_ended=ended)

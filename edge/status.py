@@ -25,6 +25,7 @@ from bundle.errors import (
     RefInvalid,
     ResourcesShort,
 )
+from edge.access.errors import Forbidden, KeysUnavailable, PrincipalBusy, Unauthenticated
 from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown
 
 DOMAIN: Final = "kiln"
@@ -57,6 +58,10 @@ EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
         ClientStalled: grpc.StatusCode.ABORTED,
         RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
         ShuttingDown: grpc.StatusCode.UNAVAILABLE,
+        Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+        Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+        PrincipalBusy: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        KeysUnavailable: grpc.StatusCode.UNAVAILABLE,
     }
 )
 

@@ -22,6 +22,7 @@ from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 from edge.tracing import open_tracing
+from runtime_svc.access_rules import RULES, make_engine_rules
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
@@ -87,6 +88,7 @@ class RuntimeServer:
             status_table=STATUS_TABLE,
             services=SERVICES if engine is None else (*SERVICES, ENGINE_SERVICE),
             register=register,
+            rules=RULES if engine is None else {**RULES, **make_engine_rules(lambda _: engine.find_deployment_id())},
             always_serving=(CONTROL_SERVICE,),
             interceptors=interceptors,
             request_limit=deployments.request_limit,

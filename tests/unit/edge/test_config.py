@@ -3,8 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from edge.access.config import AccessConfig
+from edge.access.errors import AnonymousRefused
 from edge.config import EdgeConfig, TlsConfig, is_loopback, read_pem
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
+
+OPEN_TO_ALL = AccessConfig(allow_anonymous=True)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +29,28 @@ def test_plaintext_beyond_loopback_must_be_allowed(address: str, tmp_path: Path)
     with pytest.raises(PlaintextRefused) as caught:
         EdgeConfig(address)
     assert caught.value.metadata == {"address": address}
-    assert EdgeConfig(address, allow_insecure=True).address == address
-    assert EdgeConfig(address, tls=TlsConfig(tmp_path, tmp_path)).address == address
+    assert EdgeConfig(address, allow_insecure=True, access=OPEN_TO_ALL).address == address
+    assert EdgeConfig(address, tls=TlsConfig(tmp_path, tmp_path), access=OPEN_TO_ALL).address == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.168.1.7:80", "example.com:1"])
+def test_anonymous_clients_beyond_loopback_must_be_allowed(address: str, tmp_path: Path) -> None:
+    tls = TlsConfig(tmp_path, tmp_path)
+    with pytest.raises(AnonymousRefused) as caught:
+        EdgeConfig(address, tls=tls)
+    assert caught.value.metadata == {"address": address}
+    assert not EdgeConfig(address, tls=tls, access=OPEN_TO_ALL).requires_principal
+    by_token = EdgeConfig(address, tls=tls, access=AccessConfig(jwks="jwks.json"))
+    by_certificate = EdgeConfig(address, tls=replace(tls, client_ca_path=tmp_path))
+    for config in (by_token, by_certificate):
+        assert config.requires_principal
+        assert config.can_authenticate
+
+
+def test_loopback_needs_no_principal_unless_it_is_told_to() -> None:
+    assert not EdgeConfig("127.0.0.1:0").requires_principal
+    assert not EdgeConfig("127.0.0.1:0", access=AccessConfig(jwks="jwks.json")).requires_principal
+    assert EdgeConfig("127.0.0.1:0", access=AccessConfig(jwks="jwks.json", is_required=True)).requires_principal
 
 
 @pytest.mark.parametrize(

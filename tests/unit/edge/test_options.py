@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.access.config import AccessConfig
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import OptionsInvalid
 from edge.option_sources import read_options
@@ -26,6 +27,50 @@ def test_tls() -> None:
 @pytest.mark.parametrize("arguments", [["--tls-certificate", "a"], ["--tls-key", "b"], ["--tls-client-ca", "c"]])
 def test_half_of_tls_is_refused(arguments: list[str]) -> None:
     with pytest.raises(OptionsInvalid, match="the first two together"):
+        parse(*arguments)
+
+
+def test_access() -> None:
+    tls = ("--tls-certificate", "a.pem", "--tls-key", "b.pem", "--tls-client-ca", "c.pem")
+    config = parse(
+        *tls,
+        *("--auth-jwks", "https://issuer.example/jwks.json", "--auth-audience", "a", "--auth-issuer", "i"),
+        *(
+            "--auth-clock-skew",
+            "5",
+            "--auth-identities",
+            "i.yaml",
+            "--require-auth",
+            "--max-streams-per-principal",
+            "7",
+        ),
+    )
+    assert config.access == AccessConfig(
+        jwks="https://issuer.example/jwks.json",
+        audience="a",
+        issuer="i",
+        clock_skew_s=5,
+        identities=Path("i.yaml"),
+        is_required=True,
+        max_streams=7,
+    )
+    assert parse("--allow-anonymous").access.allow_anonymous
+    assert parse().reflection
+    assert not parse("--no-reflection").reflection
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--require-auth"], "require-auth: got true; accepted: false without auth-jwks or tls-client-ca"),
+        (["--auth-identities", "i.yaml"], "auth-identities: got no tls-client-ca"),
+        (["--auth-jwks", "http://issuer.example/jwks.json"], "accepted: a path or an https URL"),
+        (["--auth-jwks", "https://"], "accepted: a path or an https URL"),
+        (["--auth-jwks", "file:///etc/jwks.json"], "accepted: a path or an https URL"),
+    ],
+)
+def test_access_that_cannot_be_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(OptionsInvalid, match=message):
         parse(*arguments)
 
 
