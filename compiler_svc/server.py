@@ -14,6 +14,7 @@ from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2_grpc
 
 from bundle.layout import Layout
+from bundle.private_files import make_private_directory
 from bundle.process_lock import ProcessLock
 from bundle.verification import BlobVerifier
 from compiler_svc.api.access_rules import RULES
@@ -68,7 +69,7 @@ async def open_server(
     """
     with lock_store(settings.store):
         layout = Layout.create(settings.store)
-        settings.cache.mkdir(parents=True, exist_ok=True)
+        make_private_directory(settings.cache)
         database = Database(settings.database_url)
         store = BundleStore(database, layout)
         importer = BundleImporter(
@@ -140,7 +141,7 @@ def lock_store(store: Path) -> Iterator[None]:
     Raises:
         StoreLocked: Another process has locked the store.
     """
-    store.mkdir(parents=True, exist_ok=True)
+    make_private_directory(store)
     try:
         lock = ProcessLock(store / "compiler.lock")
     except BlockingIOError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import create_engine, event, make_url
@@ -12,6 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from bundle.errors import ResourcesShort
+from bundle.private_files import make_private_database
 from bundle.shortage import RETRY_AFTER_S, name_shortage, outlast_shortages
 from compiler_svc.database.schema import prepare_schema
 from compiler_svc.errors import DatabaseUnavailable
@@ -43,9 +45,10 @@ class Database:
         try:
             self._engine = create_engine(url)
             if self._engine.dialect.name == "sqlite":
+                _make_file(self._engine.url.database)
                 event.listen(self._engine, "connect", _prepare_sqlite)
             prepare_schema(self._engine)
-        except (SQLAlchemyError, ImportError) as error:
+        except (SQLAlchemyError, ImportError, OSError) as error:
             raise DatabaseUnavailable(_hide_password(url), str(error).partition("\n")[0]) from error
         # One thread, because SQLite has one writer; so transactions that read before they write never conflict.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
@@ -84,6 +87,12 @@ def _name_shortage(error: DBAPIError) -> ResourcesShort | None:
     if str(getattr(error.orig, "sqlstate", "")).startswith(_INSUFFICIENT_RESOURCES):
         return ResourcesShort("disk space", "the database is full", RETRY_AFTER_S)
     return None if error.orig is None else name_shortage(error.orig)
+
+
+def _make_file(database: str | None) -> None:
+    """Makes the file of an SQLite URL; URIs and databases in memory have none."""
+    if database and database != ":memory:" and not database.startswith("file:"):
+        make_private_database(Path(database))
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

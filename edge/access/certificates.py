@@ -21,8 +21,8 @@ from edge.access.principal import Principal, Scope
 #: Kind of a name in a certificate → where gRPC's core puts names of this kind. The first kind that fits counts.
 NAME_KINDS: Final[Mapping[str, str]] = {
     "uri": "peer_uri",
-    "dns": "peer_dns",
     "common_name": "x509_common_name",
+    "dns": "peer_dns",
 }
 _CERTIFICATE: Final = "x509_pem_cert"
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
@@ -69,7 +69,8 @@ class Identities:
             ValueError: The bytes are neither, a name is unknown, missing or repeated, or a fingerprint is malformed.
         """
         try:
-            document = msgspec.convert(yaml.load(data, Loader=_LOADER) or {}, _Document)
+            content = yaml.load(data, Loader=_LOADER)
+            document = msgspec.convert({} if content is None else content, _Document)
         except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
             raise ValueError(" ".join(str(error).split())) from error
         denied = frozenset(text.replace(":", "").lower() for text in document.denied_fingerprints)

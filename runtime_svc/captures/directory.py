@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from bundle.errors import KilnError, ResourcesShort
+from bundle.private_files import make_private_directory
 from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.engine.capture import InputCapture
@@ -218,7 +219,8 @@ def file_name(client_text: str) -> str:
 
 
 def _probe(directory: Path) -> None:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (directory.parent, directory):
+        make_private_directory(path)
     with tempfile.TemporaryFile(dir=directory) as file:
         file.write(b"\0")
 

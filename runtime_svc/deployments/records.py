@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from bundle.private_files import make_private_database, make_private_directory
 from bundle.process_lock import ProcessLock
 from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
@@ -70,18 +71,19 @@ class RecordStore:
         # One connection, used by one thread at a time.
         self._turn = asyncio.Lock()
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private_directory(directory)
             self._lock = ProcessLock(directory / LOCK_NAME)
         except BlockingIOError as error:
             raise StateInUse(str(directory)) from error
         except OSError as error:
             raise StateInvalid(str(directory), str(error)) from error
         try:
+            make_private_database(self._path)
             self._database = sqlite3.connect(self._path, check_same_thread=False)
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(_SCHEMA)
             self.runtime_id = self._read_runtime_id()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             self._lock.release()
             raise StateInvalid(str(self._path), str(error)) from error
 
