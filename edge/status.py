@@ -26,7 +26,7 @@ from bundle.errors import (
     ResourcesShort,
 )
 from edge.access.errors import Forbidden, KeysUnavailable, PrincipalBusy, Unauthenticated
-from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown
+from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown, TooManyCalls
 
 DOMAIN: Final = "kiln"
 #: The reason of errors that clients are told nothing about.
@@ -56,6 +56,7 @@ EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
         ClientStalled: grpc.StatusCode.ABORTED,
+        TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
         RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
         ShuttingDown: grpc.StatusCode.UNAVAILABLE,
         Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,

@@ -15,6 +15,7 @@ from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
 from bundle.errors import FieldViolation
 from bundle.layout import Layout
+from bundle.private_files import make_private_directory
 from bundle.verification import BlobVerifier
 from edge.errors import OptionsInvalid
 from edge.health import OVERALL
@@ -178,6 +179,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         if settings.compiler is not None:
             source = GrpcBundleSource(settings.compiler)
             stack.push_async_callback(source.close)
+        make_private_directory(settings.cache)
         library = BundleLibrary(
             source,
             directories=[BundleDirectory(root) for root in settings.bundles],
