@@ -29,7 +29,7 @@ from edge.health import OVERALL, Health
 from edge.metrics import MetricRow, Sample
 from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
-from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
+from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, message_for_log, status_from_error
 
 #: How long a handler waits until gRPC has taken its status, which comes behind responses that no one reads.
 STATUS_TIMEOUT_S: Final = 1.0
@@ -72,7 +72,7 @@ class StatusInterceptor(SurroundingInterceptor):
                 _log.exception("unmapped error")
                 reason = INTERNAL_REASON
             status = status_from_error(answered, self._table)
-            describe_call(reason=reason, message=status.message)
+            describe_call(reason=reason, message=message_for_log(answered, self._table))
             request_id = structlog.contextvars.get_contextvars().get("request_id")
             if request_id is not None:
                 status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))

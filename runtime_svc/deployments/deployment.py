@@ -354,5 +354,7 @@ class Deployment:
             serving = self.require_serving()
             return await serving.workers.run(prompt_size(prompt), serving.text.encode, prompt)
         except ChatTemplateError as error:
-            violation = FieldViolation(prompt_field(prompt), str(error), "what the bundle's chat template takes")
+            # Templates repeat what they refuse.
+            accepted = "what the bundle's chat template takes"
+            violation = FieldViolation(prompt_field(prompt), str(error), accepted, quotes_text=True)
             raise RequestInvalid([violation]) from error
