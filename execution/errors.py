@@ -16,7 +16,8 @@ KilnError
     ├── RankFailed            a rank process met an error that is not one of these: our bug
     └── RankLost              a rank that serves no more
         ├── RankDied          a rank process ended by itself
-        └── RankHung          a rank did not answer for too long, and its group was ended
+        ├── RankHung          a rank did not answer for too long, and its group was ended
+        └── MappedFileChanged a file was written while ranks mapped it, and their group was ended
 """
 
 from __future__ import annotations
@@ -204,3 +205,17 @@ class RankHung(RankLost):
             waited_s=f"{waited_s:g}",
             how=how,
         )
+
+
+class MappedFileChanged(RankLost):
+    """A file was written while ranks mapped it, and their group was ended.
+
+    Attributes:
+        rank: The first of the group.
+    """
+
+    reason = "MAPPED_FILE_CHANGED"
+
+    def __init__(self, title: str) -> None:
+        self.rank = 0
+        super().__init__(f"{title} of the bundle was written while ranks mapped it: they restart", title=title)

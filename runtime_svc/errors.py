@@ -28,6 +28,7 @@ KilnError
     ├── LoadInProgress
     ├── BundleSourceUnavailable
     ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
+    ├── BlobExposed                 see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
     ├── TooManyCaptures
     ├── CaptureUnwritable           a disk that does not take captured inputs
