@@ -326,7 +326,9 @@ class Layout:
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 return parse_record(file.read(), record)
         except (OSError, ValueError) as error:
-            raise LayoutInvalid(str(path), str(error)) from error
+            # Clients of both services see it: the host's directories are none of their business.
+            detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise LayoutInvalid(f"{path.parent.name}/{path.name}", detail) from error
 
 
 @contextmanager

@@ -39,7 +39,10 @@ class ExecutionError(KilnError):
 
 
 class ExecutableInvalid(ExecutionError):
-    """A blob that cannot be loaded as what the manifest says it is."""
+    """A blob that cannot be loaded as what the manifest says it is.
+
+    `detail` goes to clients, so it has no text of loaders, which names paths and native code. The rank's log has that.
+    """
 
     reason = "EXECUTABLE_INVALID"
 
@@ -60,13 +63,18 @@ class ExecutableUnknown(ExecutionError):
 
 
 class WeightsInvalid(ExecutionError):
-    """A weight file that is unreadable or does not fit the manifest; `violations` names the first misfits."""
+    """A weight file that is unreadable or does not fit the manifest; `violations` names the first misfits.
+
+    The message goes to clients, so it names the rank and not the path. The rank's log has the cause.
+    """
 
     reason = "WEIGHTS_INVALID"
 
-    def __init__(self, path: str, detail: str, violations: Sequence[FieldViolation] = ()) -> None:
+    def __init__(self, rank: int, detail: str, violations: Sequence[FieldViolation] = ()) -> None:
         listed = tuple(violations[:_MAX_VIOLATIONS])
-        super().__init__(f"weight file {path} does not fit: {detail}", violations=listed, path=path, detail=detail)
+        super().__init__(
+            f"the weight file of rank {rank} does not fit: {detail}", violations=listed, rank=rank, detail=detail
+        )
 
 
 class WeightsNotStaged(ExecutionError):

@@ -38,7 +38,9 @@ class AotiProgram:
         try:
             self._library = AotiLibrary(path)
         except AotiError as error:
-            raise ExecutableInvalid(executable.tag, str(error)) from error
+            raise ExecutableInvalid(
+                executable.tag, "it is no library that loads; the log of its rank says why"
+            ) from error
         got = (self._library.num_inputs, self._library.num_outputs)
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs))
         if got != expected:

@@ -46,7 +46,10 @@ class EagerProgram:
             program = read_program(path)
         except Exception as error:
             # torch raises too many kinds of exceptions for a file that is not a program to list them.
-            raise ExecutableInvalid(executable.tag, f"{type(error).__name__}: {error}") from error
+            detail = (
+                f"it is no exported program that can be read ({type(error).__name__}); the log of its rank says why"
+            )
+            raise ExecutableInvalid(executable.tag, detail) from error
         signature = program.graph_signature
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs) + len(executable.state))
         got = (len(signature.user_inputs), len(signature.user_outputs))

@@ -78,7 +78,7 @@ class CaptureDirectory:
             await self._run(_probe, path.parent)
         except OSError as error:
             self._num_open -= 1
-            raise CaptureUnwritable(str(path.parent), _describe(error)) from error
+            raise CaptureUnwritable(path.parent.name, _describe(error)) from error
         except BaseException:
             self._num_open -= 1
             raise
@@ -105,7 +105,7 @@ class CaptureDirectory:
         try:
             await self._run(_write_whole, pending.path, pending.render())
         except OSError as error:
-            failure = CaptureUnwritable(str(pending.path), _describe(error))
+            failure = CaptureUnwritable(f"{pending.path.parent.name}/{pending.path.name}", _describe(error))
             _log.warning("captured inputs are lost", request_id=pending.request_id, error=str(failure))
             return CaptureOutcome(error=failure)
         finally:

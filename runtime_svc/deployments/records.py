@@ -130,7 +130,7 @@ class RecordStore:
             with self._database:
                 self._database.execute(statement, row)
         except sqlite3.Error as error:
-            raise StateUnwritable(str(self._path), str(error)) from error
+            raise StateUnwritable(self._path.name, str(error)) from error
 
     def _read_runtime_id(self) -> str:
         with self._database:
