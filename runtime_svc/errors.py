@@ -28,6 +28,7 @@ KilnError
     ├── LoadInProgress
     ├── BundleSourceUnavailable
     ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
+    ├── BlobExposed                 see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
     ├── TooManyCaptures
     ├── CaptureUnwritable           a disk that does not take captured inputs
@@ -347,7 +348,9 @@ class CaptureUnwritable(RuntimeServiceError):
     reason = "CAPTURE_UNWRITABLE"
 
     def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"captured inputs cannot be written to {path}: {detail}", path=path, detail=detail)
+        super().__init__(
+            f"captured inputs cannot be written to {path} in the capture directory: {detail}", path=path, detail=detail
+        )
 
 
 class EngineFailed(RuntimeServiceError):

@@ -30,6 +30,7 @@ from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import DeploymentState
+from runtime_svc.deployments.file_watch import FileWatch
 from runtime_svc.deployments.follower import AliasFollower
 from runtime_svc.deployments.launcher import StartRanks
 from runtime_svc.deployments.loader import Loader
@@ -211,6 +212,8 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
         follower = AliasFollower(deployments, interval_s=settings.follow_interval_s)
         stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
+        watch = FileWatch(deployments)
+        stack.push_async_callback(_cancel, asyncio.create_task(watch.run(), name="file watch"))
         timeout_s = settings.edge.drain_timeout_s
         reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
         tracing = await stack.enter_async_context(open_tracing("runtime", settings.edge.trace_endpoint))

@@ -139,7 +139,7 @@ class RecordStore:
             with self._database:
                 self._database.execute(statement, row)
         except sqlite3.Error as error:
-            raise name_shortage(error) or StateUnwritable(str(self._path), str(error)) from error
+            raise name_shortage(error) or StateUnwritable(self._path.name, str(error)) from error
 
     def _read_runtime_id(self) -> str:
         with self._database:

@@ -149,6 +149,10 @@ class Engine:
         """Memory of the KV cache, over all ranks."""
         return self._ranks.state_bytes
 
+    def end_ranks(self, verdict: RankLost) -> None:
+        """Ends the ranks, and running requests with `verdict`; then the ranks restart."""
+        self._ranks.end(verdict)
+
     def submit(self, request: Request, text: OutputText, *, deadline_s: float | None = None) -> OutputStream:
         """Queues a request; see `RequestTable.submit`.
 
