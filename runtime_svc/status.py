@@ -55,6 +55,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.TokenizerMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.LoadInProgress: grpc.StatusCode.ABORTED,
+        errors.LoadQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
         BlobExposed: grpc.StatusCode.FAILED_PRECONDITION,
