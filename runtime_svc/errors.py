@@ -5,6 +5,7 @@ KilnError
     ├── RequestInvalid              values that no deployment would take
     ├── FeatureNotServed            a valid request for a feature that this deployment lacks
     ├── PromptTooLong
+    ├── PromptLimitExceeded         a prompt that the text process does not end with
     ├── DeploymentNotFound
     ├── DeploymentNotReady
     ├── DeploymentExists            an id that another bundle holds
@@ -84,6 +85,18 @@ class PromptTooLong(RuntimeServiceError):
             field=field,
             **{f"num_{unit}": size, f"max_{unit}": limit},
         )
+
+
+class PromptLimitExceeded(RuntimeServiceError):
+    """A prompt whose chat template or tokenizer has reached a limit of the deployment's text process."""
+
+    reason = "PROMPT_LIMIT_EXCEEDED"
+
+    def __init__(self, field: str, limit: str) -> None:
+        self.field, self.limit = field, limit
+        accepted = f"what the bundle's tokenizer and chat template convert with {limit}"
+        violation = FieldViolation(field, f"needs more than {limit}", accepted)
+        super().__init__(str(violation), violations=(violation,), field=field, limit=limit)
 
 
 class DeploymentNotFound(RuntimeServiceError):

@@ -340,7 +340,7 @@ class Deployments:
             if policy is InFlightPolicy.WAIT:
                 await engine.requests.wait_until_empty()
             num_aborted = _abort_requests(deployment)
-            await engine.close()
+            await deployment.close()
         deployment.progress.close()
         self.resources.release(deployment)
         deployment.is_gone = True
