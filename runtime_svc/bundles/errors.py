@@ -1,7 +1,8 @@
 """Errors of sources of bundles.
 
 RuntimeServiceError
-└── BundleSourceCorrupt    a bundle service whose store has lost or changed bytes
+├── BundleSourceCorrupt    a bundle service whose store has lost or changed bytes
+└── BlobExposed            a file that other users may change, and that cannot be copied
 """
 
 from __future__ import annotations
@@ -16,3 +17,21 @@ class BundleSourceCorrupt(RuntimeServiceError):
 
     def __init__(self, source: str, detail: str) -> None:
         super().__init__(f"the store of the bundle service at {source}: {detail}", source=source, detail=detail)
+
+
+class BlobExposed(RuntimeServiceError):
+    """A file of a bundle that other users may change, and that cannot be copied into the cache.
+
+    The message names no directory of this host; the log does.
+    """
+
+    reason = "BLOB_EXPOSED"
+
+    def __init__(self, blob: str, exposure: str, detail: str) -> None:
+        super().__init__(
+            f"blob {blob} is not mapped, because others may change it: {exposure}; accepted: files and directories "
+            f"that only the runtime's user and root can write, or a cache for a copy ({detail})",
+            blob=blob,
+            exposure=exposure,
+            detail=detail,
+        )
