@@ -27,6 +27,7 @@ from bundle.digest import CHUNK_SIZE_BYTES, PREFIX, digest_hex, is_digest, sha25
 from bundle.errors import BlobNotFound, LayoutInvalid
 from bundle.exposure import close_to_others
 from bundle.oci import INDEX_TYPE, Index, LayoutMarker, RecordT, parse_record
+from bundle.shortage import name_shortage
 
 
 class PinFile:
@@ -328,7 +329,7 @@ class Layout:
         except (OSError, ValueError) as error:
             # Clients of both services see it: the host's directories are none of their business.
             detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise LayoutInvalid(f"{path.parent.name}/{path.name}", detail) from error
+            raise name_shortage(error) or LayoutInvalid(f"{path.parent.name}/{path.name}", detail) from error
 
 
 @contextmanager

@@ -7,13 +7,14 @@ import os
 import sqlite3
 import stat
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
 from bundle.digest import Progress, parse_digest, sha256_stream
 from bundle.errors import BlobCorrupt, BlobNotFound
+from bundle.private_files import make_private_database
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +43,14 @@ class BlobVerifier:
         """Opens or creates the cache.
 
         Args:
-            cache_path: SQLite file; None for no cache.
+            cache_path: SQLite file, which becomes its owner's alone; None for no cache.
             always: Whether to hash every time, even if the cache has the digest.
         """
         self._cache_path = cache_path
         self._always = always
+        if cache_path is not None:
+            with suppress(OSError):  # then it cannot be written either, which `_execute` reports
+                make_private_database(cache_path)
 
     def verify(self, path: Path, digest: str, title: str = "", progress: Progress | None = None) -> None:
         """Verifies that the bytes of a file have a digest.

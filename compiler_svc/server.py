@@ -14,10 +14,13 @@ from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2_grpc
 
 from bundle.layout import Layout
+from bundle.private_files import make_private_directory
 from bundle.process_lock import ProcessLock
 from bundle.verification import BlobVerifier
+from compiler_svc.api.access_rules import RULES
 from compiler_svc.api.bundles import BundleService
 from compiler_svc.api.compiler import CompilerService
+from compiler_svc.api.limits import REQUEST_LIMIT
 from compiler_svc.api.operations import OperationsService
 from compiler_svc.api.status import STATUS_TABLE
 from compiler_svc.builds.job import BuildEnvironment
@@ -66,7 +69,7 @@ async def open_server(
     """
     with lock_store(settings.store):
         layout = Layout.create(settings.store)
-        settings.cache.mkdir(parents=True, exist_ok=True)
+        make_private_directory(settings.cache)
         database = Database(settings.database_url)
         store = BundleStore(database, layout)
         importer = BundleImporter(
@@ -95,7 +98,12 @@ async def open_server(
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
         )
-        queue = CompileQueue(services, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
+        queue = CompileQueue(
+            services,
+            max_builds=settings.max_builds,
+            max_waiting=settings.max_waiting,
+            max_per_principal=settings.max_builds_per_principal,
+        )
 
         def register(server: grpc.aio.Server) -> None:
             compiler = CompilerService(
@@ -118,7 +126,9 @@ async def open_server(
                     status_table=STATUS_TABLE,
                     services=SERVICES,
                     register=register,
+                    rules=RULES,
                     interceptors=tracing,
+                    request_limit=lambda: REQUEST_LIMIT,
                 )
                 rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
                 async with collecting(store), serve_metrics(settings.edge, rows) as server.metrics_port:
@@ -136,7 +146,7 @@ def lock_store(store: Path) -> Iterator[None]:
     Raises:
         StoreLocked: Another process has locked the store.
     """
-    store.mkdir(parents=True, exist_ok=True)
+    make_private_directory(store)
     try:
         lock = ProcessLock(store / "compiler.lock")
     except BlockingIOError as error:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import grpc
 
+from edge.access.config import AccessConfig
+from edge.access.errors import AnonymousRefused
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
+
+#: Connections at once, unless an option or the limit of open files says otherwise.
+MAX_CONNECTIONS: Final = 4096
 
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(?P<port>[0-9]{1,5})")
 
@@ -56,15 +61,24 @@ class EdgeConfig:
         drain_timeout_s: How long running calls may take to finish once the server drains.
         max_connection_age_s: Age at which the server asks a client to connect anew, give or take a tenth; calls that
             run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
+        max_connection_age_grace_s: How long calls may go on then; None lets them finish.
+        max_connection_idle_s: Time after which the server closes a connection without a call.
+        max_connections: Connections at once; the server closes every further one as soon as it has accepted it.
+        max_streams_per_connection: Calls of one connection at once; a client lets its further ones wait.
+        max_calls_per_peer: Calls of one peer at once, over all its connections; further ones are refused.
         stall_timeout_s: How long a stream waits for a client that does not read; the call ends then.
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
+        access: How the server tells its clients apart.
+        reflection: Whether clients may ask for the API.
         metrics_address: `host:port` of the metrics; None serves none.
         trace_endpoint: URL that takes traces, OTLP over HTTP; None exports none.
 
     Raises:
         AddressInvalid: An address is not `host:port`.
         PlaintextRefused: An address is not loopback, `tls` is None and `allow_insecure` is False.
+        AnonymousRefused: `address` is not loopback, `access` has no keys, `tls` no client CA, and `access` allows no
+            anonymous clients.
     """
 
     address: str
@@ -73,9 +87,16 @@ class EdgeConfig:
     min_ping_interval_s: float = 10.0
     drain_timeout_s: float = 30.0
     max_connection_age_s: float = 3600.0
+    max_connection_age_grace_s: float | None = None
+    max_connection_idle_s: float = 600.0
+    max_connections: int = MAX_CONNECTIONS
+    max_streams_per_connection: int = 2048
+    max_calls_per_peer: int = 1024
     stall_timeout_s: float = 30.0
     tls: TlsConfig | None = None
     allow_insecure: bool = False
+    access: AccessConfig = field(default_factory=AccessConfig)
+    reflection: bool = True
     metrics_address: str | None = None
     trace_endpoint: str | None = None
 
@@ -88,6 +109,23 @@ class EdgeConfig:
                 raise AddressInvalid(address)
             if self.tls is None and not self.allow_insecure and not is_loopback(address):
                 raise PlaintextRefused(address)
+        if self.requires_principal and not self.can_authenticate:
+            raise AnonymousRefused(self.address)
+
+    @property
+    def has_client_ca(self) -> bool:
+        """Whether clients show certificates."""
+        return self.tls is not None and self.tls.client_ca_path is not None
+
+    @property
+    def can_authenticate(self) -> bool:
+        """Whether the server can find out who makes a call."""
+        return self.access.jwks is not None or self.has_client_ca
+
+    @property
+    def requires_principal(self) -> bool:
+        """Whether calls without a principal are refused."""
+        return self.access.is_required or not (self.access.allow_anonymous or is_loopback(self.address))
 
     @property
     def host(self) -> str:
@@ -96,17 +134,23 @@ class EdgeConfig:
 
     def channel_options(self) -> tuple[tuple[str, int], ...]:
         """Returns the configuration as gRPC core's channel arguments."""
-        return (
+        options = [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", round(self.keepalive_time_s * 1000)),
-            # Without a bound on the grace, which gRPC's default is: a stream is never cut.
             ("grpc.max_connection_age_ms", round(self.max_connection_age_s * 1000)),
+            ("grpc.max_connection_idle_ms", round(self.max_connection_idle_s * 1000)),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_concurrent_streams", self.max_streams_per_connection),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_s * 1000)),
             # Otherwise a second server on the port would silently take half of the first one's connections.
             ("grpc.so_reuseport", 0),
-        )
+        ]
+        # gRPC's default is no bound: a stream is never cut.
+        if self.max_connection_age_grace_s is not None:
+            options.append(("grpc.max_connection_age_grace_ms", round(self.max_connection_age_grace_s * 1000)))
+        return tuple(options)
 
 
 def is_loopback(address: str) -> bool:

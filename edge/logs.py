@@ -15,12 +15,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from bundle.private_files import open_private, take_from_others
 from edge.errors import LogFileInvalid
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -147,11 +149,20 @@ def _is_open_as(path: Path, fd: int) -> bool:
 
 def _open_file(path: Path, config: LogConfig) -> logging.Handler:
     try:
-        return RotatingFileHandler(
+        for number in range(1, config.num_backups + 1):
+            take_from_others(path.with_name(f"{path.name}.{number}"))
+        return _PrivateFileHandler(
             path, maxBytes=config.max_file_bytes, backupCount=config.num_backups, encoding="utf-8"
         )
     except OSError as error:
         raise LogFileInvalid(str(path), error.strerror or str(error)) from error
+
+
+class _PrivateFileHandler(RotatingFileHandler):
+    """Makes files that only their owner may read."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_private)
 
 
 class _LineFormatter(structlog.stdlib.ProcessorFormatter):

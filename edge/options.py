@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
-from edge.config import EdgeConfig, TlsConfig
+from edge.access.config import AccessConfig
+from edge.config import MAX_CONNECTIONS, EdgeConfig, TlsConfig
 from edge.errors import OptionsInvalid
 from edge.logs import LEVELS, LogConfig
 
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,15})(|KiB|MiB|GiB|TiB)")
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _FLAGS: Final = {"true": True, "false": False}
+_ACCESS: Final = AccessConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,17 @@ def _parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _parse_key_place(text: str) -> str:
+    if "://" in text and not re.match(r"https://[^/]", text):
+        raise ValueError(text)
+    return _parse_text(text)
+
+
 FLAG: Final = Domain("true or false", "BOOL", _FLAGS.__getitem__)
 TEXT: Final = Domain("text", "TEXT", _parse_text)
 ADDRESS: Final = Domain("HOST:PORT", "HOST:PORT", _parse_text)
 PATH: Final = Domain("a path", "PATH", lambda text: Path(_parse_text(text)))
+KEY_PLACE: Final = Domain("a path or an https URL", "PATH|URL", _parse_key_place)
 COUNT: Final = Domain("an integer of at least 1", "N", _parse_count)
 SECONDS: Final = Domain("a number above 0", "SECONDS", _parse_seconds)
 DAYS: Final = Domain("a number above 0", "DAYS", _parse_seconds)
@@ -119,12 +129,50 @@ SERVER_OPTIONS: Final = (
     Option("tls-key", PATH, "private key, PEM"),
     Option("tls-client-ca", PATH, "certificates that clients' ones must lead to, PEM"),
     Option("allow-insecure", FLAG, "serve in plaintext beyond loopback", default=False),
+    Option("auth-jwks", KEY_PLACE, "public keys (JWKS) that tokens are verified with", default_text="no tokens"),
+    Option("auth-audience", TEXT, "audience (`aud`) that tokens must be for", default=_ACCESS.audience),
+    Option("auth-issuer", TEXT, "issuer (`iss`) that tokens must be of", default_text="any whose key is known"),
+    Option("auth-clock-skew", SECONDS, "how far an issuer's clock may be off", default=_ACCESS.clock_skew_s),
+    Option(
+        "auth-identities",
+        PATH,
+        "YAML or JSON: what clients' certificates stand for, and which are revoked; needs `tls-client-ca`",
+    ),
+    Option("require-auth", FLAG, "refuse calls without a principal on loopback, too", default=False),
+    Option("allow-anonymous", FLAG, "serve calls without a principal beyond loopback", default=False),
+    Option(
+        "max-streams-per-principal",
+        COUNT,
+        "streams that one principal may have at once",
+        default=_ACCESS.max_streams,
+    ),
+    Option("reflection", FLAG, "tell clients about the API (gRPC reflection)", default=True),
     Option("drain-timeout", SECONDS, "time for running calls at the end", default=10.0),
     Option(
         "max-connection-age",
         SECONDS,
         "time after which clients are asked to connect anew; running calls finish",
         default=3600.0,
+    ),
+    Option(
+        "max-connection-age-grace",
+        SECONDS,
+        "time that running calls may take then; they are cut after it",
+        default_text="as long as they take",
+    ),
+    Option("max-connection-idle", SECONDS, "time after which a connection without a call is closed", default=600.0),
+    Option(
+        "max-connections",
+        COUNT,
+        "connections at once; further ones are closed at once",
+        default_text=f"half of the files that the process may open, at most {MAX_CONNECTIONS}",
+    ),
+    Option("max-streams-per-connection", COUNT, "calls of one connection at once; further ones wait", default=2048),
+    Option(
+        "max-calls-per-peer",
+        COUNT,
+        "calls of one client address at once, probes apart; further ones are refused",
+        default=1024,
     ),
     Option("stall-timeout", SECONDS, "time after which a stream whose client does not read is ended", default=30.0),
     Option("metrics-address", ADDRESS, "where to serve metrics for Prometheus, over HTTP", default_text="nowhere"),
@@ -156,7 +204,7 @@ def read_edge_config(options: Any) -> EdgeConfig:
 
     Raises:
         OptionsInvalid: Values contradict each other.
-        AddressInvalid, PlaintextRefused: See `EdgeConfig`.
+        AddressInvalid, PlaintextRefused, AnonymousRefused: See `EdgeConfig`.
     """
     tls = None
     if options.tls_certificate is not None and options.tls_key is not None:
@@ -170,9 +218,43 @@ def read_edge_config(options: Any) -> EdgeConfig:
         options.address,
         tls=tls,
         allow_insecure=options.allow_insecure,
+        access=_read_access_config(options),
+        reflection=options.reflection,
         drain_timeout_s=options.drain_timeout,
         max_connection_age_s=options.max_connection_age,
+        max_connection_age_grace_s=options.max_connection_age_grace,
+        max_connection_idle_s=options.max_connection_idle,
+        max_connections=options.max_connections or choose_max_connections(),
+        max_streams_per_connection=options.max_streams_per_connection,
+        max_calls_per_peer=options.max_calls_per_peer,
         stall_timeout_s=options.stall_timeout,
         metrics_address=options.metrics_address,
         trace_endpoint=options.trace_endpoint,
+    )
+
+
+def choose_max_connections() -> int:
+    """Chooses the number of connections if no option sets it, so that files and processes never lack descriptors."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft_limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft_limit // 2))
+
+
+def _read_access_config(options: Any) -> AccessConfig:
+    violations = []
+    if options.auth_identities is not None and options.tls_client_ca is None:
+        violations.append(FieldViolation("auth-identities", "no tls-client-ca beside it", "both, or neither"))
+    if options.require_auth and options.auth_jwks is None and options.tls_client_ca is None:
+        accepted = "false without auth-jwks or tls-client-ca, which name principals"
+        violations.append(FieldViolation("require-auth", "true", accepted))
+    if violations:
+        raise OptionsInvalid(violations)
+    return AccessConfig(
+        jwks=options.auth_jwks,
+        audience=options.auth_audience,
+        issuer=options.auth_issuer,
+        clock_skew_s=options.auth_clock_skew,
+        identities=options.auth_identities,
+        is_required=options.require_auth,
+        allow_anonymous=options.allow_anonymous,
+        max_streams=options.max_streams_per_principal,
     )

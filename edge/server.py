@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Final
 
 import grpc
@@ -17,15 +18,18 @@ from grpc_status import rpc_status
 
 from bundle.errors import KilnError
 from bundle.shortage import name_shortage
+from edge.access.interceptor import AccessInterceptor
+from edge.access.rules import Rules
 from edge.access_log import AccessLogInterceptor, describe_call
 from edge.config import EdgeConfig, TlsConfig
-from edge.drain import RunningCalls
+from edge.connections import count_connections
+from edge.drain import NameClient, RunningCalls, peer_address
 from edge.errors import AddressUnavailable
 from edge.health import OVERALL, Health
-from edge.metrics import MetricRow
+from edge.metrics import MetricRow, Sample
 from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
-from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
+from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, message_for_log, status_from_error
 
 #: How long a handler waits until gRPC has taken its status, which comes behind responses that no one reads.
 STATUS_TIMEOUT_S: Final = 1.0
@@ -60,7 +64,7 @@ class StatusInterceptor(SurroundingInterceptor):
             # gRPC's own errors: the handler has aborted the call, or its client is gone.
             raise
         except Exception as error:  # noqa: BLE001 - the last line before the wire
-            answered = (name_shortage(error) if isinstance(error, OSError) else None) or error
+            answered = name_shortage(error) or error
             reason = answered.reason if isinstance(answered, KilnError) else INTERNAL_REASON
             if answered is not error:
                 _log.warning("a shortage", error=str(error))
@@ -68,7 +72,7 @@ class StatusInterceptor(SurroundingInterceptor):
                 _log.exception("unmapped error")
                 reason = INTERNAL_REASON
             status = status_from_error(answered, self._table)
-            describe_call(reason=reason, message=status.message)
+            describe_call(reason=reason, message=message_for_log(answered, self._table))
             request_id = structlog.contextvars.get_contextvars().get("request_id")
             if request_id is not None:
                 status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
@@ -101,9 +105,11 @@ class EdgeServer:
         status_table: StatusTable,
         services: Sequence[str],
         register: Callable[[grpc.aio.Server], None],
+        rules: Rules = MappingProxyType({}),
         always_serving: Sequence[str] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         request_limit: Callable[[], RequestLimit] | None = None,
+        name_client: NameClient = peer_address,
     ) -> None:
         """Builds the server; call it on the running event loop.
 
@@ -112,18 +118,45 @@ class EdgeServer:
             status_table: The code of each error class that handlers raise.
             services: Fully-qualified names of the services that `register` adds.
             register: Adds the servicers to the server.
+            rules: What each of their methods needs of its caller; one without a rule needs the scope admin.
             always_serving: Services that stay SERVING, and take calls, while the server drains.
             interceptors: More of them, around what renders errors.
             request_limit: Returns the size of the largest request that the server takes now; None leaves the limit to
                 `config`.
+            name_client: Tells clients apart, each of which may have `max_calls_per_peer` calls.
         """
         self._config = config
         self._access_log = AccessLogInterceptor()
         #: Port of the metrics; None if they are not served.
         self.metrics_port: int | None = None
-        self._calls = RunningCalls(services, never_refused=always_serving, stall_timeout_s=config.stall_timeout_s)
+        self._port: int | None = None
+        self._calls = RunningCalls(
+            services,
+            admitted_in_drain=always_serving,
+            max_calls_per_client=config.max_calls_per_peer,
+            name_client=name_client,
+            request_limit=request_limit,
+            stall_timeout_s=config.stall_timeout_s,
+        )
+        # Without it, everyone may do everything: a server that tells no clients apart has nothing to check.
+        self._access: AccessInterceptor | None = None
+        if config.can_authenticate:
+            self._access = AccessInterceptor(
+                config.access,
+                rules,
+                is_required=config.requires_principal,
+                has_client_ca=config.has_client_ca,
+                request_limit=request_limit,
+                stall_timeout_s=config.stall_timeout_s,
+            )
         self._server = grpc.aio.server(
-            interceptors=(self._access_log, *interceptors, StatusInterceptor(status_table, request_limit), self._calls),
+            interceptors=(
+                self._access_log,
+                *interceptors,
+                StatusInterceptor(status_table, request_limit),
+                self._calls,
+                *(() if self._access is None else (self._access,)),
+            ),
             options=config.channel_options(),
         )
         register(self._server)
@@ -131,7 +164,8 @@ class EdgeServer:
         #: The health of the server as a whole, of `liveness`, of each service, and of names that others add.
         self.health = Health(services, always_serving=always_serving)
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self._server)
-        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        if config.reflection:
+            reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Listens, and reports the services as SERVING unless `set_serving` has set another state.
@@ -142,7 +176,10 @@ class EdgeServer:
         Raises:
             AddressUnavailable: The port is taken, or the host belongs to another machine.
             TlsFileInvalid: A certificate or key cannot be read.
+            KeySetInvalid, IdentitiesInvalid: See `AccessInterceptor.start`.
         """
+        if self._access is not None:
+            await self._access.start()
         credentials = self._config.tls.load() if self._config.tls is not None else None
         try:
             if credentials is None:
@@ -151,6 +188,7 @@ class EdgeServer:
                 port = self._server.add_secure_port(self._config.address, credentials)
         except RuntimeError as error:
             raise AddressUnavailable(self._config.address) from error
+        self._port = port
         await self.health.publish()
         await self._server.start()
         _log.info("listening", host=self._config.host, port=port, tls=credentials is not None)
@@ -158,17 +196,31 @@ class EdgeServer:
 
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
-        ended, stalled = self._access_log.ended, self._calls.stalled
+        ended = self._access_log.ended
+        by_method = (
+            ("kiln:running_calls", "gauge", "Calls that run", self._calls.running),
+            ("kiln:refused_calls", "counter", "Calls of clients that had too many running", self._calls.refused),
+            (
+                "kiln:stalled_calls",
+                "counter",
+                "Calls that ended because their clients did not read",
+                self._calls.stalled,
+            ),
+        )
         return [
             MetricRow(
                 "kiln:calls", "counter", "Calls that have ended", ("method", "code"), lambda: list(ended.items())
             ),
+            *(
+                MetricRow(name, kind, text, ("method",), lambda counts=counts: _by_label(counts))  # type: ignore[misc]
+                for name, kind, text, counts in by_method
+            ),
             MetricRow(
-                "kiln:stalled_calls",
-                "counter",
-                "Calls that ended because their clients did not read",
-                ("method",),
-                lambda: [((method,), count) for method, count in list(stalled.items())],
+                "kiln:connections",
+                "gauge",
+                "Connections of clients",
+                (),
+                lambda: [] if self._port is None else [((), count_connections(self._port))],
             ),
         ]
 
@@ -188,6 +240,8 @@ class EdgeServer:
         _log.info("draining", timeout_s=self._config.drain_timeout_s)
         finished = await self._calls.wait_idle(self._config.drain_timeout_s)
         await self._server.stop(None)
+        if self._access is not None:
+            await self._access.close()
         # Cancelled handlers may still be cleaning up.
         ended = finished or await self._calls.wait_idle(CANCELLATION_TIMEOUT_S)
         _log.info("stopped", calls_finished=finished, handlers_ended=ended)
@@ -211,3 +265,7 @@ class EdgeServer:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+
+def _by_label(counts: Mapping[str, int]) -> list[Sample]:
+    return [((label,), count) for label, count in counts.items()]

@@ -12,7 +12,9 @@ from typing import Any, Final
 from kiln.runtime.v1 import runtime_pb2 as pb
 from kiln.runtime.v1 import runtime_pb2_grpc
 
+from edge.access.principal import PRINCIPAL
 from edge.access_log import describe_call
+from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
@@ -66,7 +68,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Any) -> pb.ListDeploymentsResponse:
         """Lists deployments by id."""
-        return pb.ListDeploymentsResponse(deployments=map(deployment_to_pb, self._deployments.list()))
+        return pb.ListDeploymentsResponse(deployments=map(deployment_to_pb, self._list_visible()))
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
         """Returns one deployment as it is now."""
@@ -115,5 +117,10 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             start_time=timestamp_to_pb(self._started_at_s),
             total_memory_bytes=memory.total_bytes,
             free_memory_bytes=memory.free_bytes,
-            deployments=map(deployment_info_to_pb, self._deployments.list()),
+            deployments=map(deployment_info_to_pb, self._list_visible()),
         )
+
+    def _list_visible(self) -> list[Deployment]:
+        """Lists the deployments that the call's principal may use."""
+        principal = PRINCIPAL.get()
+        return [deployment for deployment in self._deployments.list() if principal.may_use(deployment.deployment_id)]

@@ -15,12 +15,14 @@ from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
 from bundle.errors import FieldViolation
 from bundle.layout import Layout
+from bundle.private_files import make_private_directory
 from bundle.verification import BlobVerifier
 from edge.errors import OptionsInvalid
 from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 from edge.tracing import open_tracing
+from runtime_svc.access_rules import RULES, make_engine_rules
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
 from runtime_svc.bundles.leases import LeaseKeeper
@@ -87,6 +89,7 @@ class RuntimeServer:
             status_table=STATUS_TABLE,
             services=SERVICES if engine is None else (*SERVICES, ENGINE_SERVICE),
             register=register,
+            rules=RULES if engine is None else {**RULES, **make_engine_rules(lambda _: engine.find_deployment_id())},
             always_serving=(CONTROL_SERVICE,),
             interceptors=interceptors,
             request_limit=deployments.request_limit,
@@ -177,6 +180,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         if settings.compiler is not None:
             source = GrpcBundleSource(settings.compiler)
             stack.push_async_callback(source.close)
+        make_private_directory(settings.cache)
         library = BundleLibrary(
             source,
             directories=[BundleDirectory(root) for root in settings.bundles],

@@ -19,6 +19,7 @@ import msgspec
 
 from bundle.confinement import PLAN
 from bundle.errors import KilnError
+from bundle.shortage import outlast_shortages
 from compiler_svc.planning.errors import PlanFailed, PlanTimedOut, TooManyPlans
 from execution.failure import Failure
 from execution.forkserver.client import Forkserver
@@ -78,6 +79,7 @@ class PlanningPool:
             TooManyPlans: As many calls wait as may.
             PlanTimedOut, PlanMemoryExceeded: The work has reached a limit.
             PlanFailed: The process ended without an answer.
+            ResourcesShort: The host has no room for the process.
             KilnError: The error that the work raised.
         """
         if self._num_waiting >= self._limits.max_waiting:
@@ -88,7 +90,7 @@ class PlanningPool:
         finally:
             self._num_waiting -= 1
         try:
-            answer = await self._run_process(work)
+            answer = await outlast_shortages(lambda: self._run_process(work))
         finally:
             self._places.release()
         if isinstance(answer, Failure):

@@ -14,6 +14,7 @@ from typing import Any, Final
 import structlog
 
 from bundle.errors import KilnError
+from bundle.shortage import name_shortage
 from compiler_svc.models.registry import list_families
 from compiler_svc.planning.errors import PlanFailed, PlanMemoryExceeded
 from edge.logs import configure_logging
@@ -50,6 +51,8 @@ def _answer(work: Callable[[], Any], max_memory_bytes: int) -> Any:
         return Failure.of(error)
     except MemoryError:
         return Failure.of(PlanMemoryExceeded(max_memory_bytes))
-    except Exception:  # noqa: BLE001 - the last line before the service
+    except Exception as error:  # noqa: BLE001 - the last line before the service
+        if (shortage := name_shortage(error)) is not None:
+            return Failure.of(shortage)
         structlog.get_logger("compiler").exception("planning failed")
         return Failure.of(PlanFailed("an internal error, which the compiler's log describes"))

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 import execution.collectives.operators  # noqa: F401 - programs that call its operators are loaded here
 from bundle.manifest import Executable, Manifest
+from bundle.shortage import find_shortage
 from execution.errors import ExecutableInvalid, StepFailed
 from execution.executors.executor import Executor
 from execution.executors.host import HostExecutor
@@ -46,10 +47,8 @@ class EagerProgram:
             program = read_program(path)
         except Exception as error:
             # torch raises too many kinds of exceptions for a file that is not a program to list them.
-            detail = (
-                f"it is no exported program that can be read ({type(error).__name__}); the log of its rank says why"
-            )
-            raise ExecutableInvalid(executable.tag, detail) from error
+            detail = f"it is no program that can be read ({type(error).__name__}); the log of its rank says why"
+            raise find_shortage(error) or ExecutableInvalid(executable.tag, detail) from error
         signature = program.graph_signature
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs) + len(executable.state))
         got = (len(signature.user_inputs), len(signature.user_outputs))

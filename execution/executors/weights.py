@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bundle.errors import FieldViolation
 from bundle.manifest import Manifest, WeightShard
+from bundle.shortage import find_shortage
 from execution.dtypes import dtype_name
 from execution.errors import WeightsInvalid, WeightsNotStaged
 
@@ -29,6 +30,7 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
 
     Raises:
         WeightsInvalid: The file is unreadable, or a tensor is missing or of another dtype or shape.
+        ResourcesShort: The host has no room to map the file.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -36,7 +38,7 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
             tensors = {spec.name: file.get_tensor(spec.name) for spec in shard.tensors if spec.name in held}
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         detail = f"it cannot be read as safetensors ({type(error).__name__}); the log of its rank says why"
-        raise WeightsInvalid(shard.rank, detail) from error
+        raise find_shortage(error) or WeightsInvalid(shard.rank, detail) from error
     violations = []
     for spec in shard.tensors:
         accepted = f"{spec.dtype} {list(spec.shape)}"

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from bundle.confinement import SERVICE, confine
+from bundle.shortage import name_shortage
 from execution.forkserver.parent_death import die_with_parent
 from execution.forkserver.protocol import (
     Announced,
@@ -33,6 +34,7 @@ from execution.forkserver.protocol import (
     Forked,
     ForkRequest,
     Ping,
+    Refused,
     Report,
     decode_call,
     decode_request,
@@ -122,16 +124,18 @@ class _Server:
         try:
             check_single_thread()
             pid = os.fork()
-        except (OSError, RuntimeError):
+            if pid == 0:
+                reports.close()
+                self._become_child(request, *fds)
+            pidfd = _open_pidfd(pid)
+        except (OSError, RuntimeError) as error:
             # The host has no room for the process. The others continue.
             os.write(fds[0], traceback.format_exc().encode())
-            _report(reports, Ended(1))
+            shortage = name_shortage(error, of_start=True)
+            _report(reports, Ended(1) if shortage is None else Refused(**shortage.metadata))
             reports.close()
             return
-        if pid == 0:
-            reports.close()
-            self._become_child(request, *fds)
-        child = _Child(pid, os.pidfd_open(pid), reports)
+        child = _Child(pid, pidfd, reports)
         self._children.append(child)
         _report(reports, Forked(pid), child.pidfd)
         for end in (child.pidfd, reports):
@@ -196,6 +200,20 @@ def check_single_thread() -> None:
     num_threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if num_threads != 1:
         raise RuntimeError(f"a process with {num_threads} threads cannot be forked")
+
+
+def _open_pidfd(pid: int) -> int:
+    """Opens the descriptor of a child; ends the child if there is no room for the descriptor.
+
+    Raises:
+        OSError: There is none.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _run(call: Call, *fds: int) -> None:

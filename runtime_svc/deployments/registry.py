@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import Final
 
 import structlog
 
-from bundle.errors import BundleNotFound, KilnError
+from bundle.errors import BundleNotFound, KilnError, ResourcesShort
+from bundle.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.backoff import backoff_delays
@@ -246,8 +248,8 @@ class Deployments:
             if deployment.bundle is None:
                 await self._load_with_retries(deployment)
             else:
-                await asyncio.shield(self._save(deployment))
-                deployment.succeed(await self._loader.load(deployment))
+                # A client waits for it, and may call again.
+                await outlast_shortages(partial(self._attempt, deployment), on_shortage=partial(_delay, deployment))
         except KilnError as error:
             _log.warning("load failed", deployment_id=deployment.deployment_id, error=str(error))
             self._fail(deployment, error)
@@ -258,20 +260,25 @@ class Deployments:
             del self._loads[deployment.deployment_id]
 
     async def _load_with_retries(self, deployment: Deployment) -> None:
-        """Loads a declared or recorded deployment; retries while its bundle cannot be found."""
+        """Loads a declared or recorded deployment; retries while its bundle cannot be found or the host is short."""
         delays_s = backoff_delays(FIRST_RETRY_S, MAX_RETRY_S)
         while deployment.engine is None:
             try:
-                if deployment.bundle is None:
-                    await self._find(deployment)
-                deployment.succeed(await self._loader.load(deployment))
-            except (BundleSourceUnavailable, BundleNotFound) as error:
+                with naming_shortages():
+                    await self._attempt(deployment)
+            except (BundleSourceUnavailable, BundleNotFound, ResourcesShort) as error:
                 # A pinned bundle that the service no longer has does not come back.
                 if isinstance(error, BundleNotFound) and deployment.digest is not None:
                     raise
-                _log.warning("load is delayed", deployment_id=deployment.deployment_id, error=str(error))
-                deployment.last_error = error
+                _delay(deployment, error)
                 await asyncio.sleep(next(delays_s))
+
+    async def _attempt(self, deployment: Deployment) -> None:
+        """Loads a deployment once, from where an attempt before it came."""
+        if deployment.bundle is None:
+            await self._find(deployment)
+        await asyncio.shield(self._save(deployment))
+        deployment.succeed(await self._loader.load(deployment))
 
     async def _find(self, deployment: Deployment) -> None:
         """Resolves the bundle of a declared or recorded deployment, and reserves its cores and memory."""
@@ -282,8 +289,6 @@ class Deployments:
             weights = await self.library.resolve(deployment.weights.digest)
         deployment.find(ResolvedBundle(deployment.spec.ref, bundle.digest, bundle.manifest, bundle.blobs))
         self.resources.reserve(deployment, weights.manifest)
-        await asyncio.shield(self._save(deployment))
-        self.on_bundles_changed()
 
     def _save(self, deployment: Deployment) -> asyncio.Task[None]:
         """Begins to record a deployment as it is now; the task writes no record once the deployment is gone."""
@@ -333,6 +338,11 @@ class Deployments:
             self.on_bundles_changed()
             self.on_states_changed()
         return num_aborted
+
+
+def _delay(deployment: Deployment, error: KilnError) -> None:
+    _log.warning("load is delayed", deployment_id=deployment.deployment_id, error=str(error))
+    deployment.last_error = error
 
 
 def _abort_requests(deployment: Deployment) -> int:

@@ -208,6 +208,13 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         except KilnError:
             return False
 
+    def find_deployment_id(self) -> str | None:
+        """Returns the id of the deployment that calls speak for now; None if they will be refused."""
+        try:
+            return self._choose().deployment_id
+        except KilnError:
+            return None
+
     def _choose(self) -> Deployment:
         """Returns the deployment to speak for.
 

@@ -7,16 +7,17 @@ import pkgutil
 
 import bundle
 import compiler_svc
+import edge
 import execution
 import runtime_svc
 import targets
 from bundle.errors import KilnError
 from compiler_svc.api.status import STATUS_TABLE as COMPILER_TABLE
-from edge.status import StatusTable
+from edge.status import EDGE_STATUSES, StatusTable
 from runtime_svc.status import STATUS_TABLE as RUNTIME_TABLE
 from tests.repository import ROOT
 
-PACKAGES = (bundle, targets, execution, compiler_svc, runtime_svc)
+PACKAGES = (bundle, targets, edge, execution, compiler_svc, runtime_svc)
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """\
 # Errors
@@ -71,9 +72,10 @@ def render_table(title: str, table: StatusTable, packages: set[str]) -> str:
 
 def render_page() -> str:
     """The whole page."""
+    both = render_table("Both services", EDGE_STATUSES, {"edge"})
     compiler = render_table("compiler_svc", COMPILER_TABLE, {"bundle", "compiler_svc", "execution", "targets"})
     runtime = render_table("runtime_svc", RUNTIME_TABLE, {"bundle", "execution", "runtime_svc", "targets"})
-    return f"{HEAD}\n{compiler}\n{runtime}"
+    return f"{HEAD}\n{both}\n{compiler}\n{runtime}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -24,17 +25,20 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
         self.path = self._write("ca", self._certificate(self._name, self._key, is_ca=True), self._key)[0]
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Writes NAME.pem and NAME-key.pem, valid for NAME and for this host; gives their paths."""
+    def issue(self, name: str, *uris: str) -> tuple[Path, Path]:
+        """Writes NAME.pem and NAME-key.pem, valid for NAME, for this host and for `uris`; gives their paths."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        return self._write(name, self._certificate(subject, key, is_ca=False), key)
+        return self._write(name, self._certificate(subject, key, is_ca=False, uris=uris), key)
 
-    def _certificate(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_ca: bool) -> x509.Certificate:
+    def _certificate(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_ca: bool, uris: Sequence[str] = ()
+    ) -> x509.Certificate:
         now = dt.datetime.now(dt.UTC)
         (common_name,) = subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
         hosts = ("localhost", str(common_name.value))
-        names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), *map(x509.DNSName, hosts)]
+        names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names += [*map(x509.DNSName, hosts), *map(x509.UniformResourceIdentifier, uris)]
         return (
             x509.CertificateBuilder()
             .subject_name(subject)

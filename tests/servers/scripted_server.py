@@ -59,6 +59,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
     Attributes:
         address: `host:port`.
         requests: Requests by method name, in order.
+        metadata: Metadata of each call, by method name, in order.
         time_limits_s: Time that the client left for each call, by method name; None without a deadline.
         cancelled: Set once a call of the method was cancelled by its client, by method name.
     """
@@ -66,6 +67,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
     def __init__(self, credentials: grpc.ServerCredentials | None = None, address: str = "127.0.0.1:0") -> None:
         self._bind_address = address
         self.requests: dict[str, list[Any]] = defaultdict(list)
+        self.metadata: dict[str, list[dict[str, str]]] = defaultdict(list)
         self.time_limits_s: dict[str, list[float | None]] = defaultdict(list)
         self.cancelled: dict[str, threading.Event] = defaultdict(threading.Event)
         self._answers: dict[str, list[Any]] = {}
@@ -133,6 +135,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
 
     def _next(self, name: str, request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         self.requests[name].append(request)
+        self.metadata[name].append({key: str(value) for key, value in context.invocation_metadata() or ()})
         self.time_limits_s[name].append(context.time_remaining())
         answers = self._answers.get(name) or [refusal("UNIMPLEMENTED", "NOT_SCRIPTED", f"{name} has no script")]
         return answers.pop(0) if len(answers) > 1 else answers[0]

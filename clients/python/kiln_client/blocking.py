@@ -13,6 +13,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -113,14 +114,23 @@ class BlockingClient(Generic[C]):
     """Class of the asynchronous client that this one wraps."""
 
     def __init__(
-        self, address: str | None = None, *, tls: TlsOptions | None = None, timeouts: Timeouts | None = None
+        self,
+        address: str | None = None,
+        *,
+        tls: TlsOptions | None = None,
+        timeouts: Timeouts | None = None,
+        token: str | Path | None = None,
+        allow_plaintext_token: bool = False,
     ) -> None:
         """Prepares a client without sending anything. Takes the arguments of ServiceClient.
 
         Raises:
-            InvalidArgument: Reason ADDRESS_INVALID.
+            InvalidArgument, TokenInPlaintext, TokenUnusable: See ServiceClient.
         """
-        self._client = cast("C", self.asynchronous(address, tls=tls, timeouts=timeouts))
+        client = self.asynchronous(
+            address, tls=tls, timeouts=timeouts, token=token, allow_plaintext_token=allow_plaintext_token
+        )
+        self._client = cast("C", client)
 
     @property
     def address(self) -> str:

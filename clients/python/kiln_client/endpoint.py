@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -18,6 +19,8 @@ DEFAULT_ADDRESSES = {"KILN_COMPILER": "127.0.0.1:50051", "KILN_RUNTIME": "127.0.
 # What gRPC resolves; any other scheme, such as that of a URL, it takes for part of a host's name.
 _GRPC_SCHEMES = ("dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds")
 _ADDRESS = re.compile(r"(?:unix:.+|(?:[a-z0-9+.-]+:///?)?(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5})")
+# Addresses whose host is named: those of the other schemes lead wherever their resolver says.
+_HOST = re.compile(r"(?:(?:dns|ipv4|ipv6):///?)?\[?(?P<host>[^\s/\[\]]+?)\]?:[0-9]{1,5}")
 
 # Unary calls that only read, so that it is safe to retry them.
 _READS = {
@@ -118,6 +121,22 @@ def resolve_address(address: str | None, variable: str) -> str:
     raise InvalidArgument(f"{resolved!r} is no server address", reason="ADDRESS_INVALID", fields=(violation,))
 
 
+def is_local(address: str) -> bool:
+    """Whether calls to an address stay on this host: it is a socket file or has a loopback host."""
+    if address.startswith("unix:"):
+        return True
+    match = _HOST.fullmatch(address)
+    return match is not None and is_loopback(match["host"])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, whose IPv6 address has no brackets, is this one by its loopback address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def open_channel(address: str, tls: TlsOptions | None) -> grpc.aio.Channel:
     """Opens a channel on the running event loop. The first call connects it.
 
@@ -125,7 +144,9 @@ def open_channel(address: str, tls: TlsOptions | None) -> grpc.aio.Channel:
         OSError: A file that `tls` names cannot be read.
     """
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        # A proxy of the environment would read the plaintext of calls that are to stay on this host.
+        direct: tuple[tuple[str, str | int], ...] = (("grpc.enable_http_proxy", 0),) if is_local(address) else ()
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS + direct)
     credentials = grpc.ssl_channel_credentials(
         _read(tls.ca_path), private_key=_read(tls.key_path), certificate_chain=_read(tls.certificate_path)
     )

@@ -4,14 +4,17 @@ KilnError                     root; also any status code without a class of its 
 ├── InvalidArgument           INVALID_ARGUMENT, with one FieldViolation per mistake
 │   ├── DocumentInvalid       a YAML or JSON document that the client cannot read
 │   ├── OverrideInvalid       an override of a configuration that says nothing, or leads nowhere
-│   └── PlaintextRefused      a gateway that others than this host could reach
+│   ├── PlaintextRefused      a gateway that others than this host could reach
+│   └── TokenInPlaintext      a token that others than this host could read; see kiln_client.auth.errors
 ├── NotFound                  NOT_FOUND
 │   └── ModelNotFound         `kiln run` or `kiln serve` with a model that is nowhere
 ├── AlreadyExists             ALREADY_EXISTS
 ├── PermissionDenied          PERMISSION_DENIED
 ├── Unauthenticated           UNAUTHENTICATED
 ├── FailedPrecondition        FAILED_PRECONDITION
+│   ├── TokenUnusable         a token, or the file of one, that the client cannot use; see kiln_client.auth.errors
 │   ├── ServiceNotInstalled   `kiln up` without the service's distribution
+│   ├── HomeNotPrivate        a home that others may enter; see kiln_client.stack.errors
 │   ├── HomeInUse             `kiln up` or `kiln serve` on a home directory that another process serves
 │   ├── HubNotInstalled       a download without the distribution huggingface_hub
 │   ├── GatewayNotInstalled   `kiln serve --openai` without the distribution smg

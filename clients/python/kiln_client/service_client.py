@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kiln_client.endpoint import Timeouts, TlsOptions, open_channel, resolve_address
+from kiln_client.auth.tokens import Authorization
+from kiln_client.endpoint import Timeouts, TlsOptions, is_local, open_channel, resolve_address
 from kiln_client.errors import ClientClosed, KilnError, Unimplemented, WrongService
 from kiln_client.status import error_from_rpc
 from kiln_client.streams import AsyncStream, is_caller_cancelled
@@ -33,7 +35,13 @@ class ServiceClient:
     """Environment variable with the address for constructor calls without one."""
 
     def __init__(
-        self, address: str | None = None, *, tls: TlsOptions | None = None, timeouts: Timeouts | None = None
+        self,
+        address: str | None = None,
+        *,
+        tls: TlsOptions | None = None,
+        timeouts: Timeouts | None = None,
+        token: str | Path | None = None,
+        allow_plaintext_token: bool = False,
     ) -> None:
         """Prepares a client without sending anything.
 
@@ -41,13 +49,22 @@ class ServiceClient:
             address: `host:port`. Default: the environment variable, then the default port on this host.
             tls: Options of TLS; None connects in plaintext.
             timeouts: Default deadlines of calls.
+            token: Bearer token for every call, or the file that holds it, which is read again when it has changed;
+                an empty text sends none. Default: KILN_TOKEN, then the file of KILN_TOKEN_FILE, then the token of the
+                home whose services listen at the address.
+            allow_plaintext_token: Whether a token may leave this host without TLS.
 
         Raises:
             InvalidArgument: Reason ADDRESS_INVALID.
+            TokenInPlaintext: The token would leave this host without TLS, and may not.
+            TokenUnusable: The token is none that a header can carry.
         """
         self.address = resolve_address(address, self.address_variable)
         self.timeouts = timeouts or Timeouts()
         self._tls = tls
+        self._authorization = Authorization(
+            self.address, token, is_private=tls is not None or is_local(self.address), may_expose=allow_plaintext_token
+        )
 
     @cached_property
     def _channel(self) -> grpc.aio.Channel:
@@ -68,7 +85,7 @@ class ServiceClient:
 
     async def _ask(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, timeout_s: float) -> R:
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, metadata=self._authorization.metadata())
         except grpc.aio.AioRpcError as error:
             raise await self._explain(error) from None
         except asyncio.CancelledError:
@@ -78,7 +95,8 @@ class ServiceClient:
 
     def _stream(self, method: grpc.aio.UnaryStreamMultiCallable[Q, R], request: Q, timeout_s: float) -> AsyncStream[R]:
         loop = asyncio.get_running_loop()
-        return AsyncStream(method(request, timeout=timeout_s), loop, self._explain)
+        call = method(request, timeout=timeout_s, metadata=self._authorization.metadata())
+        return AsyncStream(call, loop, self._explain)
 
     async def _explain(self, error: grpc.aio.AioRpcError) -> KilnError:
         """Converts the error of a call. If the server lacks the method, asks it which service it is."""

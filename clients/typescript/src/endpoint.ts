@@ -1,6 +1,7 @@
 /** Where a server is and how to talk to it: addresses, TLS, deadlines, retries. */
 
 import { readFileSync } from "node:fs";
+import { isIPv4 } from "node:net";
 import { type ChannelCredentials, type ClientOptions as ChannelOptions, credentials } from "@grpc/grpc-js";
 import { fieldInvalid } from "./errors.js";
 
@@ -10,6 +11,8 @@ export const DEFAULT_ADDRESSES = { KILN_COMPILER: "127.0.0.1:50051", KILN_RUNTIM
 /** Environment variable that holds the address of a service. */
 export type AddressVariable = keyof typeof DEFAULT_ADDRESSES;
 
+// Addresses whose host is named: those of the other schemes lead wherever their resolver says.
+const HOST = /^(?:(?:dns|ipv4|ipv6):\/{2,3})?\[?([^\s/[\]]+?)\]?:[0-9]{1,5}$/;
 const ADDRESS = /^(?:unix:.+|(?:[a-z0-9+.-]+:\/{2,3})?(?:\[[0-9a-fA-F:.%]+\]|[^\s:/[\]]+):[0-9]{1,5})$/;
 
 // Unary calls that change nothing, so that trying them again is safe.
@@ -78,6 +81,12 @@ export interface ClientOptions {
   readonly timeouts?: Partial<Timeouts>;
   /** gRPC metadata of every call, such as `{ authorization: "Bearer …" }`. Names are lower case. */
   readonly metadata?: Readonly<Record<string, string>>;
+  /** Bearer token of every call; an empty text sends none. Default: `tokenFile`, `KILN_TOKEN`, `KILN_TOKEN_FILE`. */
+  readonly token?: string;
+  /** File that holds the bearer token of every call. It is read again when it has changed. */
+  readonly tokenFile?: string;
+  /** Let the token leave this host without TLS, for others to read. Default: false. */
+  readonly allowPlaintextToken?: boolean;
   /** How often to ping an idle connection while a call runs. Default 60 s. */
   readonly keepaliveMs?: number;
   /** How long a ping may stay unanswered before the connection counts as lost. Default 20 s. */
@@ -105,6 +114,17 @@ export function resolveAddress(address: string | undefined, variable: AddressVar
   return resolved;
 }
 
+/** Whether calls to an address stay on this host: it is a socket file or has a loopback host. */
+export function isLocal(address: string): boolean {
+  const host = HOST.exec(address)?.[1];
+  return (
+    address.startsWith("unix:") ||
+    host === "localhost" ||
+    host === "::1" ||
+    (isIPv4(host ?? "") && host?.startsWith("127.") === true)
+  );
+}
+
 /**
  * Makes the credentials of a channel.
  *
@@ -117,8 +137,8 @@ export function channelCredentials(tls: TlsOptions | undefined): ChannelCredenti
   return credentials.createSsl(readPem(tls.caPath), readPem(tls.keyPath), readPem(tls.certificatePath));
 }
 
-/** Makes the options of a channel. */
-export function channelOptions(options: ClientOptions): ChannelOptions {
+/** Makes the options of a channel to an address. */
+export function channelOptions(address: string, options: ClientOptions): ChannelOptions {
   const name = options.tls?.serverName;
   return {
     "grpc.service_config": SERVICE_CONFIG,
@@ -126,6 +146,8 @@ export function channelOptions(options: ClientOptions): ChannelOptions {
     "grpc.max_send_message_length": options.maxSendBytes ?? -1,
     "grpc.keepalive_time_ms": options.keepaliveMs ?? 60_000,
     "grpc.keepalive_timeout_ms": options.keepaliveTimeoutMs ?? 20_000,
+    // A proxy of the environment would read the plaintext of calls that are to stay on this host.
+    ...(options.tls === undefined && isLocal(address) ? { "grpc.enable_http_proxy": 0 } : {}),
     ...(name === undefined ? {} : { "grpc.ssl_target_name_override": name }),
   };
 }

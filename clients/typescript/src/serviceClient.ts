@@ -21,6 +21,7 @@ import {
 } from "./endpoint.js";
 import { clientClosed, KilnError } from "./errors.js";
 import { EventStream } from "./streams.js";
+import { findToken, type TokenSource } from "./tokens.js";
 
 /** A method of a service: what the generated descriptors hold. */
 interface Method<Kind extends string, I extends DescMessage, O extends DescMessage> {
@@ -39,6 +40,7 @@ export abstract class ServiceClient implements Disposable {
   readonly timeouts: Timeouts;
   readonly #client: Client;
   readonly #metadata: Readonly<Record<string, string>>;
+  readonly #token: TokenSource | undefined;
   readonly #calls = new Set<RunningCall>();
   #isClosed = false;
 
@@ -47,14 +49,15 @@ export abstract class ServiceClient implements Disposable {
    *
    * @param variable - Environment variable that holds the address when none is given.
    * @param address - `host:port`. Default: the environment variable, then the default port on this host.
-   * @param options - TLS, deadlines, metadata, keepalive, limits.
-   * @throws KilnError - Reason ADDRESS_INVALID.
+   * @param options - TLS, token, deadlines, metadata, keepalive, limits.
+   * @throws KilnError - Reasons ADDRESS_INVALID, TOKEN_IN_PLAINTEXT and TOKEN_UNUSABLE.
    */
   protected constructor(variable: AddressVariable, address: string | undefined, options: ClientOptions) {
     this.address = resolveAddress(address, variable);
     this.timeouts = { ...DEFAULT_TIMEOUTS, ...options.timeouts };
     this.#metadata = { ...options.metadata };
-    this.#client = new Client(this.address, channelCredentials(options.tls), channelOptions(options));
+    this.#token = findToken(this.address, options);
+    this.#client = new Client(this.address, channelCredentials(options.tls), channelOptions(this.address, options));
   }
 
   /** Closes the connection; calls that still run reject with `CANCELLED/CLIENT_CLOSED`. */
@@ -78,6 +81,7 @@ export abstract class ServiceClient implements Disposable {
     options: CallOptions,
   ): Promise<MessageShape<O>> {
     const bytes = encode(method.input, request);
+    const metadata = this.#metadataOf(options);
     const running = this.#enter(options);
     try {
       return await new Promise((resolve, reject) => {
@@ -86,7 +90,7 @@ export abstract class ServiceClient implements Disposable {
           identity,
           (response) => fromBinary(method.output, response),
           bytes,
-          this.#metadataOf(options),
+          metadata,
           deadlineOf(timeoutMs, options),
           (error, response) => (error === null ? resolve(response as MessageShape<O>) : reject(error)),
         );
@@ -107,13 +111,14 @@ export abstract class ServiceClient implements Disposable {
     options: CallOptions,
   ): EventStream<MessageShape<O>> {
     const bytes = encode(method.input, request);
+    const metadata = this.#metadataOf(options);
     const running = this.#enter(options);
     const source = this.#client.makeServerStreamRequest(
       pathOf(method),
       identity,
       (response) => fromBinary(method.output, response),
       bytes,
-      this.#metadataOf(options),
+      metadata,
       deadlineOf(timeoutMs, options),
     );
     return new EventStream(source, running);
@@ -128,6 +133,9 @@ export abstract class ServiceClient implements Disposable {
 
   #metadataOf(options: CallOptions): Metadata {
     const metadata = new Metadata();
+    if (this.#token !== undefined) {
+      metadata.set("authorization", `Bearer ${this.#token.read()}`);
+    }
     for (const [name, value] of Object.entries({ ...this.#metadata, ...options.metadata })) {
       metadata.set(name, value);
     }

@@ -54,7 +54,7 @@ def test_the_store_is_shared_and_the_runtime_only_reads_it() -> None:
 def test_tls_changes_nothing_but_the_transport(name: str, tmp_path: Path) -> None:
     plain = resolve(COMPOSE)["services"][name]
     secured = resolve(COMPOSE, TLS, KILN_CERTIFICATES=str(tmp_path))["services"][name]
-    about_tls = ("--tls-", "--compiler-ca", "--compiler-certificate", "--compiler-key", "--allow-insecure")
+    about_tls = ("--tls-", "--compiler-ca", "--compiler-certificate", "--compiler-key", "--allow-")
     assert [word for word in secured["command"] if not word.startswith(about_tls)] == [
         word for word in plain["command"] if not word.startswith(about_tls)
     ]
@@ -63,6 +63,7 @@ def test_tls_changes_nothing_but_the_transport(name: str, tmp_path: Path) -> Non
     pair = (certificates / f"{name}.pem", certificates / f"{name}-key.pem")
     assert settings.edge.tls == TlsConfig(*pair, certificates / "ca.pem")
     assert not settings.edge.allow_insecure
+    assert settings.edge.requires_principal
     if name == "runtime":
         endpoint = settings.compiler
         assert (endpoint.certificate_path, endpoint.key_path, endpoint.ca_path) == (*pair, certificates / "ca.pem")

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from kiln.bundle.v1 import bundle_pb2
 
+from edge.access.config import AccessConfig
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import AddressUnavailable, TlsFileInvalid
 from tests.repository import ROOT
@@ -153,7 +154,7 @@ async def test_taken_port_is_named(build: BuildServer) -> None:
 
 
 async def test_address_of_another_machine_is_named(build: BuildServer) -> None:
-    server = build(Probe(), EdgeConfig("192.0.2.1:0", allow_insecure=True))
+    server = build(Probe(), EdgeConfig("192.0.2.1:0", allow_insecure=True, access=AccessConfig(allow_anonymous=True)))
     with pytest.raises(AddressUnavailable):
         await server.start()
 

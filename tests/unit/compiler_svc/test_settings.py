@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from compiler_svc.settings import choose_lowering_memory, parse_settings
+from edge.access.errors import AnonymousRefused
 from edge.errors import AddressInvalid, OptionsInvalid, PlaintextRefused
 from edge.memory import measure_memory
 
@@ -55,7 +56,10 @@ def test_memory_of_a_lowering() -> None:
 def test_an_address_that_others_reach_needs_permission() -> None:
     with pytest.raises(PlaintextRefused):
         parse_settings(["--address", "0.0.0.0:7001", *REQUIRED])
-    assert parse_settings(["--address", "0.0.0.0:7001", *REQUIRED, "--allow-insecure"]).edge.allow_insecure
+    with pytest.raises(AnonymousRefused):
+        parse_settings(["--address", "0.0.0.0:7001", *REQUIRED, "--allow-insecure"])
+    allowed = ["--allow-insecure", "--allow-anonymous"]
+    assert parse_settings(["--address", "0.0.0.0:7001", *REQUIRED, *allowed]).edge.allow_insecure
     with pytest.raises(AddressInvalid):
         parse_settings(["--address", "nowhere", *REQUIRED])
 

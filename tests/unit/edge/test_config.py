@@ -3,8 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from edge.access.config import AccessConfig
+from edge.access.errors import AnonymousRefused
 from edge.config import EdgeConfig, TlsConfig, is_loopback, read_pem
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
+
+OPEN_TO_ALL = AccessConfig(allow_anonymous=True)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +29,28 @@ def test_plaintext_beyond_loopback_must_be_allowed(address: str, tmp_path: Path)
     with pytest.raises(PlaintextRefused) as caught:
         EdgeConfig(address)
     assert caught.value.metadata == {"address": address}
-    assert EdgeConfig(address, allow_insecure=True).address == address
-    assert EdgeConfig(address, tls=TlsConfig(tmp_path, tmp_path)).address == address
+    assert EdgeConfig(address, allow_insecure=True, access=OPEN_TO_ALL).address == address
+    assert EdgeConfig(address, tls=TlsConfig(tmp_path, tmp_path), access=OPEN_TO_ALL).address == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.168.1.7:80", "example.com:1"])
+def test_anonymous_clients_beyond_loopback_must_be_allowed(address: str, tmp_path: Path) -> None:
+    tls = TlsConfig(tmp_path, tmp_path)
+    with pytest.raises(AnonymousRefused) as caught:
+        EdgeConfig(address, tls=tls)
+    assert caught.value.metadata == {"address": address}
+    assert not EdgeConfig(address, tls=tls, access=OPEN_TO_ALL).requires_principal
+    by_token = EdgeConfig(address, tls=tls, access=AccessConfig(jwks="jwks.json"))
+    by_certificate = EdgeConfig(address, tls=replace(tls, client_ca_path=tmp_path))
+    for config in (by_token, by_certificate):
+        assert config.requires_principal
+        assert config.can_authenticate
+
+
+def test_loopback_needs_no_principal_unless_it_is_told_to() -> None:
+    assert not EdgeConfig("127.0.0.1:0").requires_principal
+    assert not EdgeConfig("127.0.0.1:0", access=AccessConfig(jwks="jwks.json")).requires_principal
+    assert EdgeConfig("127.0.0.1:0", access=AccessConfig(jwks="jwks.json", is_required=True)).requires_principal
 
 
 @pytest.mark.parametrize(
@@ -50,16 +74,21 @@ def test_metrics_follow_the_rules_of_the_server(tmp_path: Path) -> None:
 
 def test_limits_become_channel_options() -> None:
     config = EdgeConfig("127.0.0.1:0", max_message_bytes=1000, keepalive_time_s=1.5, max_connection_age_s=60)
-    config = replace(config, min_ping_interval_s=0.25)
+    config = replace(config, min_ping_interval_s=0.25, max_connections=7, max_streams_per_connection=9)
     assert dict(config.channel_options()) == {
         "grpc.max_receive_message_length": 1000,
         "grpc.max_send_message_length": 1000,
         "grpc.keepalive_time_ms": 1500,
         "grpc.max_connection_age_ms": 60_000,
+        "grpc.max_connection_idle_ms": 600_000,
+        "grpc.max_allowed_incoming_connections": 7,
+        "grpc.max_concurrent_streams": 9,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.min_ping_interval_without_data_ms": 250,
         "grpc.so_reuseport": 0,
     }
+    graceful = dict(replace(config, max_connection_age_grace_s=2).channel_options())
+    assert graceful["grpc.max_connection_age_grace_ms"] == 2000
     assert EdgeConfig("127.0.0.1:0").max_message_bytes == 16 * 1024 * 1024
 
 

@@ -1,11 +1,25 @@
+import resource
 from pathlib import Path
 
 import pytest
 
+from edge.access.config import AccessConfig
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import OptionsInvalid
 from edge.option_sources import read_options
-from edge.options import COUNT, DAYS, FLAG, SECONDS, SERVER_OPTIONS, SIZE, TEXT, Domain, one_of, read_edge_config
+from edge.options import (
+    COUNT,
+    DAYS,
+    FLAG,
+    SECONDS,
+    SERVER_OPTIONS,
+    SIZE,
+    TEXT,
+    Domain,
+    choose_max_connections,
+    one_of,
+    read_edge_config,
+)
 
 GIB = 1 << 30
 
@@ -15,7 +29,18 @@ def parse(*arguments: str) -> EdgeConfig:
 
 
 def test_defaults() -> None:
-    assert parse() == EdgeConfig("127.0.0.1:0", drain_timeout_s=10.0)
+    assert parse() == EdgeConfig("127.0.0.1:0", drain_timeout_s=10.0, max_connections=choose_max_connections())
+
+
+@pytest.mark.parametrize(
+    ("max_files", "max_connections"), [(256, 128), (1024, 512), (1 << 20, 4096), (1, 1), (resource.RLIM_INFINITY, 4096)]
+)
+def test_connections_leave_half_of_the_files_to_others(
+    max_files: int, max_connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (max_files, max_files))
+    assert parse().max_connections == max_connections
+    assert parse("--max-connections", "7").max_connections == 7
 
 
 def test_tls() -> None:
@@ -26,6 +51,50 @@ def test_tls() -> None:
 @pytest.mark.parametrize("arguments", [["--tls-certificate", "a"], ["--tls-key", "b"], ["--tls-client-ca", "c"]])
 def test_half_of_tls_is_refused(arguments: list[str]) -> None:
     with pytest.raises(OptionsInvalid, match="the first two together"):
+        parse(*arguments)
+
+
+def test_access() -> None:
+    tls = ("--tls-certificate", "a.pem", "--tls-key", "b.pem", "--tls-client-ca", "c.pem")
+    config = parse(
+        *tls,
+        *("--auth-jwks", "https://issuer.example/jwks.json", "--auth-audience", "a", "--auth-issuer", "i"),
+        *(
+            "--auth-clock-skew",
+            "5",
+            "--auth-identities",
+            "i.yaml",
+            "--require-auth",
+            "--max-streams-per-principal",
+            "7",
+        ),
+    )
+    assert config.access == AccessConfig(
+        jwks="https://issuer.example/jwks.json",
+        audience="a",
+        issuer="i",
+        clock_skew_s=5,
+        identities=Path("i.yaml"),
+        is_required=True,
+        max_streams=7,
+    )
+    assert parse("--allow-anonymous").access.allow_anonymous
+    assert parse().reflection
+    assert not parse("--no-reflection").reflection
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--require-auth"], "require-auth: got true; accepted: false without auth-jwks or tls-client-ca"),
+        (["--auth-identities", "i.yaml"], "auth-identities: got no tls-client-ca"),
+        (["--auth-jwks", "http://issuer.example/jwks.json"], "accepted: a path or an https URL"),
+        (["--auth-jwks", "https://"], "accepted: a path or an https URL"),
+        (["--auth-jwks", "file:///etc/jwks.json"], "accepted: a path or an https URL"),
+    ],
+)
+def test_access_that_cannot_be_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(OptionsInvalid, match=message):
         parse(*arguments)
 
 

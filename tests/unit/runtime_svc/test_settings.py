@@ -99,7 +99,8 @@ def test_mistakes_are_refused(arguments: list[str]) -> None:
 def test_plaintext_stays_on_loopback() -> None:
     with pytest.raises(PlaintextRefused):
         parse_settings(["--address=0.0.0.0:0", *REQUIRED[1:]])
-    assert parse_settings(["--address=0.0.0.0:0", "--allow-insecure", *REQUIRED[1:]]).edge.allow_insecure
+    allowed = ["--allow-insecure", "--allow-anonymous"]
+    assert parse_settings(["--address=0.0.0.0:0", *allowed, *REQUIRED[1:]]).edge.allow_insecure
 
 
 def test_plaintext_to_the_compiler_stays_on_loopback() -> None:

@@ -8,7 +8,7 @@ import click
 
 from kiln_client.cli.option_rows import Decorator
 from kiln_client.endpoint import DEFAULT_ADDRESSES
-from kiln_client.stack.home import default_home
+from kiln_client.stack.home import HOME_VARIABLE, default_home
 
 DIRECTORY = click.Path(file_okay=False, resolve_path=True, path_type=Path)
 EXISTING_DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
@@ -17,7 +17,7 @@ HOME = click.option(
     "--home",
     type=DIRECTORY,
     default=default_home,
-    envvar="KILN_HOME",
+    envvar=HOME_VARIABLE,
     show_envvar=True,
     help="Directory for all state. Default: $XDG_DATA_HOME/kiln, then ~/.local/share/kiln.",
 )

@@ -26,7 +26,7 @@ from kiln_client.local.configuration import Configuration, Given
 from kiln_client.local.lookup import Checkpoint, HubModel, find_checkpoint, find_named
 from kiln_client.local.preparation import compile_model, load_model, take_bundle
 from kiln_client.overrides import apply_overrides, parse_override
-from kiln_client.stack.home import StackRecord
+from kiln_client.stack.home import StackRecord, make_home
 
 _OPTIONS = (
     HOME,
@@ -113,6 +113,7 @@ def find_here(output: Output, model: str, model_roots: Sequence[Path], home: Pat
     """
     found = find_checkpoint(model, model_roots)
     if isinstance(found, HubModel):
+        make_home(home)
         return Checkpoint.open(pull(output, found.repo_id, home / "models", yes=yes).path)
     return found
 
@@ -144,7 +145,7 @@ async def prepare(
     """
     if isinstance(model, str):
         roots = [Path(root) for root in services.model_roots]
-        async with AsyncBundles(services.compiler, tls=services.tls) as bundles:
+        async with AsyncBundles(services.compiler, **services.connection) as bundles:
             found = await find_named(model, bundles, roots)
         if isinstance(found, Bundle) and given.says_something:
             raise click.UsageError(f"{model} is a bundle: --config, --override and -O come too late")

@@ -14,6 +14,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from kiln_client.cli.advice import find_advice
 from kiln_client.cli.records import Record, record_from_error
 from kiln_client.errors import KilnError
 
@@ -81,6 +82,8 @@ class Output:
             lines.append(indent(f"\n{violation.description}", "    " if violation.field else "  "))
         if error.retry_after_s is not None:
             lines.append(f"\n  try again in {error.retry_after_s:g} s")
+        if advice := find_advice(error):
+            lines.append(f"\n  {advice}")
         self.remarks.print(lines, soft_wrap=True)
 
     def _line(self, record: Record) -> None:

@@ -14,6 +14,7 @@ from kiln_client.cli.output import Output
 from kiln_client.cli.session import Session, local_command
 from kiln_client.cli.signals import blocking_signals
 from kiln_client.local.hub import Download, HubFile, download_files, hide_bars, plan_download
+from kiln_client.stack.home import make_home
 
 
 @click.command("pull")
@@ -45,7 +46,9 @@ async def pull_command(
     the command is interrupted, the next one downloads the files that are missing. HF_ENDPOINT names another server than
     the Hub.
     """
-    models_path = models_path or home / "models"
+    if models_path is None:
+        make_home(home)
+        models_path = home / "models"
     download = pull(session.output, repo_id, models_path, revision=revision, token=token, yes=yes)
     record = {
         "event": "result",

@@ -57,7 +57,7 @@ async def run_command(session: Session, *, model: str, prompt: str | None, choic
                 services, found or model, given, _BATCH_SIZE, view, may_replace=services.is_detached
             )
     given_options = {name: value for name, value in options.items() if value is not None}
-    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+    async with AsyncRuntime(services.runtime, **services.connection) as runtime:
         conversation = Conversation(runtime, deployment, given_options)
         if prompt is None:
             await converse(session.output, conversation)
@@ -73,7 +73,7 @@ async def _find_served(services: StackRecord, name: str) -> Deployment | None:
     """Finds the deployment of that name that a person serves; None in the background, where the checkpoint decides."""
     if services.is_detached:
         return None
-    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+    async with AsyncRuntime(services.runtime, **services.connection) as runtime:
         try:
             deployment = await runtime.get_deployment(name)
         except NotFound:

@@ -50,14 +50,16 @@ async def down_command(session: Session, *, home: Path) -> None:
 async def ps_command(session: Session, *, home: Path) -> None:
     """Show the services of a home, and the models that they have loaded.
 
-    To use other commands on them, set KILN_COMPILER and KILN_RUNTIME to the addresses.
+    To use other commands on them, set KILN_COMPILER and KILN_RUNTIME to the addresses, and KILN_TOKEN_FILE to the
+    token's file.
     """
     record = read_record(home)
     if record is None:
         raise ServicesNotRunning(home)
-    async with AsyncRuntime(record.runtime, tls=record.tls) as runtime:
+    async with AsyncRuntime(record.runtime, **record.connection) as runtime:
         deployments = await runtime.list_deployments()
-    services = asdict(record) | {"home": str(home)}
+    token = None if record.token_path is None else str(record.token_path)
+    services = asdict(record) | {"home": str(home), "token_path": token}
     del services["tls"]
     session.output.result(
         {"services": services, "deployments": [record_from_message(one) for one in deployments]},
@@ -132,6 +134,7 @@ def _services_view(home: Path, record: StackRecord) -> RenderableType:
             ("process", f"{record.pid}, {how}"),
             ("compiler", record.compiler),
             ("runtime", record.runtime),
+            ("token", record.token_path or "none"),
         )
     )
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -20,6 +20,9 @@ from kiln_client.compiler import AsyncCompiler
 from kiln_client.endpoint import DEFAULT_ADDRESSES, TlsOptions
 from kiln_client.errors import Cancelled
 from kiln_client.runtime import AsyncRuntime
+from kiln_client.service_client import ServiceClient
+
+ClientT = TypeVar("ClientT", bound=ServiceClient)
 
 _META = "kiln_client."
 
@@ -40,24 +43,31 @@ class Session:
         compiler_address: `host:port` of the compiler service; None takes the environment or the default.
         runtime_address: `host:port` of the runtime service; None takes the environment or the default.
         tls: Options of TLS; None connects in plaintext.
+        token_path: File of the token for every call; None takes the environment's, or that of a home.
+        may_expose_token: Whether a token may leave this host without TLS.
     """
 
     output: Output
     compiler_address: str | None
     runtime_address: str | None
     tls: TlsOptions | None
+    token_path: Path | None
+    may_expose_token: bool
 
     def compiler(self) -> AsyncCompiler:
         """Opens a client of the compiler service."""
-        return AsyncCompiler(self.compiler_address, tls=self.tls)
+        return self._open(AsyncCompiler, self.compiler_address)
 
     def bundles(self) -> AsyncBundles:
         """Opens a client of the compiler service's bundles."""
-        return AsyncBundles(self.compiler_address, tls=self.tls)
+        return self._open(AsyncBundles, self.compiler_address)
 
     def runtime(self) -> AsyncRuntime:
         """Opens a client of the runtime service."""
-        return AsyncRuntime(self.runtime_address, tls=self.tls)
+        return self._open(AsyncRuntime, self.runtime_address)
+
+    def _open(self, client: type[ClientT], address: str | None) -> ClientT:
+        return client(address, tls=self.tls, token=self.token_path, allow_plaintext_token=self.may_expose_token)
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: object) -> None:
@@ -76,7 +86,8 @@ class _ConnectionOption(click.Option):
         """Returns the option's names and help."""
         if ctx.parent is None:
             return super().get_help_record(ctx)
-        return ("--compiler, --runtime, --tls…", "Connection: see `kiln --help`.") if self.name == "compiler" else None
+        names = "--compiler, --tls…, --token…"
+        return (names, "Connection: see `kiln --help`.") if self.name == "compiler" else None
 
 
 def _shared_option(*names: str, **attributes: Any) -> Decorator:
@@ -104,6 +115,15 @@ _CONNECTION = (
     _connection_option("--tls-ca", type=_FILE, help="Use TLS and trust the authorities in this PEM file."),
     _connection_option("--tls-cert", type=_FILE, help="PEM certificate chain of this client, for mutual TLS."),
     _connection_option("--tls-key", type=_FILE, help="PEM private key of this client, for mutual TLS."),
+    _connection_option(
+        "--token-file",
+        type=_FILE,
+        help="File of the bearer token for every call. Default: KILN_TOKEN, which holds the token itself, then "
+        "KILN_TOKEN_FILE, then the token of the home whose services listen at the address.",
+    ),
+    _connection_option(
+        "--allow-plaintext-token", is_flag=True, help="Let the token leave this host without TLS, for others to read."
+    ),
     _JSON,
 )
 
@@ -165,4 +185,11 @@ def _session(context: click.Context) -> Session:
     tls = None
     if given("tls") or given("tls_ca") or given("tls_cert") or given("tls_key"):
         tls = TlsOptions(given("tls_ca"), given("tls_cert"), given("tls_key"))
-    return Session(Output(as_json=bool(given("json"))), given("compiler"), given("runtime"), tls)
+    return Session(
+        Output(as_json=bool(given("json"))),
+        given("compiler"),
+        given("runtime"),
+        tls,
+        token_path=given("token_file"),
+        may_expose_token=bool(given("allow_plaintext_token")),
+    )

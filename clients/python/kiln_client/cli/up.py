@@ -12,13 +12,14 @@ from kiln_client.cli.homes import ADDRESSES, DIRECTORY, EXISTING_DIRECTORY, MEMO
 from kiln_client.cli.option_rows import add_options
 from kiln_client.cli.parameters import SECONDS
 from kiln_client.cli.session import Session, local_command
+from kiln_client.stack.home import UP_HOME
 from kiln_client.stack.stack import StackAddresses, StackConfig, StackTls, run_stack
 
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
 
 
 @click.command("up")
-@click.option("--home", type=DIRECTORY, default=".kiln", show_default=True, help="Directory for all state.")
+@click.option("--home", type=DIRECTORY, default=UP_HOME, show_default=True, help="Directory for all state.")
 @add_options(ADDRESSES)
 @click.option(
     "--cores", type=click.IntRange(min=1), help="Logical cores of the runtime. Default: all cores of this host."

@@ -72,9 +72,9 @@ async def compile_model(
         batch_size: Rows of the KV cache, if the person gives none.
         progress: Told what happens.
     """
-    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+    async with AsyncRuntime(services.runtime, **services.connection) as runtime:
         memory_bytes = (await runtime.get_server_info()).total_memory_bytes
-    async with AsyncCompiler(services.compiler, tls=services.tls) as compiler:
+    async with AsyncCompiler(services.compiler, **services.connection) as compiler:
         configuration = await configure(compiler, model, given, batch_size=batch_size, memory_bytes=memory_bytes)
         progress.configured(configuration)
         request = compile_request(f"{model.name}.auto", str(model.path), configuration.document, **given.build_options)
@@ -110,7 +110,7 @@ async def load_model(
         AlreadyExists: The deployment of that id serves another bundle, and is not idle.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // model.num_ranks)
-    async with AsyncRuntime(services.runtime, tls=services.tls) as runtime:
+    async with AsyncRuntime(services.runtime, **services.connection) as runtime:
         while True:
             place = await _find_place(runtime, model, deployment_id, may_replace=may_replace)
             if isinstance(place, Deployment):

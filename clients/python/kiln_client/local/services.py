@@ -15,8 +15,9 @@ from typing import Final
 
 from kiln_client.errors import HomeBusy, ModelRootMissing, ServicesNotStarted, ServicesNotStopped
 from kiln_client.runtime import AsyncRuntime
-from kiln_client.stack.home import StackRecord, read_record
+from kiln_client.stack.home import StackRecord, make_home, read_record
 from kiln_client.stack.local_stack import LOCKED_OUT, READY_TIMEOUT_S, STOP_TIMEOUT_S
+from kiln_client.stack.service_process import open_log
 
 _POLL_S: Final = 0.05
 _LOG_TAIL_BYTES: Final = 4096
@@ -75,10 +76,11 @@ async def stop_services(home: Path, record: StackRecord) -> None:
 
 async def _start(home: Path, model_roots: Sequence[Path]) -> StackRecord:
     log_path = home / "logs" / "services.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    make_home(home)
+    log_path.parent.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "kiln_client.stack", "--home", str(home)]
     command += [word for root in model_roots for word in ("--model-root", str(root))]
-    with log_path.open("wb") as log:
+    with open_log(log_path, is_new=True) as log:
         process = subprocess.Popen(  # noqa: ASYNC220 - forks, and does not wait
             command,
             stdin=subprocess.DEVNULL,
@@ -100,7 +102,7 @@ async def _start(home: Path, model_roots: Sequence[Path]) -> StackRecord:
 
 
 async def _count_requests(record: StackRecord) -> int:
-    async with AsyncRuntime(record.runtime, tls=record.tls) as runtime:
+    async with AsyncRuntime(record.runtime, **record.connection) as runtime:
         deployments = await runtime.list_deployments()
     return sum(deployment.load.used_slots + deployment.load.queued_requests for deployment in deployments)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import ipaddress
 import json
 import socket
 import urllib.request
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from kiln_client.endpoint import is_loopback
 from kiln_client.errors import FieldViolation, GatewayNotInstalled, InvalidArgument, PlaintextRefused, ServiceNotReady
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
@@ -72,7 +72,7 @@ class GatewayConfig:
             violation = FieldViolation("openai", f"got {address!r}; accepted: {accepted}", "ADDRESS_INVALID")
             message = f"{address!r} is no address for the gateway"
             raise InvalidArgument(message, reason="ADDRESS_INVALID", fields=(violation,))
-        if not allow_insecure and not _is_loopback(bare):
+        if not allow_insecure and not is_loopback(bare):
             raise PlaintextRefused("openai", address)
         return cls(bare, int(port), log_path, ready_timeout_s, stop_timeout_s)
 
@@ -194,12 +194,3 @@ def _free_port(host: str) -> int:
 
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and int(text) <= _MAX_PORT
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

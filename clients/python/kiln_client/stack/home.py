@@ -10,15 +10,29 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
-from kiln_client.endpoint import TlsOptions
+from kiln_client.endpoint import TlsOptions, is_local
 from kiln_client.errors import HomeInUse
+from kiln_client.stack.errors import HomeNotPrivate
+
+HOME_VARIABLE: Final = "KILN_HOME"
+#: The home of `kiln up` if it gets none, in the directory where it is started.
+UP_HOME: Final = Path(".kiln")
 
 _RECORD: Final = "services.json"
+_OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Connection(TypedDict):
+    """Options of a client of the services of a home."""
+
+    tls: TlsOptions | None
+    token: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,7 @@ class StackRecord:
         model_roots: Directories from which the compiler reads checkpoints, without links.
         is_detached: Whether `kiln run` started the services in the background.
         tls: Options with which this host's clients reach the services; None if they serve in plaintext.
+        token_path: File of the token with which they reach them; None if the services know no key.
     """
 
     pid: int
@@ -40,10 +55,47 @@ class StackRecord:
     model_roots: tuple[str, ...]
     is_detached: bool
     tls: TlsOptions | None = None
+    token_path: Path | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """Options with which this host's clients reach the services."""
+        return {"tls": self.tls, "token": self.token_path}
+
+    def listens(self, address: str) -> bool:
+        """Whether one of the services listens at an address. One loopback address stands for all of a port."""
+        return any(
+            address == own or (is_local(own) and is_local(address) and _port_of(own) == _port_of(address))
+            for own in (self.compiler, self.runtime)
+        )
 
     def reads(self, path: Path) -> bool:
         """Whether the compiler may read a directory, whose path has no links."""
         return any(path.is_relative_to(root) for root in self.model_roots)
+
+
+def make_home(home: Path) -> None:
+    """Makes a home that only its owner may enter, or takes one that exists from the others.
+
+    Raises:
+        HomeNotPrivate: It is another user's, and others may enter it.
+    """
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+    mode = stat.S_IMODE(home.stat().st_mode)
+    if mode & _OF_OTHERS:
+        try:
+            home.chmod(mode & ~_OF_OTHERS)
+        except PermissionError:
+            raise HomeNotPrivate(home) from None
+
+
+def open_private(path: str, flags: int) -> int:
+    """Opens a file of a home, as an `opener` of `open` does, so that only its owner may read and write it."""
+    fd = os.open(path, flags | os.O_CLOEXEC, stat.S_IRUSR | stat.S_IWUSR)
+    with contextlib.suppress(PermissionError):  # another user's, who has opened it to this one
+        os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR)
+    return fd
 
 
 def default_home() -> Path:
@@ -102,14 +154,48 @@ def read_record(home: Path) -> StackRecord | None:
         return None
     fields = json.loads(text)
     tls: dict[str, str | None] | None = fields.pop("tls")
-    return StackRecord(
-        **fields | {"model_roots": tuple(fields["model_roots"])}, tls=None if tls is None else _read_tls(tls)
-    )
+    # Services of a release without tokens, which still run, have none.
+    given = {"model_roots": tuple(fields["model_roots"]), "token_path": _path_of(fields.get("token_path"))}
+    return StackRecord(**fields | given, tls=None if tls is None else _read_tls(tls))
+
+
+def find_token_path(address: str) -> Path | None:
+    """Finds the file of the token for an address: that of the home whose services listen there; None if none does.
+
+    Looks at the home of KILN_HOME; without that variable at the default home, and at `.kiln` in the current directory
+    if that is this user's own.
+    """
+    for home in _known_homes():
+        record = read_record(home)
+        if record is not None and record.listens(address):
+            return record.token_path
+    return None
+
+
+def _known_homes() -> Iterator[Path]:
+    given = os.environ.get(HOME_VARIABLE)
+    if given:
+        yield Path(given)
+        return
+    yield default_home()
+    # Another user could leave a record in a directory that all may write to, and so choose a file to be sent.
+    with contextlib.suppress(OSError):
+        if UP_HOME.stat().st_uid == os.geteuid():
+            yield UP_HOME
+
+
+def _port_of(address: str) -> str:
+    return address.rpartition(":")[2]
 
 
 def _read_tls(fields: Mapping[str, str | None]) -> TlsOptions:
-    def path(name: str) -> Path | None:
-        text = fields[name]
-        return None if text is None else Path(text)
+    return TlsOptions(
+        _path_of(fields["ca_path"]),
+        _path_of(fields["certificate_path"]),
+        _path_of(fields["key_path"]),
+        fields["server_name"],
+    )
 
-    return TlsOptions(path("ca_path"), path("certificate_path"), path("key_path"), fields["server_name"])
+
+def _path_of(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

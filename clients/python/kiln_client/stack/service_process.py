@@ -12,7 +12,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, BinaryIO, NoReturn, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kiln_client.endpoint import TlsOptions, open_channel
 from kiln_client.errors import ServiceExited, ServiceNotInstalled, ServiceNotReady
 from kiln_client.stack import tether
+from kiln_client.stack.home import open_private
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class ServiceProcess:
         # A pipe of our own: with one of asyncio's, asyncio would not report the end of a process before every process
         # that inherited the pipe has ended.
         read_end, write_end = os.pipe()
-        with log_path.open("ab") as log, os.fdopen(write_end, "wb") as pipe:
+        with open_log(log_path) as log, os.fdopen(write_end, "wb") as pipe:
             stdout = await _open_reader(read_end)
             process = await asyncio.create_subprocess_exec(
                 *(*tethered, sys.executable, "-m", service.module, *arguments),
@@ -149,7 +150,7 @@ class ServiceProcess:
         The log has the service's events, so the announcement would be the only line that is none.
         """
         kept = b""
-        with self._log_path.open("ab", buffering=0) as log:
+        with open_log(self._log_path) as log:
             while chunk := await self._stdout.read(_READ_BYTES):
                 kept += chunk
                 if not self._announced.done() and (match := _READY.search(kept)):
@@ -164,6 +165,11 @@ class ServiceProcess:
     async def _last_words(self) -> None:
         # Waits only briefly for the end of the output, because a grandchild may still hold the pipe.
         await asyncio.wait([self._copying], timeout=_LAST_WORDS_S)
+
+
+def open_log(path: Path, *, is_new: bool = False) -> BinaryIO:
+    """Opens a log that only its owner may read, to append to it, or to begin it anew; without a buffer."""
+    return open(path, "wb" if is_new else "ab", buffering=0, opener=open_private)
 
 
 def reachable_address(address: str) -> str:

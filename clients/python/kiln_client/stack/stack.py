@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kiln_client.endpoint import TlsOptions
-from kiln_client.stack.home import StackRecord, announced, locked_home
+from kiln_client.stack.home import StackRecord, announced, locked_home, make_home
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -274,6 +274,7 @@ def _option_words(options: Mapping[str, object]) -> list[str]:
 
 
 def _make_directories(config: StackConfig) -> None:
+    make_home(config.home)
     caches = (config.cache_path / service.name for service in (COMPILER, RUNTIME))
     for path in (config.models_path, config.store_path, config.state_path, config.logs_path, *caches):
         path.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from tests.repository import ROOT
 from tests.servers import responses as samples
 from tests.servers.command import KILN, python_environment
 from tests.servers.scripted_server import HANG, ScriptedServer
+from tests.service.clients.cli.remote_commands import CALLS
 from tests.service.clients.conftest import Outcome
 
 Kiln = Callable[..., Outcome]
@@ -37,35 +38,6 @@ def commands(group: click.Group = kiln_command, *names: str) -> Iterator[tuple[s
 
 
 COMMANDS = list(commands())
-
-# Arguments that make a command call its service.
-CALLS = {
-    ("compile",): ("-", "--model", "m", "--name", "n"),
-    ("plan",): ("-", "--model", "m"),
-    ("shard-weights",): ("tiny", "--model", "m", "--name", "n"),
-    ("bundles", "list"): (),
-    ("bundles", "show"): ("tiny",),
-    ("bundles", "read"): ("tiny", "graphs.jsonl.gz", "--out", "graphs.jsonl.gz"),
-    ("bundles", "alias"): ("tiny", "prod"),
-    ("bundles", "delete"): ("tiny:v1",),
-    ("bundles", "lease"): ("tiny", "--holder", "h"),
-    ("bundles", "release"): ("--holder", "h"),
-    ("bundles", "leases"): (),
-    ("bundles", "gc"): (),
-    ("bundles", "import"): ("/import/store", "--name", "n"),
-    ("config", "show"): ("tiny",),
-    ("config", "export"): ("tiny",),
-    ("load",): ("tiny", "--deployment", "d"),
-    ("unload",): ("d",),
-    ("status",): (),
-    ("generate",): ("--deployment", "d", "--prompt", "x"),
-    ("load-weights",): ("d", "tiny"),
-    ("reset-kv",): ("d",),
-    ("tokenize",): ("--deployment", "d", "--prompt", "x"),
-    ("operations", "list"): (),
-    ("operations", "cancel"): ("operations/1",),
-    ("operations", "wait"): ("operations/1",),
-}
 
 
 def test_the_commands_of_the_contract_are_there() -> None:
@@ -119,7 +91,10 @@ def test_every_command_has_help_and_json(kiln: Kiln, words: tuple[str, ...]) -> 
     assert outcome.err == ""
 
 
-CONNECTION_OPTIONS = ["--compiler", "--runtime", "--tls", "--tls-ca", "--tls-cert", "--tls-key"]
+CONNECTION_OPTIONS = [
+    *("--compiler", "--runtime", "--tls", "--tls-ca", "--tls-cert", "--tls-key"),
+    *("--token-file", "--allow-plaintext-token"),
+]
 
 
 def test_help_describes_connection_options_once(kiln: Kiln) -> None:

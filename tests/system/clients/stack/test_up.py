@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -244,3 +245,37 @@ def test_service_that_is_not_installed(
     assert (error["code"], error["reason"]) == ("FAILED_PRECONDITION", "SERVICE_NOT_INSTALLED")
     assert "install the distribution kiln-runtime" in error["message"]
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000], ids=oct)
+def test_a_home_is_its_owners_alone(up: Start, tmp_path: Path, umask: int) -> None:
+    """Also one that an earlier release left open."""
+    former = os.umask(umask)
+    try:
+        logs = tmp_path / "home" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "compiler.log").touch()
+        running = up()
+        running.read()
+    finally:
+        os.umask(former)
+    assert stat.S_IMODE(running.home.stat().st_mode) == 0o700
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in logs.iterdir()} == {
+        "compiler.log": 0o600,
+        "runtime.log": 0o600,
+    }
+    assert running.end(signal.SIGTERM) == 0
+
+
+def test_a_home_that_others_may_enter_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def refuse(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    tmp_path.joinpath("home").mkdir(mode=0o755)
+    assert main(["up", "--home", str(tmp_path / "home"), "--json"]) == 1
+    error = json.loads(capfd.readouterr().out)["error"]
+    assert (error["code"], error["reason"]) == ("FAILED_PRECONDITION", "HOME_NOT_PRIVATE")
+    assert list((tmp_path / "home").iterdir()) == []

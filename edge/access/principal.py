@@ -1,0 +1,58 @@
+"""Who makes a call, and what they may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final
+
+
+class Scope(StrEnum):
+    """A kind of action. None contains another one."""
+
+    INFER = "infer"
+    LOAD = "load"
+    COMPILE = "compile"
+    PROMOTE = "promote"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who makes a call: a person or a program.
+
+    Attributes:
+        name: The token's subject, or the name in the certificate behind its kind, such as `dns:gateway`.
+        scopes: What the principal may do.
+        deployments: Patterns (`fnmatch`) of the deployments that the principal may use; None for all.
+        aliases: Patterns of the aliases, `NAME@ALIAS`, that the principal may move; None for all.
+        is_known: Whether a token or a certificate named the principal.
+    """
+
+    name: str
+    scopes: frozenset[Scope]
+    deployments: tuple[str, ...] | None = None
+    aliases: tuple[str, ...] | None = None
+    is_known: bool = True
+
+    def may_use(self, deployment_id: str) -> bool:
+        """Whether a pattern admits the deployment."""
+        return _matches(deployment_id, self.deployments)
+
+    def may_move(self, alias: str) -> bool:
+        """Whether a pattern admits the alias, `NAME@ALIAS`."""
+        return _matches(alias, self.aliases)
+
+
+#: Who calls a server that asks for no token.
+ANONYMOUS: Final = Principal("anonymous", frozenset(Scope), is_known=False)
+
+#: The principal of the running call.
+PRINCIPAL: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
+
+
+def _matches(name: str, patterns: Iterable[str] | None) -> bool:
+    return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)

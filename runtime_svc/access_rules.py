@@ -1,0 +1,62 @@
+"""What each method of the runtime needs of its caller."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from edge.access.principal import Scope
+from edge.access.rules import ANY_SCOPE, DEPLOYMENT_ID, OPEN, ReadName, Rule, Rules, name_methods, needs
+
+_INFER: Final = needs(Scope.INFER, deployment=DEPLOYMENT_ID)
+_LOAD: Final = needs(Scope.LOAD, deployment=DEPLOYMENT_ID)
+
+RULES: Final[Rules] = MappingProxyType(
+    {
+        **name_methods(
+            "kiln.runtime.v1.GenerationService",
+            {"Generate": _INFER, "Abort": _INFER, "Tokenize": _INFER, "Detokenize": _INFER},
+        ),
+        **name_methods(
+            "kiln.runtime.v1.RuntimeService",
+            {
+                "LoadBundle": _LOAD,
+                "UnloadBundle": _LOAD,
+                "LoadWeights": _LOAD,
+                "ResetKVCache": _LOAD,
+                "GetDeployment": Rule(ANY_SCOPE.scopes, deployment=DEPLOYMENT_ID),
+                # These show the deployments that the principal may use, and no others.
+                "ListDeployments": ANY_SCOPE,
+                "GetServerInfo": ANY_SCOPE,
+            },
+        ),
+    }
+)
+
+
+def make_engine_rules(read_deployment: ReadName) -> Rules:
+    """Returns the rules of vLLM's engine API.
+
+    Args:
+        read_deployment: Returns the deployment that the API speaks for: its requests name none.
+    """
+    infer = needs(Scope.INFER, deployment=read_deployment)
+    return name_methods(
+        "vllm.grpc.engine.VllmEngine",
+        {
+            "Generate": infer,
+            "Embed": infer,
+            "Abort": infer,
+            "GetModelInfo": infer,
+            "GetServerInfo": infer,
+            "GetLoads": infer,
+            "GetTokenizer": infer,
+            "SubscribeKvEvents": infer,
+            # Routers ask for it as orchestrators ask for health.
+            "HealthCheck": OPEN,
+            # Refused, as no deployment has what they act on.
+            "FlushCache": needs(Scope.LOAD, deployment=read_deployment),
+            "StartProfile": needs(Scope.ADMIN),
+            "StopProfile": needs(Scope.ADMIN),
+        },
+    )

@@ -1,0 +1,245 @@
+"""Tokens of clients: where they are found, that every call carries them, and where they are not sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from kiln.bundle.v1.bundle_pb2 import GetBundleResponse
+from kiln.runtime.v1 import runtime_pb2
+from kiln_client import AsyncBundles, AsyncCompiler, AsyncRuntime, Runtime, TlsOptions, errors
+from kiln_client.auth.errors import TokenInPlaintext, TokenUnusable
+from kiln_client.stack.home import StackRecord, announced
+
+from tests.servers import responses as samples
+from tests.servers.authority import Authority
+from tests.servers.scripted_server import ScriptedServer, refusal
+from tests.service.clients.calls import BUNDLE_CASES, COMPILER_CASES, RUNTIME_CASES, WATCHING, Case
+
+REMOTE = "kiln.example:443"
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment without a token, and without a home that has one."""
+    for name in ("KILN_TOKEN", "KILN_TOKEN_FILE", "KILN_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def info(server: ScriptedServer) -> ScriptedServer:
+    server.script("GetServerInfo", runtime_pb2.GetServerInfoResponse(version="1"))
+    return server
+
+
+def sent(server: ScriptedServer, rpc: str = "GetServerInfo") -> list[str | None]:
+    """What each call said of its caller."""
+    return [metadata.get("authorization") for metadata in server.metadata[rpc]]
+
+
+def home_with_token(home: Path, address: str, token: str) -> StackRecord:
+    path = home / "auth" / "token"
+    path.parent.mkdir(parents=True)
+    path.write_text(token)
+    return StackRecord(os.getpid(), "127.0.0.1:1", address, (), is_detached=True, token_path=path)
+
+
+CLIENTS = [
+    *((AsyncCompiler, case) for case in COMPILER_CASES),
+    *((AsyncBundles, case) for case in BUNDLE_CASES),
+    *((AsyncRuntime, case) for case in RUNTIME_CASES),
+]
+
+
+@pytest.mark.parametrize(("client_class", "case"), CLIENTS, ids=str)
+async def test_every_call_carries_the_token(server: ScriptedServer, client_class: Any, case: Case) -> None:
+    server.script("Compile", samples.OPERATION)
+    server.script("WatchCompile", WATCHING)
+    server.script(case.rpc, case.answer)
+    async with client_class(server.address, token="t0") as client:
+        returned = getattr(client, case.method)(*case.arguments, **case.options)
+        if hasattr(returned, "__aiter__"):
+            async for _ in returned:
+                pass
+        else:
+            await returned
+    assert {value for rpc in server.metadata for value in sent(server, rpc)} == {"Bearer t0"}
+
+
+async def test_the_argument_comes_before_the_variables_and_these_before_the_home(
+    info: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def ask(token: str | Path | None = None) -> None:
+        async with AsyncRuntime(info.address, token=token) as runtime:
+            await runtime.get_server_info()
+
+    (tmp_path / "file").write_text("of-the-file\n")
+    (tmp_path / "argument").write_text("of-the-path")
+    monkeypatch.setenv("KILN_HOME", str(tmp_path / "home"))
+    with announced_home(tmp_path / "home", info.address, "of-the-home"):
+        await ask()
+        monkeypatch.setenv("KILN_TOKEN_FILE", str(tmp_path / "file"))
+        await ask()
+        monkeypatch.setenv("KILN_TOKEN", "of-the-variable")
+        await ask()
+        await ask("of-the-argument")
+        await ask(tmp_path / "argument")
+        await ask("")
+    named = ("of-the-home", "of-the-file", "of-the-variable", "of-the-argument", "of-the-path")
+    assert sent(info) == [*(f"Bearer {name}" for name in named), None]
+
+
+def announced_home(home: Path, address: str, token: str) -> Any:
+    return announced(home, home_with_token(home, address, token))
+
+
+@pytest.mark.parametrize("place", ["variable", "default", "where `kiln up` is started"])
+async def test_the_token_of_a_home_is_for_its_services(
+    info: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    if place == "variable":
+        monkeypatch.setenv("KILN_HOME", str(tmp_path / "chosen"))
+    homes = {"variable": "chosen", "default": "data/kiln", "where `kiln up` is started": ".kiln"}
+    port = info.address.rpartition(":")[2]
+    other = ScriptedServer()
+    other.script("GetServerInfo", runtime_pb2.GetServerInfoResponse(version="1"))
+    try:
+        with announced_home(tmp_path / homes[place], info.address, "of-the-home"):
+            for address in (info.address, f"localhost:{port}", other.address):
+                async with AsyncRuntime(address) as runtime:
+                    await runtime.get_server_info()
+    finally:
+        other.stop()
+    assert sent(info) == ["Bearer of-the-home"] * 2
+    assert sent(other) == [None]
+
+
+async def test_the_directory_of_another_user_is_no_home(
+    info: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The owner of `.kiln` in a directory that all may write to would choose a file of ours to be sent."""
+    with announced_home(tmp_path / ".kiln", info.address, "of-the-home"):
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        async with AsyncRuntime(info.address) as runtime:
+            await runtime.get_server_info()
+    assert sent(info) == [None]
+
+
+async def test_a_file_is_read_again_when_it_has_changed(info: ScriptedServer, tmp_path: Path) -> None:
+    path, new = tmp_path / "token", tmp_path / "new"
+    path.write_text("first")
+    async with AsyncRuntime(info.address, token=path) as runtime:
+        await runtime.get_server_info()
+        await runtime.get_server_info()
+        new.write_text("other")  # of the same length
+        new.replace(path)
+        await runtime.get_server_info()
+    assert sent(info) == ["Bearer first", "Bearer first", "Bearer other"]
+
+
+def test_a_blocking_client_carries_it_too(info: ScriptedServer) -> None:
+    with Runtime(info.address, token="t0") as runtime:
+        runtime.get_server_info()
+    assert sent(info) == ["Bearer t0"]
+
+
+@pytest.mark.parametrize("text", ["", "two words", "tökén", "a\nb", "-----BEGIN PRIVATE KEY-----"])
+async def test_a_file_without_a_token_is_named_and_not_repeated(
+    info: ScriptedServer, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(text)
+    async with AsyncRuntime(info.address, token=path) as runtime:
+        with pytest.raises(TokenUnusable) as caught:
+            await runtime.get_server_info()
+        path.unlink()
+        with pytest.raises(TokenUnusable, match="No such file"):
+            await runtime.get_server_info()
+    assert caught.value.code == "FAILED_PRECONDITION"
+    assert str(path) in caught.value.message
+    assert not text or text not in str(caught.value)
+    assert sent(info) == []
+
+
+@pytest.mark.parametrize("given", ["argument", "variable", "file"])
+def test_a_token_does_not_leave_this_host_in_plaintext(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str
+) -> None:
+    (tmp_path / "file").write_text("t0")
+    if given != "argument":
+        name, value = ("KILN_TOKEN", "t0") if given == "variable" else ("KILN_TOKEN_FILE", str(tmp_path / "file"))
+        monkeypatch.setenv(name, value)
+    token = "t0" if given == "argument" else None
+    with pytest.raises(TokenInPlaintext) as caught:
+        AsyncRuntime(REMOTE, token=token)
+    assert (caught.value.code, caught.value.reason) == ("INVALID_ARGUMENT", "TOKEN_IN_PLAINTEXT")
+    assert REMOTE in caught.value.message
+    assert "t0" not in str(caught.value)
+    for address in ("localhost.example:1", "127.0.0.1.example:1", "128.0.0.1:1", "xds:///localhost:1"):
+        with pytest.raises(TokenInPlaintext):
+            AsyncRuntime(address, token=token)
+    for address in ("localhost:1", "127.1.2.3:1", "[::1]:1", "dns:///localhost:1", "unix:/run/kiln.sock"):
+        AsyncRuntime(address, token=token)
+    AsyncRuntime(REMOTE, token=token, tls=TlsOptions())
+    AsyncRuntime(REMOTE, token=token, allow_plaintext_token=True)
+
+
+async def test_no_proxy_reads_what_stays_on_this_host(info: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = ScriptedServer()
+    for name in ("http_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, f"http://{proxy.address}")
+    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    try:
+        async with AsyncRuntime(info.address, token="t0") as runtime:
+            assert (await runtime.get_server_info()).version == "1"
+    finally:
+        proxy.stop()
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[tuple[ScriptedServer, TlsOptions]]:
+    authority = Authority(tmp_path)
+    certificate_path, key_path = authority.issue("server")
+    pair = (key_path.read_bytes(), certificate_path.read_bytes())
+    server = ScriptedServer(grpc.ssl_server_credentials([pair]))
+    yield server, TlsOptions(authority.path)
+    server.stop()
+
+
+async def test_over_tls(secure: tuple[ScriptedServer, TlsOptions]) -> None:
+    server, tls = secure
+    server.script("GetBundle", GetBundleResponse(bundle=samples.bundle()))
+    async with AsyncBundles(server.address, tls=tls, token="t0") as bundles:
+        await bundles.get_bundle("tiny")
+    assert sent(server, "GetBundle") == ["Bearer t0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "error_class"),
+    [
+        *(("UNAUTHENTICATED", f"TOKEN_{what}", errors.Unauthenticated) for what in ("MISSING", "INVALID", "EXPIRED")),
+        ("UNAUTHENTICATED", "CERTIFICATE_REVOKED", errors.Unauthenticated),
+        *(
+            ("PERMISSION_DENIED", reason, errors.PermissionDenied)
+            for reason in ("SCOPE_MISSING", "DEPLOYMENT_FORBIDDEN", "ALIAS_FORBIDDEN")
+        ),
+    ],
+)
+async def test_refusals_are_named(
+    server: ScriptedServer, code: str, reason: str, error_class: type[errors.KilnError]
+) -> None:
+    server.script("ResetKVCache", refusal(code, reason, "no", scope="load"))
+    server.script("Generate", [refusal(code, reason, "no", scope="load")])
+    async with AsyncRuntime(server.address) as runtime:
+        for call in (runtime.reset_kv_cache("demo"), runtime.complete("demo", "x")):
+            with pytest.raises(error_class) as caught:
+                await call
+            assert (caught.value.code, caught.value.reason) == (code, reason)
+            assert caught.value.metadata == {"scope": "load"}

@@ -1,0 +1,197 @@
+"""Keys from an https URL: rotation, and a URL that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from edge.access.changing_file import MAX_BYTES
+from edge.access.errors import KeysUnavailable, TokenInvalid
+from edge.access.key_source import KeyUrl
+from edge.access.token_verifier import TokenVerifier
+from tests.servers.authority import Authority
+from tests.servers.tokens import SigningKey, make_claims
+
+KEY = SigningKey()
+
+
+class Issuer:
+    """An https server that answers every request as a test wants.
+
+    Attributes:
+        url: Of the keys.
+        requests: Paths that were asked for.
+        body: The answer; None closes the connection.
+        status, location: Of the answer.
+        delay_s: Time before it.
+    """
+
+    def __init__(self, authority: Authority) -> None:
+        self.requests: list[str] = []
+        self.status, self.location, self.delay_s = 200, "", 0.0
+        self.body: bytes | None = b""
+        self.publish(KEY)
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                issuer.requests.append(self.path)
+                time.sleep(issuer.delay_s)
+                if issuer.body is None:
+                    return
+                self.send_response(issuer.status)
+                if issuer.location:
+                    self.send_header("Location", issuer.location)
+                self.end_headers()
+                self.wfile.write(issuer.body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*authority.issue("issuer"))
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.port = self._server.server_address[1]
+        self.url = f"https://localhost:{self.port}/jwks.json"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def publish(self, *keys: SigningKey) -> None:
+        self.body = json.dumps({"keys": [key.jwk for key in keys]}).encode()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Issuer]:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    started = Issuer(authority)
+    yield started
+    started.close()
+
+
+def verifier_of(source: KeyUrl) -> TokenVerifier:
+    return TokenVerifier(source, audience="kiln", issuer=None, clock_skew_s=30)
+
+
+def sign(key: SigningKey = KEY, **claims: Any) -> str:
+    return key.sign(make_claims(**claims))
+
+
+async def test_an_unknown_key_is_looked_for_once_in_a_while(issuer: Issuer) -> None:
+    source, new = KeyUrl(issuer.url, min_fetch_interval_s=0.3), SigningKey("new")
+    await source.start()
+    verifier = verifier_of(source)
+    await verifier.verify(sign())
+    issuer.publish(KEY, new)
+    unknown = [sign(new, sub=str(number)) for number in range(50)]
+    results = await asyncio.gather(*map(verifier.verify, unknown), return_exceptions=True)
+    assert all(isinstance(result, TokenInvalid) for result in results)
+    assert len(issuer.requests) == 1, "tokens of unknown keys cause no fetches"
+    await asyncio.sleep(0.3)
+    await asyncio.gather(*map(verifier.verify, unknown))
+    assert len(issuer.requests) == 2
+    await source.close()
+
+
+async def test_a_withdrawn_key_is_refused_after_the_next_fetch(issuer: Issuer) -> None:
+    source, new = KeyUrl(issuer.url, refresh_interval_s=0.05, min_fetch_interval_s=0.01), SigningKey("new")
+    await source.start()
+    verifier = verifier_of(source)
+    token = sign()
+    await verifier.verify(token)
+    issuer.publish(new)
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await verifier.verify(token)
+                await asyncio.sleep(0.01)
+            except TokenInvalid:
+                break
+    await source.close()
+
+
+@pytest.mark.parametrize("trouble", ["closed", "error", "no keys", "too much", "plaintext", "slow"])
+async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, trouble: str) -> None:
+    source = KeyUrl(issuer.url, min_fetch_interval_s=0.0, timeout_s=0.5)
+    await source.start()
+    verifier = verifier_of(source)
+    match trouble:
+        case "closed":
+            issuer.body = None
+        case "error":
+            issuer.status = 503
+        case "no keys":
+            issuer.publish()
+        case "too much":
+            issuer.body = b" " * (MAX_BYTES + 1)
+        case "plaintext":
+            issuer.status, issuer.location = 302, f"http://localhost:{issuer.port}/jwks.json"
+        case "slow":
+            issuer.delay_s = 1.0
+    with capture_logs() as logs, pytest.raises(TokenInvalid):
+        await verifier.verify(sign(SigningKey("new")))
+    assert [log["event"] for log in logs] == ["keys not fetched"]
+    assert logs[0]["has_former_keys"]
+    assert await verifier.verify(sign(sub="bob"))
+    await source.close()
+
+
+async def test_a_url_that_never_answered_asks_clients_to_come_back(issuer: Issuer) -> None:
+    issuer.status = 500
+    source = KeyUrl(issuer.url, min_fetch_interval_s=0.05)
+    await source.start()
+    verifier = verifier_of(source)
+    with pytest.raises(KeysUnavailable) as caught:
+        await verifier.verify(sign())
+    assert caught.value.retry_after_s == 0.05
+    issuer.status = 200
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                assert (await verifier.verify(sign())).name == "alice"
+                break
+            except KeysUnavailable:
+                await asyncio.sleep(0.01)
+    await source.close()
+
+
+async def test_an_untrusted_url_gives_no_keys(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    source = KeyUrl(issuer.url)
+    with capture_logs() as logs:
+        await source.start()
+    assert "CERTIFICATE_VERIFY_FAILED" in logs[0]["error"]
+    with pytest.raises(KeysUnavailable):
+        await source.get()
+    await source.close()
+
+
+async def test_a_slow_url_does_not_hold_the_loop(issuer: Issuer) -> None:
+    issuer.delay_s = 0.5
+    source = KeyUrl(issuer.url)
+    starting = asyncio.create_task(source.start())
+    gaps, last_s = [], time.monotonic()
+    while not starting.done():
+        await asyncio.sleep(0.005)
+        now_s = time.monotonic()
+        gaps.append(now_s - last_s)
+        last_s = now_s
+    assert max(gaps) < 0.4
+    assert (await source.get()).keys
+    await source.close()
