@@ -22,6 +22,7 @@ from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 from edge.tracing import open_tracing
+from execution.text.handle import make_forkserver
 from runtime_svc.access_rules import RULES, make_engine_rules
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
@@ -191,12 +192,14 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         engine = EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity)
         workers = TextWorkers()
         stack.callback(workers.close)
+        texts = make_forkserver()
+        stack.callback(texts.close)
         captures = None
         if settings.capture_directory is not None:
             captures = CaptureDirectory(settings.capture_directory)
             stack.push_async_callback(captures.close)
         deployments = Deployments(
-            Loader(library, start_ranks, engine, workers, captures),
+            Loader(library, start_ranks, engine, workers, texts, settings.text_limits, captures),
             Resources(
                 CorePool(settings.num_cores),
                 MemoryPool(settings.memory_bytes),

@@ -9,6 +9,7 @@ import grpc
 
 from edge.status import BUNDLE_STATUSES, StatusTable
 from execution import errors as execution
+from execution.text import errors as text
 from runtime_svc import errors
 from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt
 from targets import errors as targets
@@ -33,6 +34,11 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         execution.RankLost: grpc.StatusCode.UNAVAILABLE,
         errors.RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
         errors.FeatureNotServed: grpc.StatusCode.INVALID_ARGUMENT,
+        text.TextInvalid: grpc.StatusCode.FAILED_PRECONDITION,
+        text.TextRefused: grpc.StatusCode.INVALID_ARGUMENT,
+        text.TextLimitExceeded: grpc.StatusCode.FAILED_PRECONDITION,
+        text.TextProcessLost: grpc.StatusCode.UNAVAILABLE,
+        errors.PromptLimitExceeded: grpc.StatusCode.INVALID_ARGUMENT,
         errors.PromptTooLong: grpc.StatusCode.INVALID_ARGUMENT,
         errors.DeploymentNotFound: grpc.StatusCode.NOT_FOUND,
         errors.DeploymentNotReady: grpc.StatusCode.FAILED_PRECONDITION,
@@ -55,6 +61,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.TokenizerMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.LoadInProgress: grpc.StatusCode.ABORTED,
+        errors.LoadQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
         BlobExposed: grpc.StatusCode.FAILED_PRECONDITION,

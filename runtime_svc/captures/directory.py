@@ -111,8 +111,8 @@ class CaptureDirectory:
             # Rendered for each try, because the pieces can be taken once.
             await outlast_shortages(lambda: self._run(_write_whole, pending.path, pending.render()), WRITE_DELAYS_S)
         except (OSError, ResourcesShort) as error:
-            name = f"{pending.path.parent.name}/{pending.path.name}"
-            failure = name_shortage(error) or CaptureUnwritable(name, _describe(error))
+            place = f"{pending.path.parent.name}/{pending.path.name}"
+            failure = name_shortage(error) or CaptureUnwritable(place, _describe(error))
             _log.warning("captured inputs are lost", request_id=pending.request_id, error=str(failure))
             return CaptureOutcome(error=failure)
         finally:

@@ -307,6 +307,7 @@ class Engine:
         self.num_steps += 1
         self.requests.end_invalid(running.plan, result.invalid_rows)
         outcome = StepOutcome.from_result(result)
+        await self.requests.decode(running.plan, outcome.tokens)
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
         self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
 
