@@ -81,7 +81,7 @@ def confine(confinement: Confinement) -> None:
         if value is not None:
             _limit(limited, value)
     if confinement.data_bytes is not None:
-        used_bytes = _measure_data()
+        used_bytes = measure_data()
         if used_bytes > confinement.data_bytes:
             raise MemoryError(f"{used_bytes} bytes of data from the start, of at most {confinement.data_bytes}")
         _limit(resource.RLIMIT_DATA, confinement.data_bytes)
@@ -95,8 +95,8 @@ def _limit(limited: int, value: int) -> None:
     resource.setrlimit(limited, (lower, lower))
 
 
-def _measure_data() -> int:
-    """The data memory of this process, in bytes; 0 if the kernel does not say."""
+def measure_data() -> int:
+    """Returns the data memory of this process, in bytes; 0 if the kernel does not say."""
     found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     return 0 if found is None else 1024 * int(found[1])
 

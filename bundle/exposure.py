@@ -1,7 +1,7 @@
 """Finds out who else may change a file that is about to be mapped or run.
 
-A digest says what a file's bytes were when they were read. Mapped pages are the file's own: whoever may write the file
-changes them later, and whoever may write its directory puts another file in its place in between.
+A digest says what a file's bytes were when they were read. Mapped pages are the file's own: a user who may write the
+file changes them later, and one who may write its directory puts another file in its place in between.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def describe_exposure(path: Path) -> str | None:
     group".
 
     Looks at the owners and modes of the file and its directory; an access list shows in the mode of the group. On a
-    file system that is mounted read-only nobody can write here, whoever owns the file.
+    file system that is mounted read-only all files are safe, of any owner.
 
     Returns:
-        None if nobody else may.
+        None if no other user may.
 
     Raises:
         OSError: There is no such file.

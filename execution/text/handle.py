@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from bundle.confinement import TEXT
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call as ForkCall
@@ -143,7 +144,9 @@ class TextProcess:
         call = ForkCall(f"{_PROCESS}:serve_parent", (limits.max_memory_bytes,))
         # Panics of the tokenizer's library quote prompts, which no log may hold.
         with theirs, Path(os.devnull).open("wb") as nowhere:
-            process = forkserver.start(call, [theirs.fileno()], name="kiln-text", stderr_fd=nowhere.fileno())
+            process = forkserver.start(
+                call, [theirs.fileno()], name="kiln-text", stderr_fd=nowhere.fileno(), confinement=TEXT
+            )
         return control, process
 
     async def _load(self, load: Load) -> None:

@@ -7,13 +7,13 @@ written runs in it, so it trusts nothing that it computes: its parent reads answ
 from __future__ import annotations
 
 import os
-import re
-import resource
 import socket
 from importlib import import_module
-from pathlib import Path
 from typing import IO, Final
 
+import msgspec
+
+from bundle.confinement import TEXT, confine, measure_data
 from execution.text.bundle_text import BundleText
 from execution.text.chat_template import ChatTemplateError, ChatTemplateUnbounded
 from execution.text.control import (
@@ -79,10 +79,7 @@ def serve_parent(max_memory_bytes: int, control_fd: int) -> None:
 
 def _limit_memory(max_memory_bytes: int) -> None:
     # Data memory is what allocations take; the address space would count what the forkserver has mapped, too.
-    status = Path("/proc/self/status").read_text()
-    found = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
-    limit = max_memory_bytes + (1024 * int(found[1]) if found else 0)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    confine(msgspec.structs.replace(TEXT, data_bytes=measure_data() + max_memory_bytes))
 
 
 def _receive(calls: IO[bytes]) -> Call | None:

@@ -1,4 +1,4 @@
-"""Files of a bundle's blobs that nobody else may change, because ranks map them and run them."""
+"""Files of a bundle's blobs that no other user may change, because ranks map them and run them."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ import resource
 from pathlib import Path
 
 import psutil
+import pytest
 
-from bundle.confinement import RANK
-from tests.processes import descendants, is_rank
+from bundle.confinement import RANK, TEXT, Confinement
+from tests.processes import descendants
 from tests.servers.stack import Stack
 
 
@@ -22,12 +23,13 @@ def test_every_process_is_confined(stack: Stack, tiny: str) -> None:
     stack.kiln("plan", "examples/configs/tiny.yaml", "--model", "kiln-tiny")
     found = processes_of(stack)
     names = {process.name() for process in found}
-    assert {"kiln-rank-0", "kiln-forkserver", "kiln-plans"} <= names, names
+    assert {"kiln-rank-0", "kiln-text", "kiln-forkserver", "kiln-plans"} <= names, names
     for process in found:
         assert "NoNewPrivs:\t1\n" in Path(f"/proc/{process.pid}/status").read_text(), process
         assert max(process.rlimit(resource.RLIMIT_CORE)) <= 1, process
 
 
-def test_ranks_have_the_limits_of_ranks(stack: Stack, tiny: str) -> None:
-    rank = next(process for process in processes_of(stack) if is_rank(process))
-    assert rank.rlimit(resource.RLIMIT_NOFILE) == (RANK.open_files,) * 2
+@pytest.mark.parametrize(("name", "confinement"), [("kiln-rank-0", RANK), ("kiln-text", TEXT)])
+def test_processes_have_the_limits_of_their_kind(stack: Stack, tiny: str, name: str, confinement: Confinement) -> None:
+    process = next(process for process in processes_of(stack) if process.name() == name)
+    assert process.rlimit(resource.RLIMIT_NOFILE) == (confinement.open_files,) * 2

@@ -247,3 +247,12 @@ async def test_remote_bundle_is_fetched_into_the_cache(tmp_path: Path) -> None:
         fetched = [event.progress for event in events if event.progress.stage == Stage.STAGE_FETCH]
         assert fetched[-1].done_bytes == fetched[-1].total_bytes > 100_000
         assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)
+
+
+@pytest.mark.parametrize(("by_name", "reason"), [(True, "BUNDLE_SOURCE_CORRUPT"), (False, "BLOB_MISSING")])
+async def test_a_bundle_that_its_store_has_lost_in_part(served: Runtime, by_name: bool, reason: str) -> None:
+    digest = served.publish()
+    served.store.delete_blob(open_bundle(served.store, digest).blobs[-1].digest)
+    async with raises("DATA_LOSS", reason) as caught:
+        await served.load("story" if by_name else digest)
+    assert "no bundle" not in str(caught[0].details())

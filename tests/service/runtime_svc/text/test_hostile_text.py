@@ -22,7 +22,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 from execution.text.handle import CLOCK_FACTOR
 from tests.bundles.published import TOKENIZER_JSON
 from tests.checkpoints.tokenizer_files import byte_level
-from tests.processes import name_of, own_children
+from tests.processes import name_of, note_others, own_children
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, raises, serve_runtime, tokens_of
 
@@ -88,6 +88,11 @@ async def staying_healthy(served: Runtime) -> AsyncIterator[None]:
 async def tokenize(served: Runtime, *, deployment_id: str = "d", timeout_s: float = 20.0, **prompt: Any) -> list[int]:
     request = pb.TokenizeRequest(deployment_id=deployment_id, **prompt)
     return list((await served.generation.Tokenize(request, timeout=timeout_s)).token_ids)
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    note_others()
 
 
 def text_processes() -> set[int]:
