@@ -44,6 +44,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.RequestAborted: grpc.StatusCode.ABORTED,
+        errors.PromptQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.NumericsInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
         errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,

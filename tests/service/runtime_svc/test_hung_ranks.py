@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import grpc
@@ -28,6 +29,7 @@ __all__ = ["toy", "toy_directory"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TIMEOUT_S = 2.0
+PROMPTS = count(10)
 State = pb.Deployment.State
 
 
@@ -67,9 +69,9 @@ async def generate(served: Runtime) -> list[int]:
 
 
 async def hang(served: Runtime, rank: psutil.Process) -> grpc.aio.UnaryStreamCall[Any, Any]:
-    """Stops the rank and returns a request whose step it does not end."""
+    """Stops the rank and returns a request whose step it does not end. Its prompt has lost no rank before."""
     rank.suspend()
-    stream = served.generation.Generate(token_request([5], 12, temperature=0.0))
+    stream = served.generation.Generate(token_request([next(PROMPTS)], 12, temperature=0.0))
     await served.wait_for_slots(1)
     return stream
 
