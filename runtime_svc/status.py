@@ -11,6 +11,7 @@ from edge.status import BUNDLE_STATUSES, StatusTable
 from execution import errors as execution
 from runtime_svc import errors
 from runtime_svc.bundles.errors import BundleSourceCorrupt
+from runtime_svc.engine.errors import PromptQuarantined
 from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
@@ -44,7 +45,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.RequestAborted: grpc.StatusCode.ABORTED,
-        errors.PromptQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
+        PromptQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.NumericsInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
         errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,

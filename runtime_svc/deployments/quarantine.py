@@ -101,7 +101,7 @@ class LoadQuarantine:
             finally:
                 self._end(deployment_id, is_over=is_over or not deaths)
         if self._writes:
-            # Whoever learns that the load has succeeded may rely on the record, unless the disk takes too long.
+            # The client that learns of the success may rely on the record, unless the disk takes too long.
             await asyncio.wait(self._writes, timeout=MAX_WAIT_S)
 
     async def lift(self, deployment_id: str) -> None:

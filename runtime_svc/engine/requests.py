@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
+from runtime_svc.engine.errors import PromptQuarantined
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
@@ -15,7 +16,6 @@ from runtime_svc.engine.suspects import SuspectPrompts
 from runtime_svc.errors import (
     DeadlineExceeded,
     NumericsInvalid,
-    PromptQuarantined,
     QueueFull,
     RequestAborted,
     RequestIdInUse,
