@@ -17,6 +17,7 @@ KilnError
     ├── QueueFull
     ├── RequestAborted
     ├── DeadlineExceeded
+    ├── PromptQuarantined           see runtime_svc.engine.errors
     ├── NumericsInvalid             a request whose logits are NaN or infinite
     ├── ShuttingDown
     ├── CoresUnavailable

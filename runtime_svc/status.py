@@ -12,6 +12,7 @@ from execution import errors as execution
 from execution.text import errors as text
 from runtime_svc import errors
 from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt
+from runtime_svc.engine.errors import PromptQuarantined
 from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
@@ -50,6 +51,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.RequestAborted: grpc.StatusCode.ABORTED,
+        PromptQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.NumericsInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
         errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,

@@ -271,6 +271,7 @@ class Deployments:
             _log.exception("load failed", deployment_id=deployment.deployment_id)
             self._fail(deployment, EngineFailed(deployment.deployment_id))
         finally:
+            deployment.progress.close()
             del self._loads[deployment.deployment_id]
 
     async def _load_with_retries(self, deployment: Deployment) -> None:

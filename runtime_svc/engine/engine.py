@@ -92,6 +92,8 @@ class Engine:
         # Tokens that the host picks are on one rank only, so no step can take them from the ranks.
         is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
         self._async_scheduling = AsyncScheduling(self.scheduler, buckets, self._begin, is_on=is_async)
+        # The step whose result the loop waits for.
+        self._running: RunningStep | None = None
         # Set if a swap may have reached some ranks only.
         self._half_swapped: ExecutionError | None = None
         self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
@@ -252,6 +254,8 @@ class Engine:
                 raise
             self.launcher = launcher
             self.requests.weight_epoch += 1
+            # Other weights compute other numbers.
+            self.requests.suspects.entries.clear()
             on_swapped()
             self.on_state_changed()
 
@@ -292,7 +296,7 @@ class Engine:
     async def _advance(self) -> None:
         if self._ranks.died.done():
             raise self._ranks.died.result()
-        running = self._async_scheduling.take() or await self._begin_next()
+        self._running = running = self._async_scheduling.take() or await self._begin_next()
         # The ranks compute meanwhile, if there is anything to compute.
         self.requests.publish()
         if running is None:
@@ -304,6 +308,7 @@ class Engine:
         if self._operations.is_empty and not self.requests.num_captures:
             await self._async_scheduling.begin_behind(running)
         result = await running.result
+        self._running = None
         self.num_steps += 1
         self.requests.end_invalid(running.plan, result.invalid_rows)
         outcome = StepOutcome.from_result(result)
@@ -352,7 +357,9 @@ class Engine:
             KilnError: The ranks do not come up again.
         """
         self._change_state(EngineState.RECOVERING)
-        self._async_scheduling.take()
+        steps = [step for step in (self._running, self._async_scheduling.take()) if step is not None]
+        self._running = None
+        self.requests.note_loss({row.request for step in steps for row in step.plan.rows})
         _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
         self.scheduler.statistics.rank_hangs += isinstance(error, RankHung)
         for request in self.scheduler.running:

@@ -140,6 +140,8 @@ class Request:
     num_kv_blocks: int = 0
     #: Set while the client reads too slowly; the request keeps its part of the KV cache.
     is_paused: bool = False
+    #: While it has fewer tokens, no other request runs beside it; see `suspects`.
+    num_tokens_alone: int = 0
     #: How the request ended; only the first cause sets it.
     finish: Finish | None = None
     bucket_steps: Counter[BucketKey] = field(default_factory=Counter)
@@ -154,6 +156,11 @@ class Request:
     def num_missing_tokens(self) -> int:
         """Tokens that may still be generated."""
         return self.stop.max_new_tokens - len(self.output_token_ids)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other request may run beside it now. One that its client pauses holds up none."""
+        return self.num_tokens < self.num_tokens_alone and not self.is_paused
 
     def tokens_at(self, start: int, count: int) -> list[int]:
         """Tokens from position `start` on, `count` of them or as many as there are."""

@@ -7,12 +7,20 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 from bundle.errors import KilnError
+from runtime_svc.engine.errors import PromptQuarantined
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.errors import DeadlineExceeded, NumericsInvalid, QueueFull, RequestAborted, RequestIdInUse
+from runtime_svc.engine.suspects import SuspectPrompts
+from runtime_svc.errors import (
+    DeadlineExceeded,
+    NumericsInvalid,
+    QueueFull,
+    RequestAborted,
+    RequestIdInUse,
+)
 
 #: Output texts, each with its new tokens -> for each the error that ends its request; None if the text is made.
 DecodeStep = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
@@ -20,6 +28,8 @@ DecodeStep = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[Kiln
 # Weight of the newest observation in the mean time that a request runs.
 SMOOTHING: Final = 0.2
 MIN_RETRY_S: Final = 0.1
+#: Ends that a request comes to by itself.
+_GOOD_ENDS: Final = frozenset({FinishReason.STOP_TOKEN, FinishReason.STOP_STRING, FinishReason.LENGTH})
 
 
 class RequestTable:
@@ -48,6 +58,8 @@ class RequestTable:
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._unpublished: list[StepOutput] = []
         self._tainted_blocks: set[int] = set()
+        #: The prompts that may have cost ranks.
+        self.suspects = SuspectPrompts()
         self._became_empty = asyncio.Event()
         self._became_empty.set()
         self._mean_running_s = 0.0
@@ -73,6 +85,7 @@ class RequestTable:
         Raises:
             RequestIdInUse: A request with this id has not ended.
             QueueFull: Too many wait.
+            PromptQuarantined: Ranks were lost over its prompt.
         """
         if request.request_id in self._publishers:
             raise RequestIdInUse(request.request_id)
@@ -80,6 +93,8 @@ class RequestTable:
         num_free = scheduler.max_running - scheduler.num_running
         if len(scheduler.waiting) >= self.queue_capacity + num_free:
             raise QueueFull(self.queue_capacity, max(MIN_RETRY_S, self._mean_running_s / scheduler.max_running))
+        if self.suspects.entries:
+            self._admit(request)
         stream = OutputStream(
             self._stream_capacity,
             on_drained=lambda: self._resume(request),
@@ -131,6 +146,15 @@ class RequestTable:
                 if error is not None:
                     self.end(row.request, Finish(FinishReason.ERROR, error=error))
 
+    def note_loss(self, requests: Collection[Request]) -> None:
+        """Takes in that ranks were lost over these requests; ends waiting ones whose prompts are quarantined now."""
+        self.suspects.note_loss(requests, self._loop.time())
+        for request in tuple(self._scheduler.waiting):
+            try:
+                self._admit(request)
+            except PromptQuarantined as error:
+                self.end(request, Finish(FinishReason.ERROR, error=error))
+
     def take_tainted_blocks(self) -> list[int]:
         """Returns the blocks that may hold NaN since the last call; attention weighs it by 0, which is NaN again."""
         tainted, self._tainted_blocks = sorted(self._tainted_blocks), set()
@@ -157,6 +181,13 @@ class RequestTable:
         """Returns when no request is left."""
         await self._became_empty.wait()
 
+    def _admit(self, request: Request) -> None:
+        try:
+            self.suspects.admit(request, self._loop.time())
+        except PromptQuarantined:
+            self._scheduler.statistics.quarantined_requests += 1
+            raise
+
     def _publish(self, new: RowTokens, output: StepOutput) -> None:
         request = new.row.request
         publisher = self._publishers[request.request_id]
@@ -178,6 +209,8 @@ class RequestTable:
         statistics.finished[finish.reason] += 1
         statistics.request_s.observe(timeline.ended_s - timeline.arrived_s)
         self.num_captures -= request.capture is not None
+        if self.suspects.entries and finish.reason in _GOOD_ENDS:
+            self.suspects.forget(request)
         deadline = self._deadlines.pop(request.request_id, None)
         if deadline is not None:
             deadline.cancel()
