@@ -66,7 +66,11 @@ class Loader:
         engine.launcher = dataclasses.replace(launcher, report=None)
         try:
             text = await asyncio.to_thread(_read_text, bundle)
-            capabilities = Capabilities.from_manifest(bundle.manifest, input_capture=self.captures is not None)
+            capabilities = Capabilities.from_manifest(
+                bundle.manifest,
+                input_capture=self.captures is not None,
+                stall_timeouts=self.engine.stall_timeouts,
+            )
             limits = RequestLimits.of(capabilities, text.max_token_bytes)
             return Serving(engine, text, capabilities, self.workers, limits, self.captures)
         except BaseException:
