@@ -22,8 +22,8 @@ SIZE = (16 << 20) - 1024
 #: Processor time that a refusal may take, gRPC's own work on both sides included; converting these requests takes more
 #: than a second, tokenizing the text fifteen.
 MAX_PROCESSOR_S = 0.7
-#: Memory that a refusal may take for a moment: copies of the message at the client, in gRPC and at the server. Converting these
-#: requests takes 280 MB to 3.3 GB.
+#: Memory that a refusal may take for a moment: copies of the message at the client, in gRPC, at the server. Converting
+#: these requests takes 280 MB to 3.3 GB.
 MAX_GROWTH_BYTES = 5 * SIZE
 
 GENERATE, TOKENIZE, DETOKENIZE = "Generate", "Tokenize", "Detokenize"
