@@ -20,6 +20,7 @@ from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.request_limits import RequestLimits
+from runtime_svc.stall_policy import StallCall
 
 MAX_STOP_STRING_CHARS: Final = 256
 MAX_TOOLS: Final = 128
@@ -71,6 +72,7 @@ class GenerationCall:
     logprobs: int | None = None
     logits: bool = False
     capture: CaptureCall | None = None
+    stall: StallCall | None = None
     #: Values of the fields in UNSERVED that the client set.
     unserved: Mapping[str, object] = field(default_factory=dict)
 
@@ -197,6 +199,7 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         top_logprobs=call.logprobs,
         wants_logits=call.logits,
         capture=_resolve_capture(call.capture),
+        stall=None if call.stall is None else call.stall.resolve(capabilities.stall_timeouts),
     )
 
 
@@ -338,6 +341,8 @@ def _output_violations(call: GenerationCall, capabilities: Capabilities) -> Iter
     max_logprobs = capabilities.max_logprobs or MAX_TOP_LOGPROBS
     if call.logprobs is not None and not 0 <= call.logprobs <= max_logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"0 to {max_logprobs}")
+    if call.stall is not None:
+        yield from call.stall.find_violations(capabilities.stall_timeouts, wants_logits=call.logits)
     if call.capture is not None:
         first_step, num_steps = call.capture.first_step, call.capture.num_steps
         if first_step < 0:

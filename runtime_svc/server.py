@@ -189,7 +189,11 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             cache=Layout.create(settings.cache / "blobs"),
             verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
         )
-        engine = EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity)
+        engine = EngineConfig(
+            queue_capacity=settings.queue_capacity,
+            stream_capacity=settings.stream_capacity,
+            stall_timeouts=settings.stall_timeouts,
+        )
         workers = TextWorkers()
         stack.callback(workers.close)
         texts = make_forkserver()

@@ -30,6 +30,7 @@ from edge.options import (
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
 from execution.text.handle import TextLimits
 from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.engine.request import StallTimeouts
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
 _MEMORY_SHARE: Final = 0.8
@@ -56,6 +57,7 @@ class Settings:
         follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
+        stall_timeouts: How long responses may wait for clients that do not read.
         min_step_timeout_s: Time after which a step whose ranks stand still counts as hung.
         text_limits: What the text process of a deployment may take.
         logs: What is logged, and where.
@@ -77,6 +79,7 @@ class Settings:
     follow_interval_s: float
     queue_capacity: int
     stream_capacity: int
+    stall_timeouts: StallTimeouts
     min_step_timeout_s: float
     text_limits: TextLimits
     logs: LogConfig
@@ -125,6 +128,12 @@ OPTIONS: Final = (
     Option("queue-capacity", COUNT, "requests that may wait for a slot", default=256),
     Option("stream-capacity", COUNT, "events that may wait for a slow client", default=64),
     Option(
+        "max-stall-timeout",
+        SECONDS,
+        "longest stall timeout that a client may choose for its Generate; never less than `stall-timeout`",
+        default=StallTimeouts.max_s,
+    ),
+    Option(
         "min-step-timeout",
         SECONDS,
         "time that every step may take; longer after slow steps, ten times as long while its ranks compute",
@@ -171,6 +180,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
+        stall_timeouts=StallTimeouts(options.stall_timeout, max(options.stall_timeout, options.max_stall_timeout)),
         min_step_timeout_s=options.min_step_timeout,
         text_limits=TextLimits(timeout_s=options.text_timeout, max_memory_bytes=options.text_memory),
         logs=read_log_config(options),

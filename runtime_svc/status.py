@@ -7,7 +7,8 @@ from typing import Final
 
 import grpc
 
-from edge.status import BUNDLE_STATUSES, StatusTable
+from edge.errors import ClientStalled
+from edge.status import BUNDLE_STATUSES, EDGE_STATUSES, StatusTable
 from execution import errors as execution
 from execution.text import errors as text
 from runtime_svc import errors
@@ -18,6 +19,8 @@ from targets import errors as targets
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
     {
         **BUNDLE_STATUSES,
+        # Of sequences that end before their calls do.
+        ClientStalled: EDGE_STATUSES[ClientStalled],
         targets.IsaUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
         targets.FormatUnknown: grpc.StatusCode.FAILED_PRECONDITION,
         targets.FormatInvalid: grpc.StatusCode.FAILED_PRECONDITION,

@@ -182,6 +182,11 @@ class CapturingStream:
         """See `OutputStream.finished`."""
         return self._stream.finished
 
+    @property
+    def stall_timeout_s(self) -> float | None:
+        """See `OutputStream`."""
+        return self._stream.stall_timeout_s
+
     def close(self) -> None:
         """Ends the request unless it has ended, and writes its capture. The consumer calls it when it leaves."""
         self._stream.close()

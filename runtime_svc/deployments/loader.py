@@ -81,7 +81,11 @@ class Loader:
             text = await opening
             if text.decodes_steps:
                 engine.requests.decode_step = text.decode_step
-            capabilities = Capabilities.from_manifest(bundle.manifest, input_capture=self.captures is not None)
+            capabilities = Capabilities.from_manifest(
+                bundle.manifest,
+                input_capture=self.captures is not None,
+                stall_timeouts=self.engine.stall_timeouts,
+            )
             limits = RequestLimits.of(capabilities, text.max_token_bytes)
             return Serving(engine, text, capabilities, self.workers, limits, self.captures)
         except BaseException:

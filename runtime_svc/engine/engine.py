@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -28,7 +28,7 @@ from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetR
 from runtime_svc.engine.publisher import OutputText, StepOutcome, StepOutput
 from runtime_svc.engine.ranks import RankLauncher, Ranks
 from runtime_svc.engine.relaunch import relaunch
-from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.request import Finish, FinishReason, Request, StallTimeouts
 from runtime_svc.engine.requests import RequestTable
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
@@ -49,12 +49,14 @@ class EngineConfig:
     Attributes:
         queue_capacity: Requests that may wait beyond those that can start at once.
         stream_capacity: Events that may wait for a slow client before its request is paused.
+        stall_timeouts: How long responses may wait for clients that do not read.
         async_scheduling: Call a step while the previous one runs, if it lacks only the tokens of that one. Tokens are
             the same without.
     """
 
     queue_capacity: int = 256
     stream_capacity: int = 64
+    stall_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
     async_scheduling: bool = True
 
 
@@ -86,6 +88,7 @@ class Engine:
             self.scheduler,
             queue_capacity=config.queue_capacity,
             stream_capacity=config.stream_capacity,
+            stall_timeout_s=config.stall_timeouts.default_s,
             wake=self._work.set,
         )
         self.requests.weight_epoch = weight_epoch

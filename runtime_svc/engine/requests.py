@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from bundle.errors import KilnError
 from runtime_svc.engine.errors import PromptQuarantined
+from runtime_svc.engine.pauses import PausedRequests
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
-from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.request import Finish, FinishReason, Request, StallAction, StallTimeouts
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
@@ -40,7 +41,13 @@ class RequestTable:
     """
 
     def __init__(
-        self, scheduler: Scheduler, *, queue_capacity: int, stream_capacity: int, wake: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        *,
+        queue_capacity: int,
+        stream_capacity: int,
+        wake: Callable[[], None],
+        stall_timeout_s: float = StallTimeouts.default_s,
     ) -> None:
         """Starts empty.
 
@@ -49,6 +56,7 @@ class RequestTable:
             queue_capacity: Requests that may wait beyond those that can start at once.
             stream_capacity: Events that may wait for a slow client before its request is paused.
             wake: Called when there may be something to schedule.
+            stall_timeout_s: How long a request may be paused while others want what it holds.
         """
         self._scheduler = scheduler
         self._stream_capacity = stream_capacity
@@ -62,6 +70,9 @@ class RequestTable:
         self.suspects = SuspectPrompts()
         self._became_empty = asyncio.Event()
         self._became_empty.set()
+        self._pauses = PausedRequests(stall_timeout_s, is_contended=self._is_contended, end=self.end)
+        # Callers of `wait_until_empty`.
+        self._num_waiting_for_all = 0
         self._mean_running_s = 0.0
         self.queue_capacity = queue_capacity
         #: Makes the text of a step's tokens, for sequences that cannot make it themselves; None if they can.
@@ -99,6 +110,8 @@ class RequestTable:
             self._stream_capacity,
             on_drained=lambda: self._resume(request),
             on_closed=lambda: self._abandon(request),
+            joins=request.stall is not None and request.stall.action is StallAction.COALESCE,
+            stall_timeout_s=None if request.stall is None else request.stall.timeout_s,
         )
         publisher = SequencePublisher(request, text, stream)
         publisher.accept(self.weight_epoch)
@@ -179,7 +192,11 @@ class RequestTable:
 
     async def wait_until_empty(self) -> None:
         """Returns when no request is left."""
-        await self._became_empty.wait()
+        self._num_waiting_for_all += 1
+        try:
+            await self._became_empty.wait()
+        finally:
+            self._num_waiting_for_all -= 1
 
     def _admit(self, request: Request) -> None:
         try:
@@ -199,8 +216,8 @@ class RequestTable:
                 self._scheduler.remove(request)
         if finish is not None:
             self._conclude(request, finish)
-        else:
-            request.is_paused = publisher.stream.is_full
+        elif publisher.stream.is_full:
+            self._pauses.pause(request, publisher.stream)
 
     def _conclude(self, request: Request, finish: Finish) -> None:
         self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
@@ -211,6 +228,8 @@ class RequestTable:
         self.num_captures -= request.capture is not None
         if self.suspects.entries and finish.reason in _GOOD_ENDS:
             self.suspects.forget(request)
+        if request.is_paused:
+            self._pauses.resume(request)
         deadline = self._deadlines.pop(request.request_id, None)
         if deadline is not None:
             deadline.cancel()
@@ -222,8 +241,14 @@ class RequestTable:
         self._wake()
 
     def _resume(self, request: Request) -> None:
-        request.is_paused = False
-        self._wake()
+        if request.is_paused:
+            self._pauses.resume(request)
+            self._wake()
+
+    def _is_contended(self) -> bool:
+        """Whether requests wait for a slot, or operations or an unload for requests."""
+        scheduler = self._scheduler
+        return bool(scheduler.waiting or not scheduler.is_admitting or self._num_waiting_for_all)
 
     def _abandon(self, request: Request) -> None:
         if request.finish is None:
