@@ -315,8 +315,7 @@ def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> It
         yield FieldViolation("sampling.temperature", _number(call.temperature), "a number of at least 0")
     max_top_k = capabilities.max_top_k or capabilities.vocab_size
     if call.top_k is not None and not -1 <= call.top_k <= max_top_k:
-        accepted = f"1 to {max_top_k}; 0 or -1 for no limit"
-        yield FieldViolation("sampling.top_k", str(call.top_k), accepted)
+        yield FieldViolation("sampling.top_k", str(call.top_k), f"1 to {max_top_k}; 0 or -1 for no limit")
     if call.top_p is not None and not 0 < call.top_p <= 1:
         yield FieldViolation("sampling.top_p", _number(call.top_p), "a number above 0, at most 1")
 
@@ -365,8 +364,7 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
         cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")
     if call.capture is not None and not capabilities.input_capture:
-        accepted = "unset: this runtime has no --capture-directory"
-        yield FieldViolation("output.capture_inputs", "set", accepted)
+        yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:
         yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
     default = capabilities.default_sampling

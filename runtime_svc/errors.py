@@ -33,8 +33,8 @@ KilnError
     ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
     ├── BlobExposed                 see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
-    ├── TooManyCaptures
-    ├── CaptureUnwritable           a disk that does not take captured inputs
+    ├── TooManyCaptures             see runtime_svc.captures.errors
+    ├── CaptureUnwritable           see runtime_svc.captures.errors
     ├── EngineFailed                an engine that a bug of Kiln stopped
     └── StateUnwritable             a disk that does not take the records of deployments
 """
@@ -362,26 +362,6 @@ class BucketExceeded(RuntimeServiceError):
     def __init__(self, submodel: str, dimension: str, needed: int, largest: int) -> None:
         message = f"{needed} {dimension} exceed the largest bucket of {submodel}, {largest}"
         super().__init__(message, submodel=submodel, dimension=dimension, needed=needed, largest=largest)
-
-
-class TooManyCaptures(RuntimeServiceError):
-    """A request for captured inputs while the allowed number of requests captures."""
-
-    reason = "TOO_MANY_CAPTURES"
-
-    def __init__(self, limit: int, retry_after_s: float) -> None:
-        super().__init__(f"{limit} requests capture inputs already", retry_after_s=retry_after_s, limit=limit)
-
-
-class CaptureUnwritable(RuntimeServiceError):
-    """A disk that does not take captured inputs."""
-
-    reason = "CAPTURE_UNWRITABLE"
-
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(
-            f"captured inputs cannot be written to {path} in the capture directory: {detail}", path=path, detail=detail
-        )
 
 
 class EngineFailed(RuntimeServiceError):

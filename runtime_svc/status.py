@@ -13,6 +13,7 @@ from execution import errors as execution
 from execution.text import errors as text
 from runtime_svc import errors
 from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt
+from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.errors import PromptQuarantined
 from targets import errors as targets
 
@@ -71,8 +72,8 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
         BlobExposed: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BucketExceeded: grpc.StatusCode.INVALID_ARGUMENT,
-        errors.TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        errors.CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,
+        TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.EngineFailed: grpc.StatusCode.INTERNAL,
         errors.StateUnwritable: grpc.StatusCode.INTERNAL,
     }

@@ -24,10 +24,10 @@ from bundle.errors import KilnError, ResourcesShort
 from bundle.private_files import make_private_directory
 from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.captures.capture_file import render_capture
+from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.capture import InputCapture
 from runtime_svc.engine.events import Event, Finished
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 
 #: How many requests may capture at once, from admission until the file is written.
 MAX_CAPTURES: Final = 16

@@ -21,7 +21,7 @@ import structlog
 from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankHung, RankLost
-from runtime_svc.engine.capture import CapturedRow, CaptureLog
+from runtime_svc.engine.capture import CaptureLog
 from runtime_svc.engine.inputs import StepBuilder
 from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
@@ -339,12 +339,7 @@ class Engine:
     async def _begin(self, plan: StepPlan) -> RunningStep:
         step = self._builder.build(plan)
         if self.requests.num_captures:
-            captured = [
-                CapturedRow(row.request.capture, row.row, row.num_tokens)
-                for row in plan.rows
-                if row.request.capture is not None
-            ]
-            self._captures.record(step, captured, self.weight_epoch)
+            self._captures.record(step, plan.list_captured(), self.weight_epoch)
         return RunningStep(plan, await self._ranks.begin(step))
 
     async def _zero_state(self) -> int:

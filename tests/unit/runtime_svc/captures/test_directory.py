@@ -17,8 +17,8 @@ from bundle.errors import ResourcesShort
 from bundle.manifest import TensorSpec
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.captures.directory import MAX_CAPTURES, SUFFIX, CaptureDirectory, CaptureOutcome, file_name
+from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.capture import MAX_CAPTURE_BYTES, CapturedInput, CapturedStep, InputCapture
-from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 from tests.shortages import limited
 
 SPEC = TensorSpec(name="input_ids", dtype="int32", shape=(1, 2))
