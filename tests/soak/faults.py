@@ -24,7 +24,7 @@ BALLAST: Final = "ballast"
 FEW_DESCRIPTORS: Final = 4
 NOT_READY: Final = frozenset({"DEPLOYMENT_NOT_READY"})
 SHORT: Final = frozenset({"RESOURCES_SHORT"})
-TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST"})
+TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST", "TEXT_LIMIT_EXCEEDED"})
 NO_TEXT_PROCESSES: Final = "text processes, which do not exist yet"
 
 
@@ -162,6 +162,7 @@ FAULTS: Final = (
         Fault(name, 2, signal_one(named(process), number), ends=True, streams=TEXT_LOST, calls=TEXT_LOST, awaits=reason)
         for name, process, number, reason in (
             ("kill a text process", "kiln-text", signal.SIGKILL, NO_TEXT_PROCESSES),
+            ("stop a text process", "kiln-text", signal.SIGSTOP, NO_TEXT_PROCESSES),
             ("kill the forkserver of text processes", "kiln-texts", signal.SIGKILL, NO_TEXT_PROCESSES),
         )
     ),
