@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,13 @@ from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 from execution.forkserver.watch import PATIENCE_S
 
-#: Otherwise Inductor starts a pool of processes and a thread that reads their answers, and a process with threads
-#: cannot fork. Inductor reads the variable when it is loaded.
-LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+#: Inductor reads these variables when it is loaded. Without the first it starts a pool of processes and a thread that
+#: reads their answers, and a process with threads cannot fork. It makes its cache directory at once, though it writes
+#: nothing there, for each lowering has a directory of its own: one that exists is not left behind.
+LOWERING_ENVIRONMENT: Final = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),
+}
 
 #: Named, not imported: the module loads torch, which the service must not.
 _LOWERING_PROCESS: Final = "compiler_svc.lower.process"
