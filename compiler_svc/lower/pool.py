@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,11 @@ from execution.failure import Failure
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 from execution.forkserver.watch import PATIENCE_S
+from execution.ranks.forkservers import INDUCTOR_ENVIRONMENT
 
 #: Inductor reads these variables when it is loaded. Without the first it starts a pool of processes and a thread that
-#: reads their answers, and a process with threads cannot fork. It makes its cache directory at once, though it writes
-#: nothing there, for each lowering has a directory of its own: one that exists is not left behind.
-LOWERING_ENVIRONMENT: Final = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),
-}
+#: reads their answers, and a process with threads cannot fork.
+LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **INDUCTOR_ENVIRONMENT}
 
 #: Named, not imported: the module loads torch, which the service must not.
 _LOWERING_PROCESS: Final = "compiler_svc.lower.process"
