@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import resource
 import struct
@@ -57,6 +58,16 @@ def test_plain_ids_are_their_own_names() -> None:
     assert file_name("req-7_a.b") == "req-7_a.b"
     assert file_name("..") == "%2E."
     assert file_name("../../etc/passwd") == "%2E.%2F..%2Fetc%2Fpasswd"
+
+
+async def test_the_next_runtime_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
+    await write(CaptureDirectory(tmp_path), "whole")
+    dead, living = tmp_path / "d" / ".dead.partial", tmp_path / "d" / ".living.partial"
+    dead.touch()
+    with living.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        CaptureDirectory(tmp_path)
+    assert names_in(tmp_path / "d") == [living.name, "whole.safetensors"]
 
 
 async def test_hostile_ids_write_inside_the_directory(tmp_path: Path) -> None:
