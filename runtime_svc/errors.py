@@ -27,7 +27,9 @@ KilnError
     ├── TokenizerMismatch
     ├── LoadInProgress
     ├── BundleSourceUnavailable
-    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
+    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors, as for the next two
+    ├── BundleSourceRefused
+    ├── CompilerTokenInvalid
     ├── BucketExceeded              more tokens, positions or rows than any executable has
     ├── TooManyCaptures
     ├── CaptureUnwritable           a disk that does not take captured inputs

@@ -10,7 +10,7 @@ import grpc
 from edge.status import BUNDLE_STATUSES, StatusTable
 from execution import errors as execution
 from runtime_svc import errors
-from runtime_svc.bundles.errors import BundleSourceCorrupt
+from runtime_svc.bundles.errors import BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
 from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
@@ -57,6 +57,8 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.LoadInProgress: grpc.StatusCode.ABORTED,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
+        BundleSourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
+        CompilerTokenInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BucketExceeded: grpc.StatusCode.INVALID_ARGUMENT,
         errors.TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,

@@ -11,6 +11,7 @@ import structlog
 
 from bundle.errors import BundleNotFound, KilnError
 from edge.request_limit import RequestLimit
+from runtime_svc.bundles.errors import BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.backoff import backoff_delays
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
@@ -258,14 +259,14 @@ class Deployments:
             del self._loads[deployment.deployment_id]
 
     async def _load_with_retries(self, deployment: Deployment) -> None:
-        """Loads a declared or recorded deployment; retries while its bundle cannot be found."""
+        """Loads a declared or recorded deployment; retries while its bundle cannot be found or read."""
         delays_s = backoff_delays(FIRST_RETRY_S, MAX_RETRY_S)
         while deployment.engine is None:
             try:
                 if deployment.bundle is None:
                     await self._find(deployment)
                 deployment.succeed(await self._loader.load(deployment))
-            except (BundleSourceUnavailable, BundleNotFound) as error:
+            except (BundleSourceUnavailable, BundleSourceRefused, CompilerTokenInvalid, BundleNotFound) as error:
                 # A pinned bundle that the service no longer has does not come back.
                 if isinstance(error, BundleNotFound) and deployment.digest is not None:
                     raise
