@@ -28,11 +28,13 @@ class FieldViolation:
         field: Path of the field, such as `neuron_config.seq_len`.
         value: The value given, as text.
         accepted: The values that would be accepted.
+        quotes_text: Whether the value repeats a piece of a prompt. The caller is told it; logs are not.
     """
 
     field: str
     value: str
     accepted: str
+    quotes_text: bool = False
 
     def __str__(self) -> str:
         return f"{self.field}: got {self.value}; accepted: {self.accepted}"
@@ -62,6 +64,15 @@ class KilnError(Exception):
         self.metadata = {key: str(value) for key, value in metadata.items()}
         self.violations = violations
         self.retry_after_s = retry_after_s
+
+    @property
+    def log_message(self) -> str:
+        """The message for logs: an ellipsis stands for each piece of a prompt."""
+        text = str(self)
+        for violation in self.violations:
+            if violation.quotes_text:
+                text = text.replace(violation.value, "…")
+        return text
 
 
 class ResourcesShort(KilnError):

@@ -26,6 +26,7 @@ from bundle.blob_writer import BlobWriter, StoredBlob, fsync_directory, publish_
 from bundle.digest import CHUNK_SIZE_BYTES, PREFIX, digest_hex, is_digest, sha256_stream
 from bundle.errors import BlobNotFound, LayoutInvalid
 from bundle.oci import INDEX_TYPE, Index, LayoutMarker, RecordT, parse_record
+from bundle.shortage import name_shortage
 
 
 class PinFile:
@@ -322,7 +323,7 @@ class Layout:
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 return parse_record(file.read(), record)
         except (OSError, ValueError) as error:
-            raise LayoutInvalid(str(path), str(error)) from error
+            raise name_shortage(error) or LayoutInvalid(str(path), str(error)) from error
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from bundle.verification import BlobVerifier
 from compiler_svc.api.access_rules import RULES
 from compiler_svc.api.bundles import BundleService
 from compiler_svc.api.compiler import CompilerService
+from compiler_svc.api.limits import REQUEST_LIMIT
 from compiler_svc.api.operations import OperationsService
 from compiler_svc.api.status import STATUS_TABLE
 from compiler_svc.builds.job import BuildEnvironment
@@ -97,7 +98,12 @@ async def open_server(
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
         )
-        queue = CompileQueue(services, max_builds=settings.max_builds, max_waiting=settings.max_waiting)
+        queue = CompileQueue(
+            services,
+            max_builds=settings.max_builds,
+            max_waiting=settings.max_waiting,
+            max_per_principal=settings.max_builds_per_principal,
+        )
 
         def register(server: grpc.aio.Server) -> None:
             compiler = CompilerService(
@@ -122,6 +128,7 @@ async def open_server(
                     register=register,
                     rules=RULES,
                     interceptors=tracing,
+                    request_limit=lambda: REQUEST_LIMIT,
                 )
                 rows = [*server.list_metrics(), *list_metrics(queue, services.statistics)]
                 async with collecting(store), serve_metrics(settings.edge, rows) as server.metrics_port:

@@ -46,6 +46,7 @@ class Settings:
         cache: Directory of the code generator's caches.
         max_builds: Number of builds that run at once.
         max_waiting: Number of compiles that may wait while those builds run.
+        max_builds_per_principal: Number of compiles, running or waiting, that one principal may have.
         num_lowerings: Number of lowerings of one build that run at once.
         lowering_timeout_s: Time limit of one lowering.
         lowering_memory_bytes: Memory limit of each process of one lowering, besides the size of the model's tensors.
@@ -62,6 +63,7 @@ class Settings:
     cache: Path
     max_builds: int
     max_waiting: int
+    max_builds_per_principal: int
     num_lowerings: int
     lowering_timeout_s: float
     lowering_memory_bytes: int
@@ -85,6 +87,7 @@ OPTIONS: Final = (
     Option("cache", PATH, "directory for the code generator's caches", is_required=True),
     Option("max-builds", COUNT, "builds that run at once", default=1),
     Option("max-waiting", COUNT, "compiles that may wait beside them", default=16),
+    Option("max-builds-per-principal", COUNT, "builds that one principal may have, running or waiting", default=8),
     Option(
         "lowerings",
         COUNT,
@@ -128,6 +131,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         cache=options.cache.absolute(),
         max_builds=options.max_builds,
         max_waiting=options.max_waiting,
+        max_builds_per_principal=options.max_builds_per_principal,
         num_lowerings=options.lowerings,
         lowering_timeout_s=options.lowering_timeout,
         lowering_memory_bytes=options.lowering_memory

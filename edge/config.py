@@ -14,6 +14,9 @@ from edge.access.config import AccessConfig
 from edge.access.errors import AnonymousRefused
 from edge.errors import AddressInvalid, PlaintextRefused, TlsFileInvalid
 
+#: Connections at once, unless an option or the limit of open files says otherwise.
+MAX_CONNECTIONS: Final = 4096
+
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+):(?P<port>[0-9]{1,5})")
 
 
@@ -58,6 +61,11 @@ class EdgeConfig:
         drain_timeout_s: How long running calls may take to finish once the server drains.
         max_connection_age_s: Age at which the server asks a client to connect anew, give or take a tenth; calls that
             run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
+        max_connection_age_grace_s: How long calls may go on then; None lets them finish.
+        max_connection_idle_s: Time after which the server closes a connection without a call.
+        max_connections: Connections at once; the server closes every further one as soon as it has accepted it.
+        max_streams_per_connection: Calls of one connection at once; a client lets its further ones wait.
+        max_calls_per_peer: Calls of one peer at once, over all its connections; further ones are refused.
         stall_timeout_s: How long a stream waits for a client that does not read; the call ends then.
         tls: Files for TLS; None serves in plaintext.
         allow_insecure: Whether the server may serve in plaintext on addresses other than loopback.
@@ -79,6 +87,11 @@ class EdgeConfig:
     min_ping_interval_s: float = 10.0
     drain_timeout_s: float = 30.0
     max_connection_age_s: float = 3600.0
+    max_connection_age_grace_s: float | None = None
+    max_connection_idle_s: float = 600.0
+    max_connections: int = MAX_CONNECTIONS
+    max_streams_per_connection: int = 2048
+    max_calls_per_peer: int = 1024
     stall_timeout_s: float = 30.0
     tls: TlsConfig | None = None
     allow_insecure: bool = False
@@ -121,17 +134,23 @@ class EdgeConfig:
 
     def channel_options(self) -> tuple[tuple[str, int], ...]:
         """Returns the configuration as gRPC core's channel arguments."""
-        return (
+        options = [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", round(self.keepalive_time_s * 1000)),
-            # Without a bound on the grace, which gRPC's default is: a stream is never cut.
             ("grpc.max_connection_age_ms", round(self.max_connection_age_s * 1000)),
+            ("grpc.max_connection_idle_ms", round(self.max_connection_idle_s * 1000)),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_concurrent_streams", self.max_streams_per_connection),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_s * 1000)),
             # Otherwise a second server on the port would silently take half of the first one's connections.
             ("grpc.so_reuseport", 0),
-        )
+        ]
+        # gRPC's default is no bound: a stream is never cut.
+        if self.max_connection_age_grace_s is not None:
+            options.append(("grpc.max_connection_age_grace_ms", round(self.max_connection_age_grace_s * 1000)))
+        return tuple(options)
 
 
 def is_loopback(address: str) -> bool:

@@ -10,6 +10,7 @@ EdgeError
 ├── TracingUnavailable        an endpoint for traces without the extra that exports them
 ├── RequestMalformed          bytes that do not parse as the method's request
 ├── ClientStalled             a stream whose client has not read for too long
+├── TooManyCalls              a call of a client that has as many as it may
 ├── RequestTooLarge           a request that is larger than any that the server takes now
 └── ShuttingDown              a new call while the server drains
 
@@ -117,6 +118,20 @@ class ClientStalled(EdgeError):
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the client has read nothing for {timeout_s:g} s", timeout_s=timeout_s)
+
+
+class TooManyCalls(EdgeError):
+    """A call of a client that has as many running as it may."""
+
+    reason = "TOO_MANY_CALLS"
+
+    def __init__(self, client: str, limit: int) -> None:
+        super().__init__(
+            f"{client} has {limit} calls running, as many as one client may",
+            client=client,
+            limit=limit,
+            retry_after_s=1.0,
+        )
 
 
 class RequestTooLarge(EdgeError):

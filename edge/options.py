@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from edge.access.config import AccessConfig
-from edge.config import EdgeConfig, TlsConfig
+from edge.config import MAX_CONNECTIONS, EdgeConfig, TlsConfig
 from edge.errors import OptionsInvalid
 from edge.logs import LEVELS, LogConfig
 
@@ -153,6 +154,26 @@ SERVER_OPTIONS: Final = (
         "time after which clients are asked to connect anew; running calls finish",
         default=3600.0,
     ),
+    Option(
+        "max-connection-age-grace",
+        SECONDS,
+        "time that running calls may take then; they are cut after it",
+        default_text="as long as they take",
+    ),
+    Option("max-connection-idle", SECONDS, "time after which a connection without a call is closed", default=600.0),
+    Option(
+        "max-connections",
+        COUNT,
+        "connections at once; further ones are closed at once",
+        default_text=f"half of the files that the process may open, at most {MAX_CONNECTIONS}",
+    ),
+    Option("max-streams-per-connection", COUNT, "calls of one connection at once; further ones wait", default=2048),
+    Option(
+        "max-calls-per-peer",
+        COUNT,
+        "calls of one client address at once, probes apart; further ones are refused",
+        default=1024,
+    ),
     Option("stall-timeout", SECONDS, "time after which a stream whose client does not read is ended", default=30.0),
     Option("metrics-address", ADDRESS, "where to serve metrics for Prometheus, over HTTP", default_text="nowhere"),
     Option(
@@ -201,10 +222,21 @@ def read_edge_config(options: Any) -> EdgeConfig:
         reflection=options.reflection,
         drain_timeout_s=options.drain_timeout,
         max_connection_age_s=options.max_connection_age,
+        max_connection_age_grace_s=options.max_connection_age_grace,
+        max_connection_idle_s=options.max_connection_idle,
+        max_connections=options.max_connections or choose_max_connections(),
+        max_streams_per_connection=options.max_streams_per_connection,
+        max_calls_per_peer=options.max_calls_per_peer,
         stall_timeout_s=options.stall_timeout,
         metrics_address=options.metrics_address,
         trace_endpoint=options.trace_endpoint,
     )
+
+
+def choose_max_connections() -> int:
+    """Chooses the number of connections if no option sets it, so that files and processes never lack descriptors."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft_limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft_limit // 2))
 
 
 def _read_access_config(options: Any) -> AccessConfig:

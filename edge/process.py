@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
+from bundle.confinement import SERVICE, confine
 from bundle.errors import KilnError
 from edge.logs import LogConfig, configure_logging, open_logs
 
@@ -29,13 +30,14 @@ def run_process(
     parse_settings: Callable[[Sequence[str]], SettingsT],
     serve: Callable[[SettingsT], Coroutine[Any, Any, None]],
 ) -> None:
-    """Reads the command line and serves. If an error ends that, logs it and exits with 1.
+    """Confines the process, reads the command line and serves. If an error ends that, logs it and exits with 1.
 
     Args:
         service: `compiler` or `runtime`.
         parse_settings: Makes settings of the command line.
         serve: Serves until the process is told to stop.
     """
+    confine(SERVICE)
     configure_logging(service)
     try:
         settings = parse_settings(sys.argv[1:])

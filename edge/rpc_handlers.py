@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
+from contextvars import ContextVar
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Final, Self, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -19,7 +21,7 @@ from edge.request_size import check_size
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 #: Makes the context manager of a call: entered before its handler runs, left when the handler has ended or failed.
 Surroundings = Callable[[Context], AbstractAsyncContextManager[None]]
-#: Makes a request of its bytes.
+#: Makes a request of its bytes, or an iterator of requests of an iterator of bytes.
 Decode = Callable[[object], Awaitable[object]]
 
 #: Refuses a call by its decoded request: raises what the call is to end with.
@@ -94,32 +96,36 @@ def wrap_handler(
 ) -> grpc.RpcMethodHandler[RequestT, ResponseT]:
     """Returns a handler that runs each call inside `surroundings`.
 
-    Handlers that are not coroutine functions stay as they are; only unimplemented methods have such handlers.
+    Handlers that are not coroutine functions run outside of `surroundings` and get their requests as bytes; only
+    unimplemented methods have such handlers, and a malformed request must not hide that they are unimplemented.
 
     Args:
         handler: The handler that the service registered, or a wrapped one.
         surroundings: Makes the context manager of each call.
-        decode_inside: Whether to decode single requests inside `surroundings` too. A malformed one then raises
+        decode_inside: Whether to decode requests inside `surroundings` too. A malformed one then raises
             RequestMalformed; otherwise gRPC ends the call with the parser's message.
         request_limit: Returns the size of the largest request; a larger one is not decoded inside, but raises
             RequestTooLarge. None sets no limit.
-        stall_timeout_s: How long a response of a stream may wait for the client to read. The handler's generator is
-            closed then, and ClientStalled raised. None: as long as it takes. Has no effect on a wrapped handler.
+        stall_timeout_s: How long a response of a stream may wait for the client to read, unless the handler calls
+            `change_stall_timeout`. The handler's generator is closed then, and ClientStalled raised. None: as long as
+            it takes. Has no effect on a wrapped handler.
         check: Gets each decoded single request inside `surroundings`, before the handler does; None checks nothing.
     """
     arity, make_handler = next((name, make) for name, make in _FACTORIES.items() if getattr(handler, name) is not None)
     behavior = getattr(handler, arity)
     decode: Decode | None = None
     gets_decoded = handler.request_deserializer
-    if decode_inside and not handler.request_streaming and handler.request_deserializer is not None:
+    if decode_inside and handler.request_deserializer is not None:
         decode, gets_decoded = partial(_decode, handler.request_deserializer, request_limit), None
+        if handler.request_streaming:
+            decode = partial(_decode_stream, decode)
     wrapped: Callable[[object, Context], Awaitable[object]]
     if inspect.isasyncgenfunction(behavior):
         wrapped = _wrap_generator(behavior, surroundings, decode, check, stall_timeout_s)
     elif inspect.iscoroutinefunction(behavior):
         wrapped = _wrap_coroutine(behavior, surroundings, decode, check)
     else:
-        return handler
+        return make_handler(behavior, None, handler.response_serializer)
     return make_handler(wrapped, gets_decoded, handler.response_serializer)
 
 
@@ -154,21 +160,95 @@ def _wrap_generator(
             if check is not None:
                 check(decoded, context)
             async with aclosing(behavior(decoded, context)) as responses:
-                is_first = True
-                async for response in responses:
-                    if is_first:
-                        # If a response that stalls carried it, gRPC would send it again with the status, and fail.
-                        await context.send_initial_metadata(())
-                        is_first = False
-                    try:
-                        # Flow control lets it return before the client has the response, but not many of them.
-                        async with asyncio.timeout(stall_timeout_s):
-                            await context.write(response)
-                    except TimeoutError as error:
-                        assert stall_timeout_s is not None, "gRPC raises no TimeoutError"
-                        raise ClientStalled(stall_timeout_s) from error
+                if stall_timeout_s is None:
+                    async for response in responses:
+                        await context.write(response)
+                else:
+                    async with _StallTimer(stall_timeout_s) as timer:
+                        await _write_all(responses, context, timer)
 
     return run
+
+
+async def _write_all(responses: AsyncGenerator[object, None], context: Context, timer: _StallTimer) -> None:
+    is_first = True
+    async for response in responses:
+        if is_first:
+            # If a response that stalls carried it, gRPC would send it again with the status, and fail.
+            await context.send_initial_metadata(())
+            is_first = False
+        timer.begin_write()
+        # Flow control lets it return before the client has the response, but not many of them.
+        await context.write(response)
+        timer.end_write()
+
+
+class _StallTimer:
+    """Ends the block that it surrounds with ClientStalled if a write in it takes too long.
+
+    There is one timer for all writes. It is not moved by each of them, which would take several microseconds of every
+    token, but looks when it fires whether the write that is under way has had its time.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        """Watches nothing before it is entered."""
+        self._timeout_s = timeout_s
+        self._write_began_s: float | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self._look_handle: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        _STALL_TIMER.set(self)
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._look_handle is not None:
+            self._look_handle.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as timeout:
+            raise ClientStalled(self._timeout_s) from timeout
+
+    def begin_write(self) -> None:
+        """A write begins."""
+        self._write_began_s = self._loop.time()
+
+    def end_write(self) -> None:
+        """The write has ended."""
+        self._write_began_s = None
+
+    def change(self, timeout_s: float) -> None:
+        """Sets another timeout, for the write that is under way too."""
+        self._timeout_s = timeout_s
+        if self._look_handle is not None:
+            self._look_handle.cancel()
+        self._look()
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        due_s = (now_s if self._write_began_s is None else self._write_began_s) + self._timeout_s
+        if due_s > now_s:
+            self._look_handle = self._loop.call_at(due_s, self._look)
+        else:
+            self._timeout.reschedule(now_s)
+
+
+_STALL_TIMER: ContextVar[_StallTimer | None] = ContextVar("stall timer of the running call", default=None)
+
+
+def change_stall_timeout(timeout_s: float) -> None:
+    """Changes how long a response of the running call may wait for its client to read; see `wrap_handler`.
+
+    Has no effect in calls that are no streams, and on servers without a timeout.
+    """
+    timer = _STALL_TIMER.get()
+    if timer is not None:
+        timer.change(timeout_s)
 
 
 async def _decode(
@@ -182,3 +262,13 @@ async def _decode(
         return deserialize(data)
     except DecodeError as error:
         raise RequestMalformed from error
+
+
+async def _decode_stream(decode: Decode, requests: object) -> object:
+    assert isinstance(requests, AsyncIterable)
+
+    async def decode_each() -> AsyncGenerator[object, None]:
+        async for data in requests:
+            yield await decode(data)
+
+    return decode_each()

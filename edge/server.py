@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Final
@@ -22,13 +22,14 @@ from edge.access.interceptor import AccessInterceptor
 from edge.access.rules import Rules
 from edge.access_log import AccessLogInterceptor, describe_call
 from edge.config import EdgeConfig, TlsConfig
-from edge.drain import RunningCalls
+from edge.connections import count_connections
+from edge.drain import NameClient, RunningCalls, peer_address
 from edge.errors import AddressUnavailable
 from edge.health import OVERALL, Health
-from edge.metrics import MetricRow
+from edge.metrics import MetricRow, Sample
 from edge.request_limit import RequestLimit
 from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings
-from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, status_from_error
+from edge.status import EDGE_STATUSES, INTERNAL_REASON, StatusTable, is_mapped, message_for_log, status_from_error
 
 #: How long a handler waits until gRPC has taken its status, which comes behind responses that no one reads.
 STATUS_TIMEOUT_S: Final = 1.0
@@ -63,7 +64,7 @@ class StatusInterceptor(SurroundingInterceptor):
             # gRPC's own errors: the handler has aborted the call, or its client is gone.
             raise
         except Exception as error:  # noqa: BLE001 - the last line before the wire
-            answered = (name_shortage(error) if isinstance(error, OSError) else None) or error
+            answered = name_shortage(error) or error
             reason = answered.reason if isinstance(answered, KilnError) else INTERNAL_REASON
             if answered is not error:
                 _log.warning("a shortage", error=str(error))
@@ -71,7 +72,7 @@ class StatusInterceptor(SurroundingInterceptor):
                 _log.exception("unmapped error")
                 reason = INTERNAL_REASON
             status = status_from_error(answered, self._table)
-            describe_call(reason=reason, message=status.message)
+            describe_call(reason=reason, message=message_for_log(answered, self._table))
             request_id = structlog.contextvars.get_contextvars().get("request_id")
             if request_id is not None:
                 status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
@@ -108,6 +109,7 @@ class EdgeServer:
         always_serving: Sequence[str] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         request_limit: Callable[[], RequestLimit] | None = None,
+        name_client: NameClient = peer_address,
     ) -> None:
         """Builds the server; call it on the running event loop.
 
@@ -121,11 +123,21 @@ class EdgeServer:
             interceptors: More of them, around what renders errors.
             request_limit: Returns the size of the largest request that the server takes now; None leaves the limit to
                 `config`.
+            name_client: Tells clients apart, each of which may have `max_calls_per_peer` calls.
         """
         self._config = config
         self._access_log = AccessLogInterceptor()
         #: Port of the metrics; None if they are not served.
         self.metrics_port: int | None = None
+        self._port: int | None = None
+        self._calls = RunningCalls(
+            services,
+            admitted_in_drain=always_serving,
+            max_calls_per_client=config.max_calls_per_peer,
+            name_client=name_client,
+            request_limit=request_limit,
+            stall_timeout_s=config.stall_timeout_s,
+        )
         # Without it, everyone may do everything: a server that tells no clients apart has nothing to check.
         self._access: AccessInterceptor | None = None
         if config.can_authenticate:
@@ -135,15 +147,15 @@ class EdgeServer:
                 is_required=config.requires_principal,
                 has_client_ca=config.has_client_ca,
                 request_limit=request_limit,
+                stall_timeout_s=config.stall_timeout_s,
             )
-        self._calls = RunningCalls(services, never_refused=always_serving, stall_timeout_s=config.stall_timeout_s)
         self._server = grpc.aio.server(
             interceptors=(
                 self._access_log,
                 *interceptors,
                 StatusInterceptor(status_table, request_limit),
-                *(() if self._access is None else (self._access,)),
                 self._calls,
+                *(() if self._access is None else (self._access,)),
             ),
             options=config.channel_options(),
         )
@@ -176,6 +188,7 @@ class EdgeServer:
                 port = self._server.add_secure_port(self._config.address, credentials)
         except RuntimeError as error:
             raise AddressUnavailable(self._config.address) from error
+        self._port = port
         await self.health.publish()
         await self._server.start()
         _log.info("listening", host=self._config.host, port=port, tls=credentials is not None)
@@ -183,17 +196,31 @@ class EdgeServer:
 
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
-        ended, stalled = self._access_log.ended, self._calls.stalled
+        ended = self._access_log.ended
+        by_method = (
+            ("kiln:running_calls", "gauge", "Calls that run", self._calls.running),
+            ("kiln:refused_calls", "counter", "Calls of clients that had too many running", self._calls.refused),
+            (
+                "kiln:stalled_calls",
+                "counter",
+                "Calls that ended because their clients did not read",
+                self._calls.stalled,
+            ),
+        )
         return [
             MetricRow(
                 "kiln:calls", "counter", "Calls that have ended", ("method", "code"), lambda: list(ended.items())
             ),
+            *(
+                MetricRow(name, kind, text, ("method",), lambda counts=counts: _by_label(counts))  # type: ignore[misc]
+                for name, kind, text, counts in by_method
+            ),
             MetricRow(
-                "kiln:stalled_calls",
-                "counter",
-                "Calls that ended because their clients did not read",
-                ("method",),
-                lambda: [((method,), count) for method, count in list(stalled.items())],
+                "kiln:connections",
+                "gauge",
+                "Connections of clients",
+                (),
+                lambda: [] if self._port is None else [((), count_connections(self._port))],
             ),
         ]
 
@@ -238,3 +265,7 @@ class EdgeServer:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+
+def _by_label(counts: Mapping[str, int]) -> list[Sample]:
+    return [((label,), count) for label, count in counts.items()]

@@ -26,11 +26,12 @@ from bundle.errors import (
     ResourcesShort,
 )
 from edge.access.errors import Forbidden, KeysUnavailable, PrincipalBusy, Unauthenticated
-from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown
+from edge.errors import ClientStalled, RequestMalformed, RequestTooLarge, ShuttingDown, TooManyCalls
 
 DOMAIN: Final = "kiln"
 #: The reason of errors that clients are told nothing about.
 INTERNAL_REASON: Final = "INTERNAL"
+_INTERNAL_MESSAGE: Final = "internal error"
 
 StatusTable = Mapping[type[KilnError], grpc.StatusCode]
 
@@ -56,6 +57,7 @@ EDGE_STATUSES: Final[StatusTable] = MappingProxyType(
     {
         RequestMalformed: grpc.StatusCode.INVALID_ARGUMENT,
         ClientStalled: grpc.StatusCode.ABORTED,
+        TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
         RequestTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
         ShuttingDown: grpc.StatusCode.UNAVAILABLE,
         Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
@@ -84,7 +86,7 @@ def status_from_error(error: Exception, table: StatusTable) -> status_pb2.Status
     """
     code = _find_code(error, table)
     if code is None or not isinstance(error, KilnError):
-        return _build_status(grpc.StatusCode.INTERNAL, "internal error", [_build_error_info(INTERNAL_REASON, {})])
+        return _build_status(grpc.StatusCode.INTERNAL, _INTERNAL_MESSAGE, [_build_error_info(INTERNAL_REASON, {})])
     details: list[Message] = [_build_error_info(error.reason, error.metadata)]
     if error.retry_after_s is not None:
         delay = Duration()
@@ -94,6 +96,13 @@ def status_from_error(error: Exception, table: StatusTable) -> status_pb2.Status
     if error.violations:
         status.details.add().Pack(_build_bad_request(error, MAX_STATUS_BYTES - status.ByteSize()))
     return status
+
+
+def message_for_log(error: Exception, table: StatusTable) -> str:
+    """Returns the message of `status_from_error` without pieces of prompts."""
+    if not isinstance(error, KilnError) or not is_mapped(error, table):
+        return _INTERNAL_MESSAGE
+    return _shorten(error.log_message, MAX_MESSAGE_BYTES)
 
 
 def is_mapped(error: Exception, table: StatusTable) -> bool:

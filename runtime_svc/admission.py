@@ -285,7 +285,8 @@ def _object_violations(path: str, text: str) -> Iterator[FieldViolation]:
     try:
         parse_object(text)
     except ValueError as error:
-        yield FieldViolation(path, f"{text[:MAX_QUOTED_CHARS]!r} ({error})", ACCEPTED_OBJECT)
+        quoted = f"{text[:MAX_QUOTED_CHARS]!r} ({error})"
+        yield FieldViolation(path, quoted, ACCEPTED_OBJECT, quotes_text=True)
 
 
 def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -351,7 +352,8 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
         neutral = UNSERVED[path]
         if value != neutral:
             accepted = "unset" if neutral is None else f"unset or {neutral}"
-            yield FieldViolation(path, _show(value), f"{accepted}: this server does not serve it yet")
+            accepted = f"{accepted}: this server does not serve it yet"
+            yield FieldViolation(path, _show(value), accepted, quotes_text=isinstance(value, str))
     if call.logprobs is not None and not capabilities.logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"unset: {no_logits}")
     if call.logits and not capabilities.logits:

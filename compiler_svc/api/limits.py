@@ -10,8 +10,10 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.errors import FieldViolation
 from compiler_svc.errors import ConfigInvalid, TooManyStreams
+from edge.request_limit import RequestLimit
 
-MAX_REQUEST_BYTES: Final = 256 << 10
+#: The largest request of any method; the server refuses larger ones before it parses them.
+REQUEST_LIMIT: Final = RequestLimit(max_bytes=256 << 10)
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_SALT_CHARACTERS: Final = 256
 
@@ -23,10 +25,6 @@ def check_limits(request: pb.CompileRequest | pb.PlanCompileRequest | pb.ShardWe
         ConfigInvalid: A field is too long.
     """
     violations = []
-    if request.ByteSize() > MAX_REQUEST_BYTES:
-        violations.append(
-            FieldViolation("request", f"{request.ByteSize()} bytes", f"at most {MAX_REQUEST_BYTES} bytes")
-        )
     salt = "" if isinstance(request, pb.ShardWeightsRequest) else request.salt
     request_id = "" if isinstance(request, pb.PlanCompileRequest) else request.request_id
     for field, text, most in (

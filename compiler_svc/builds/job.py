@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,9 @@ from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.planning.job_spec import JobSpec, read_path
 from compiler_svc.records import ExecutableResult
 from execution.failure import Failure
+
+#: Exit code of a build process that found no room for its outcome.
+NO_ROOM_EXIT_CODE: Final = os.EX_TEMPFAIL
 
 
 class BuildEnvironment(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ outcome in the directory.
 
 from __future__ import annotations
 
+import os
 import socket
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Final
 import structlog
 
 from bundle.errors import KilnError
-from bundle.shortage import name_shortage
+from bundle.shortage import find_shortage, name_shortage
 from compiler_svc.builds.build import Forkservers
-from compiler_svc.builds.job import BuildOutcome, JobDirectory
+from compiler_svc.builds.job import NO_ROOM_EXIT_CODE, BuildOutcome, JobDirectory
 from compiler_svc.builds.pipeline import run_build
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.errors import BuildFailed
@@ -54,7 +55,16 @@ def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> N
     builds, lowerings = (ForkserverClient(socket.socket(fileno=fd)) for fd in (builds_fd, lowerings_fd))
     forkservers = Forkservers(ranks=lambda _num_threads, _executable_format: builds, lowerings=lowerings)
     with socket.socket(fileno=progress_fd) as progress, directory.working():
-        directory.write_outcome(_build(directory, progress, forkservers))
+        outcome = _build(directory, progress, forkservers)
+        try:
+            # What the build has written there may be what fills the disk.
+            directory.end()
+            directory.write_outcome(outcome)
+        except OSError as error:
+            if name_shortage(error) is None:
+                raise
+            structlog.get_logger("build").exception("there is no room for the outcome")
+            os._exit(NO_ROOM_EXIT_CODE)
 
 
 def _build(directory: JobDirectory, progress: socket.socket, forkservers: Forkservers) -> BuildOutcome:
@@ -67,7 +77,7 @@ def _build(directory: JobDirectory, progress: socket.socket, forkservers: Forkse
     except KilnError as error:
         return BuildOutcome(error=Failure.of(error))
     except Exception as error:  # noqa: BLE001 - the last line before the service
-        if isinstance(error, OSError) and (shortage := name_shortage(error)) is not None:
+        if (shortage := find_shortage(error)) is not None:
             return BuildOutcome(error=Failure.of(shortage))
         structlog.get_logger("build").exception("build failed")
         return BuildOutcome(

@@ -8,12 +8,17 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Container
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
+from bundle.confinement import BUILD
+from bundle.errors import ResourcesShort
+from bundle.shortage import RETRY_AFTER_S, outlast_shortages
+from compiler_svc.builds.job import NO_ROOM_EXIT_CODE, BuildJob, BuildResult, JobDirectory
 from compiler_svc.errors import BuildFailed, BuildStalled
 from compiler_svc.lower.pool import LOWERING_ENVIRONMENT, make_forkserver
 from compiler_svc.records import BuildNews, Progress
@@ -83,6 +88,7 @@ class ProcessBuildRunner:
         Raises:
             BuildFailed: The process ended without a result.
             BuildStalled: The process stood still for too long.
+            ResourcesShort: The host has no room for the process, or the process found none for its outcome.
             KilnError: The error that the process reported.
         """
         path = self._jobs / job.build_id
@@ -102,15 +108,9 @@ class ProcessBuildRunner:
         Raises:
             BuildStalled: The process stood still for too long.
         """
-        progress, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        progress.setblocking(False)
         start_ns, start_s = time.time_ns(), time.perf_counter()
+        progress, process = await outlast_shortages(partial(self._start, path))
         with progress:
-            with theirs:
-                # First, because it may start the forkserver of builds.
-                lowerings = self._lowerings.connect()
-                fds = [end.fileno() for end in (theirs, self._builds.connect(), lowerings)]
-                process = self._builds.start(Call(f"{_BUILD_PROCESS}:run_job", (str(path),)), fds, name="kiln-build")
             watch = BuildWatch(process, self._idle_timeout_s)
             try:
                 loop = asyncio.get_running_loop()
@@ -129,6 +129,25 @@ class ProcessBuildRunner:
                 await asyncio.shield(process.end())
                 if process.pid is not None:
                     record_span("build process", start_ns, time.perf_counter() - start_s, {"process.pid": process.pid})
+
+    async def _start(self, path: Path) -> tuple[socket.socket, ChildProcess]:
+        """Requests the process of a job; returns the socket of its news, and the process.
+
+        Raises:
+            ResourcesShort, OSError: The host has no room for the process or its socket.
+        """
+        progress, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ExitStack() as unused, theirs:
+            unused.enter_context(progress)
+            progress.setblocking(False)
+            # First, because it may start the forkserver of builds.
+            lowerings = self._lowerings.connect()
+            fds = [end.fileno() for end in (theirs, self._builds.connect(), lowerings)]
+            process = self._builds.start(
+                Call(f"{_BUILD_PROCESS}:run_job", (str(path),)), fds, name="kiln-build", confinement=BUILD
+            )
+            unused.pop_all()
+        return progress, process
 
     def discard(self, build_id: str) -> None:
         """Removes what attempts at a build have left. Has no effect while the build runs."""
@@ -182,10 +201,13 @@ def read_result(directory: JobDirectory, exit_code: int | None) -> BuildResult:
 
     Raises:
         BuildFailed: The process left no outcome.
+        ResourcesShort: The process found no room for one.
         KilnError: The error that the process reported.
     """
     outcome = directory.read_outcome()
     if outcome is None:
+        if exit_code == NO_ROOM_EXIT_CODE:
+            raise ResourcesShort("disk space", "the build found no room for its outcome", RETRY_AFTER_S)
         if exit_code is None:
             how = "with the process that it was forked from"
         elif exit_code < 0:

@@ -13,6 +13,8 @@ from compiler_svc.database.operations import Operation
 from compiler_svc.database.resumption import Unfinished
 from compiler_svc.errors import CompileCancelled, CompileQueueFull, CompilerRestarted
 from compiler_svc.planning.job_spec import JobSpec, read_spec, write_spec
+from edge.access.principal import PRINCIPAL, Principal
+from edge.access.quota import PrincipalQuota
 from execution.failure import Failure
 
 RETRY_AFTER_S: Final = 15.0
@@ -29,15 +31,18 @@ class CompileQueue:
     process resumes them.
     """
 
-    def __init__(self, services: CompileServices, *, max_builds: int, max_waiting: int) -> None:
+    def __init__(self, services: CompileServices, *, max_builds: int, max_waiting: int, max_per_principal: int) -> None:
         """Starts with an empty queue.
 
         Args:
             services: Everything that a compile uses.
             max_builds: Number of builds that may run at once.
             max_waiting: Number of compiles that may wait while those builds run.
+            max_per_principal: Number of compiles, running or waiting, that one principal may have. Those that a former
+                process accepted count for none.
         """
         self._services = services
+        self._quota = PrincipalQuota("builds", max_per_principal, retry_after_s=RETRY_AFTER_S)
         self._max_waiting = max_waiting
         self._max_accepted = max_builds + max_waiting
         self._num_accepted = 0
@@ -54,7 +59,9 @@ class CompileQueue:
 
         Raises:
             CompileQueueFull: Too many compiles wait.
+            PrincipalBusy: The call's principal has as many compiles as it may.
         """
+        self._quota.check(PRINCIPAL.get())
         if self._num_accepted >= self._max_accepted:
             raise CompileQueueFull(self._max_waiting, RETRY_AFTER_S)
 
@@ -66,21 +73,23 @@ class CompileQueue:
 
         Raises:
             RequestIdReused: The request id has the operation of another request.
-            CompileQueueFull: Too many compiles wait.
+            CompileQueueFull, PrincipalBusy: See `check_room`.
         """
         self.check_room()
+        principal = PRINCIPAL.get()
+        self._quota.take(principal)
         self._num_accepted += 1
         try:
             operation, is_new = await self._services.journal.find_or_create(
                 name=spec.name, request_id=request_id, request_digest=request_digest, spec=write_spec(spec)
             )
         except BaseException:
-            self._num_accepted -= 1
+            self._forget(principal)
             raise
         if is_new:
-            self._start(operation, spec)
+            self._start(operation, spec, principal=principal)
         else:
-            self._num_accepted -= 1
+            self._forget(principal)
         return operation
 
     async def resume(self) -> None:
@@ -121,7 +130,19 @@ class CompileQueue:
             run.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, operation: Operation, spec: JobSpec, *, after: CompileRun | None = None) -> CompileRun:
+    def _forget(self, principal: Principal | None) -> None:
+        self._num_accepted -= 1
+        if principal is not None:
+            self._quota.give_back(principal)
+
+    def _start(
+        self,
+        operation: Operation,
+        spec: JobSpec,
+        *,
+        after: CompileRun | None = None,
+        principal: Principal | None = None,
+    ) -> CompileRun:
         run = CompileRun(self._services, operation, spec)
         task = run.start(after)
         self._runs[operation.operation_id] = run
@@ -130,7 +151,7 @@ class CompileQueue:
         def forget(task: asyncio.Task[None]) -> None:
             del self._runs[operation.operation_id]
             self._tasks.discard(task)
-            self._num_accepted -= 1
+            self._forget(principal)
 
         task.add_done_callback(forget)
         return run

@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -13,8 +14,8 @@ import structlog
 from sqlalchemy.orm import Session
 
 from bundle.digest import PREFIX
-from bundle.errors import KilnError
-from bundle.shortage import name_shortage
+from bundle.errors import KilnError, ResourcesShort
+from bundle.shortage import lasting_delays, name_shortage, outlast_shortages
 from compiler_svc.builds.debug_file import has_graphs
 from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
 from compiler_svc.bundles.store import BundleStore
@@ -79,8 +80,9 @@ class CompileRun:
 
     def cancel(self) -> None:
         """Cancels the compile and ends its operation."""
-        self._is_cancelled = True
-        self.stop()
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self.stop()
 
     def stop(self) -> None:
         """Cancels the compile and leaves its operation unfinished, for the next process to resume."""
@@ -96,14 +98,18 @@ class CompileRun:
             if not self._is_cancelled:
                 await self._leave()
                 return
+            # The end may have to wait for room in the database, until `stop` cancels that, too.
+            assert self._task is not None
+            self._task.uncancel()
             await self._fail(CompileCancelled(self._operation.resource_name))
         except KilnError as error:
             self._log.warning("compile failed", reason=error.reason, error=str(error))
             await self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the operation has to end
             self._log.exception("compile failed", kind=type(error).__name__)
-            shortage = name_shortage(error) if isinstance(error, OSError) else None
-            await self._fail(shortage or BuildFailed("an internal error, which the compiler's log describes"))
+            await self._fail(
+                name_shortage(error) or BuildFailed("an internal error, which the compiler's log describes")
+            )
         finally:
             self.queued.set()
         for build_id in (self._build_id, self._graphs_id):
@@ -122,7 +128,7 @@ class CompileRun:
         built = cached or await self._build(identity)
         if isinstance(self._spec, CompileJobSpec) and self._spec.debug:
             await self._keep_graphs(identity, built.bundle_digest)
-        await self._record(built, is_cached=cached is not None)
+        await outlast_shortages(partial(self._record, built, is_cached=cached is not None))
 
     async def _build(self, identity: Identity) -> BuildResult:
         cache, slots = self._services.cache, self._services.build_slots
@@ -144,7 +150,7 @@ class CompileRun:
                     return cached
                 await on_progress(Progress(stage=Stage.TRACE, message="starting the build"))
                 built = await self._run_build(job, on_progress)
-                await cache.remember(identity.action_digest, built)
+                await outlast_shortages(lambda: cache.remember(identity.action_digest, built))
                 return built
 
         if self._spec.skip_cache_lookup:
@@ -213,7 +219,11 @@ class CompileRun:
             if former is not None and former != self._build_id:
                 # The checkpoint or the compiler has changed, so the former build's results are useless.
                 self._services.runner.discard(former)
-        await self._services.journal.report(self._operation, progress)
+        try:
+            await self._services.journal.report(self._operation, progress)
+        except ResourcesShort as shortage:
+            # The build goes on: the next report replaces this one.
+            self._log.warning("progress is not recorded", error=str(shortage))
         if progress.stage is not Stage.CACHE_CHECK:
             self.queued.set()
 
@@ -244,7 +254,9 @@ class CompileRun:
 
     async def _fail(self, error: KilnError) -> None:
         self._count_end("cancelled" if isinstance(error, CompileCancelled) else "failed")
-        await self._services.journal.finish(self._operation, Failure.of(error))
+        # Others wait for this end, and no one else can record it.
+        finish = partial(self._services.journal.finish, self._operation, Failure.of(error))
+        await outlast_shortages(finish, lasting_delays())
 
     def _count_end(self, outcome: str) -> None:
         self._clock.enter(Stage.DONE)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -15,9 +14,14 @@ from sqlalchemy.orm import Session
 
 from bundle.errors import ResourcesShort
 from bundle.private_files import make_private_database
-from bundle.shortage import RETRY_AFTER_S
+from bundle.shortage import RETRY_AFTER_S, name_shortage, outlast_shortages
 from compiler_svc.database.schema import prepare_schema
 from compiler_svc.errors import DatabaseUnavailable
+
+#: Seconds between the tries of a transaction while the host is short of something.
+DELAYS_S: Final = (0.05, 0.2)
+#: PostgreSQL's class of SQLSTATE.
+_INSUFFICIENT_RESOURCES: Final = "53"
 
 T = TypeVar("T")
 
@@ -53,9 +57,10 @@ class Database:
         """Runs one transaction: commits when `work` returns, rolls back when it raises.
 
         Raises:
-            ResourcesShort: The database has no room.
+            ResourcesShort: The database has no room, or no descriptors. The work may have been tried several times.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._transact, work)
+        loop = asyncio.get_running_loop()
+        return await outlast_shortages(lambda: loop.run_in_executor(self._executor, self._transact, work), DELAYS_S)
 
     def run_and_wait(self, work: Work[T]) -> T:
         """Runs one transaction and blocks until it ends: for threads and processes without an event loop."""
@@ -71,15 +76,17 @@ class Database:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
                 return work(session)
         except DBAPIError as error:
-            if _is_full(error):
-                raise ResourcesShort("disk space", "the database is full", RETRY_AFTER_S) from error
-            raise
+            shortage = _name_shortage(error)
+            if shortage is None:
+                raise
+            raise shortage from error
 
 
-def _is_full(error: DBAPIError) -> bool:
-    """Whether the database has no room: SQLite's code, or PostgreSQL's class of insufficient resources."""
-    is_full_file = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    return is_full_file or str(getattr(error.orig, "sqlstate", "")).startswith("53")
+def _name_shortage(error: DBAPIError) -> ResourcesShort | None:
+    """Names what the database lacks: by SQLite's code, or by PostgreSQL's class of insufficient resources."""
+    if str(getattr(error.orig, "sqlstate", "")).startswith(_INSUFFICIENT_RESOURCES):
+        return ResourcesShort("disk space", "the database is full", RETRY_AFTER_S)
+    return None if error.orig is None else name_shortage(error.orig)
 
 
 def _make_file(database: str | None) -> None:

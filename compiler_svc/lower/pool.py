@@ -7,10 +7,15 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
 
+import msgspec
+
+from bundle.confinement import LOWERING
+from bundle.shortage import find_shortage, outlast_shortages
 from compiler_svc.lower.errors import LoweringFailed, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.lower.job import LoweredExecutable, LoweringBackend, LoweringJob, read_outcome
 from compiler_svc.lower.memory_watch import MemoryWatch
@@ -75,6 +80,7 @@ class LoweringPool:
             LoweringMemoryExceeded: A process reached its memory limit.
             LoweringTimedOut: A process reached its time limit.
             ProgramUnsupported: A program cannot be lowered.
+            ResourcesShort: The host has no room for a process, or a process found none for its files.
             ToolchainMissing: A job needs a C++ compiler, and this host has none.
         """
         done = 0
@@ -103,7 +109,7 @@ class LoweringPool:
             backend: LoweringBackend = resolve_name(str(lowering.backend))
             return backend(job)
         lowering.toolchain.require_programs()
-        exit_code, memory = await self._run(job)
+        exit_code, memory = await outlast_shortages(partial(self._run, job))
         outcome = read_outcome(job)
         if isinstance(outcome, Failure):
             raise outcome.to_error()
@@ -111,13 +117,19 @@ class LoweringPool:
             limit_bytes = self._memory_limit_bytes
             if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, job.log_path):
                 raise LoweringMemoryExceeded(job.tag, limit_bytes)
-            raise LoweringFailed(job.tag, _describe_end(exit_code), _tail(job.log_path))
+            failed = LoweringFailed(job.tag, _describe_end(exit_code), _tail(job.log_path))
+            raise find_shortage(failed) or failed
         return outcome
 
     async def _run(self, job: LoweringJob) -> tuple[int | None, MemoryWatch]:
-        call = Call(f"{_LOWERING_PROCESS}:run_job", (str(job.directory), self._memory_limit_bytes))
+        call = Call(f"{_LOWERING_PROCESS}:run_job", (str(job.directory),))
+        limit_bytes = self._memory_limit_bytes
+        data_bytes = None if limit_bytes is None else limit_bytes + job.reserved_bytes
+        confinement = msgspec.structs.replace(LOWERING, data_bytes=data_bytes)
         with job.log_path.open("wb") as log:
-            process = self._forkserver.start(call, name="kiln-lowering", stderr_fd=log.fileno())
+            process = self._forkserver.start(
+                call, name="kiln-lowering", stderr_fd=log.fileno(), confinement=confinement
+            )
         memory = MemoryWatch()
         try:
             async with asyncio.timeout(self._timeout_s), memory.watching(lambda: process.pid):

@@ -7,8 +7,6 @@ with a traceback in the job's log.
 from __future__ import annotations
 
 import os
-import re
-import resource
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -50,20 +48,13 @@ def _list_needed() -> Iterator[str]:
             yield from (module, *lowering.preloaded)
 
 
-def run_job(path: str, memory_limit_bytes: int | None) -> None:
-    """Runs the job in a directory.
-
-    Args:
-        path: The directory.
-        memory_limit_bytes: Limit of data memory, besides the job's reserved bytes, for this process and each child.
-    """
+def run_job(path: str) -> None:
+    """Runs the job in the directory `path`."""
     signal.signal(signal.SIGTERM, _end_process_group)
     # SIGTERM instead of SIGKILL, so that the handler also ends the C++ compiler.
     die_with_parent(signal.SIGTERM, os.getppid())
     job = read_job(Path(path))
     _settle(job)
-    if memory_limit_bytes is not None:
-        _limit_memory(memory_limit_bytes + job.reserved_bytes)
     # Resolved here, because `preload` first sets the directory in which Inductor makes its cache.
     backend: LoweringBackend = resolve_name(str(job.options.lowering.backend))
     try:
@@ -84,18 +75,6 @@ def _settle(job: LoweringJob) -> None:
     }
     # Makes tempfile read the new environment.
     tempfile.tempdir = None
-
-
-def _limit_memory(limit_bytes: int) -> None:
-    """Limits this process's data memory.
-
-    Raises:
-        MemoryError: The process already has more, including the memory that it was forked with.
-    """
-    found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found is not None and 1024 * int(found[1]) > limit_bytes:
-        raise MemoryError(f"{found[1]} kB of data before anything was lowered")
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def _end_process_group(_signal: int, _frame: FrameType | None) -> None:

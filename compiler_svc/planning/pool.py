@@ -15,7 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeVar
 
+import msgspec
+
+from bundle.confinement import PLAN
 from bundle.errors import KilnError
+from bundle.shortage import outlast_shortages
 from compiler_svc.planning.errors import PlanFailed, PlanTimedOut, TooManyPlans
 from execution.failure import Failure
 from execution.forkserver.client import Forkserver
@@ -75,6 +79,7 @@ class PlanningPool:
             TooManyPlans: As many calls wait as may.
             PlanTimedOut, PlanMemoryExceeded: The work has reached a limit.
             PlanFailed: The process ended without an answer.
+            ResourcesShort: The host has no room for the process.
             KilnError: The error that the work raised.
         """
         if self._num_waiting >= self._limits.max_waiting:
@@ -85,7 +90,7 @@ class PlanningPool:
         finally:
             self._num_waiting -= 1
         try:
-            answer = await self._run_process(work)
+            answer = await outlast_shortages(lambda: self._run_process(work))
         finally:
             self._places.release()
         if isinstance(answer, Failure):
@@ -106,7 +111,9 @@ class PlanningPool:
                 raise PlanFailed("its order is nested too deeply") from error
             order.seek(0)
             call = Call(f"{_PROCESS}:run_order", (self._limits.max_memory_bytes,))
-            process = self._forkserver.start(call, [order.fileno(), answer.fileno()], name="kiln-plan")
+            confinement = msgspec.structs.replace(PLAN, data_bytes=self._limits.max_memory_bytes)
+            fds = [order.fileno(), answer.fileno()]
+            process = self._forkserver.start(call, fds, name="kiln-plan", confinement=confinement)
             try:
                 async with asyncio.timeout(self._limits.timeout_s):
                     exit_code = await process.wait()

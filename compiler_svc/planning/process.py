@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import structlog
 
 from bundle.errors import KilnError
+from bundle.shortage import name_shortage
 from compiler_svc.models.registry import list_families
 from compiler_svc.planning.errors import PlanFailed, PlanMemoryExceeded
 from edge.logs import configure_logging
@@ -35,12 +35,11 @@ def run_order(max_memory_bytes: int, order_fd: int, answer_fd: int) -> None:
     """Does the work of an order, and writes its result or its named error.
 
     Args:
-        max_memory_bytes: Data memory that the process may have; an allocation beyond it fails.
+        max_memory_bytes: Data memory that the process may have, for the error: an allocation beyond it fails.
         order_fd: File with the work, a callable.
         answer_fd: File for the answer.
     """
     configure_logging("compiler-plan")
-    resource.setrlimit(resource.RLIMIT_DATA, (max_memory_bytes, max_memory_bytes))
     with os.fdopen(order_fd, "rb") as order, os.fdopen(answer_fd, "wb") as answer:
         pickle.dump(_answer(pickle.load(order), max_memory_bytes), answer)
 
@@ -52,6 +51,8 @@ def _answer(work: Callable[[], Any], max_memory_bytes: int) -> Any:
         return Failure.of(error)
     except MemoryError:
         return Failure.of(PlanMemoryExceeded(max_memory_bytes))
-    except Exception:  # noqa: BLE001 - the last line before the service
+    except Exception as error:  # noqa: BLE001 - the last line before the service
+        if (shortage := name_shortage(error)) is not None:
+            return Failure.of(shortage)
         structlog.get_logger("compiler").exception("planning failed")
         return Failure.of(PlanFailed("an internal error, which the compiler's log describes"))

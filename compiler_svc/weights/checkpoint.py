@@ -12,6 +12,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from bundle.digest import canonical_json, sha256_bytes
+from bundle.shortage import find_shortage, name_shortage
 from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
 
 #: Weight files in the order of preference.
@@ -156,7 +157,8 @@ class _Directory:
         try:
             return sorted(path.name for path in self.path.iterdir())
         except OSError as error:
-            raise CheckpointInvalid(self.path, ".", str(error), "a readable directory") from error
+            invalid = CheckpointInvalid(self.path, ".", str(error), "a readable directory")
+            raise name_shortage(error) or invalid from error
 
     def file(self, name: str) -> Path:
         file = self.path / name
@@ -172,7 +174,8 @@ class _Directory:
         try:
             return self.file(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointInvalid(self.path, name, str(error), "a readable UTF-8 file") from error
+            invalid = CheckpointInvalid(self.path, name, str(error), "a readable UTF-8 file")
+            raise name_shortage(error) or invalid from error
 
     def read_json(self, name: str) -> dict[str, Any]:
         try:
@@ -293,6 +296,5 @@ def read_safetensors_header(file: Path, checkpoint: Path) -> dict[str, tuple[str
                 for name, part in slices.items()
             }
     except (SafetensorError, OSError) as error:
-        raise CheckpointInvalid(
-            checkpoint, file.name, f"a broken file ({error})", "a whole safetensors file"
-        ) from error
+        invalid = CheckpointInvalid(checkpoint, file.name, f"a broken file ({error})", "a whole safetensors file")
+        raise find_shortage(error) or invalid from error

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from bundle.shortage import find_shortage
 from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.pickle_files import load_pickle
@@ -42,7 +43,7 @@ class TensorReader:
             source = self._open(header.file)
             tensor: torch.Tensor = source[name] if isinstance(source, Mapping) else source.get_tensor(name)
         except (SafetensorError, OSError, KeyError) as error:
-            raise self._changed(header, str(error)) from error
+            raise find_shortage(error) or self._changed(header, str(error)) from error
         if tuple(tensor.shape) != header.shape:
             raise self._changed(header, f"{name} has shape {list(tensor.shape)}")
         return tensor

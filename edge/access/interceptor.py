@@ -44,8 +44,8 @@ _log = structlog.get_logger("audit")
 class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Authenticates each call before its request is decoded, and authorizes it once it is.
 
-    Stands inside what renders errors. The audit log gets one line for each refused call, and one for each allowed call
-    that needs the scope load, promote or admin.
+    Stands innermost, because it reads decoded requests, and so inside what renders errors and counts calls. The audit
+    log gets one line for each refused call, and one for each allowed call that needs the scope load, promote or admin.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         is_required: bool,
         has_client_ca: bool,
         request_limit: Callable[[], RequestLimit] | None = None,
+        stall_timeout_s: float | None = None,
     ) -> None:
         """Reads no file yet; `start` does.
 
@@ -65,10 +66,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             is_required: Whether calls without a principal are refused.
             has_client_ca: Whether clients show certificates.
             request_limit: See `wrap_handler`.
+            stall_timeout_s: See `wrap_handler`.
         """
         self._rules = {**SERVER_RULES, **rules}
         self._is_required = is_required
         self._request_limit = request_limit
+        self._stall_timeout_s = stall_timeout_s
         self._streams = PrincipalQuota("streams", config.max_streams, retry_after_s=STREAM_RETRY_S)
         self._keys: KeySource | None = None
         self._tokens: TokenVerifier | None = None
@@ -117,6 +120,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             partial(self._admit, method, rule, handler.response_streaming),
             decode_inside=True,
             request_limit=self._request_limit,
+            stall_timeout_s=self._stall_timeout_s,
             check=partial(_check_request, method, rule),
         )
 

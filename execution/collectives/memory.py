@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 
 from execution.collectives.library import load_collective_library
 from execution.errors import CollectivesMissing, TooManyRanks
+from execution.shared_memory import map_shared
 
 
 class CollectiveMemory:
@@ -26,9 +26,7 @@ class CollectiveMemory:
         if tp_degree > (max_ranks := library.kiln_max_ranks()):
             raise TooManyRanks(tp_degree, max_ranks)
         self._library = library
-        self.fd = os.memfd_create("kiln-collectives")
-        os.ftruncate(self.fd, library.kiln_memory_size(tp_degree))
-        self._memory = mmap.mmap(self.fd, 0)
+        self.fd, self._memory = map_shared("kiln-collectives", library.kiln_memory_size(tp_degree))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def abort(self) -> None:

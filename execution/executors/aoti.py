@@ -9,6 +9,7 @@ from typing import Final
 from torch import Tensor
 
 from bundle.manifest import Executable, Manifest
+from bundle.shortage import find_shortage
 from execution.dtypes import dtype_name
 from execution.errors import ExecutableInvalid, StepFailed
 from execution.executors.aoti_library import AotiError, AotiLibrary
@@ -38,7 +39,7 @@ class AotiProgram:
         try:
             self._library = AotiLibrary(path)
         except AotiError as error:
-            raise ExecutableInvalid(executable.tag, str(error)) from error
+            raise find_shortage(error) or ExecutableInvalid(executable.tag, str(error)) from error
         got = (self._library.num_inputs, self._library.num_outputs)
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs))
         if got != expected:

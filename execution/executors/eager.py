@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 import execution.collectives.operators  # noqa: F401 - programs that call its operators are loaded here
 from bundle.manifest import Executable, Manifest
+from bundle.shortage import find_shortage
 from execution.errors import ExecutableInvalid, StepFailed
 from execution.executors.executor import Executor
 from execution.executors.host import HostExecutor
@@ -46,7 +47,8 @@ class EagerProgram:
             program = read_program(path)
         except Exception as error:
             # torch raises too many kinds of exceptions for a file that is not a program to list them.
-            raise ExecutableInvalid(executable.tag, f"{type(error).__name__}: {error}") from error
+            invalid = ExecutableInvalid(executable.tag, f"{type(error).__name__}: {error}")
+            raise find_shortage(error) or invalid from error
         signature = program.graph_signature
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs) + len(executable.state))
         got = (len(signature.user_inputs), len(signature.user_outputs))

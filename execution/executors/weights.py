@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bundle.errors import FieldViolation
 from bundle.manifest import Manifest, WeightShard
+from bundle.shortage import find_shortage
 from execution.dtypes import dtype_name
 from execution.errors import WeightsInvalid, WeightsNotStaged
 
@@ -29,13 +30,14 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
 
     Raises:
         WeightsInvalid: The file is unreadable, or a tensor is missing or of another dtype or shape.
+        ResourcesShort: The host has no room to map the file.
     """
     try:
         with safe_open(path, framework="pt") as file:
             held = set(file.keys())
             tensors = {spec.name: file.get_tensor(spec.name) for spec in shard.tensors if spec.name in held}
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        raise WeightsInvalid(str(path), str(error)) from error
+        raise find_shortage(error) or WeightsInvalid(str(path), str(error)) from error
     violations = []
     for spec in shard.tensors:
         accepted = f"{spec.dtype} {list(spec.shape)}"

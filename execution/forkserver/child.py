@@ -10,7 +10,9 @@ import socket
 import subprocess
 from collections.abc import Callable
 
-from execution.forkserver.protocol import Announced, Ended, Forked, decode_report, receive
+from bundle.errors import ResourcesShort
+from bundle.shortage import RETRY_AFTER_S
+from execution.forkserver.protocol import Announced, Ended, Forked, Refused, decode_report, receive
 
 
 class ChildProcess:
@@ -20,6 +22,7 @@ class ChildProcess:
         pid: Id of the process and of its process group; None until it is forked.
         exit_code: Negative for the signal that ended it; None until it has ended, and if it ended with its forkserver.
         forkserver_exit_code: Exit code of the forkserver if the process ended with it and this process started it.
+        shortage: What the host lacked for the process, which then has not begun; None otherwise.
     """
 
     def __init__(self, reports: socket.socket, forkserver: subprocess.Popen[bytes] | None) -> None:
@@ -31,6 +34,7 @@ class ChildProcess:
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.forkserver_exit_code: int | None = None
+        self.shortage: ResourcesShort | None = None
         self._forkserver = forkserver
         self._reports = reports
         self._reports.setblocking(False)
@@ -50,8 +54,14 @@ class ChildProcess:
         self._ended.add_done_callback(lambda _: callback())
 
     async def wait(self) -> int | None:
-        """Waits until the process has ended; returns `exit_code`."""
+        """Waits until the process has ended; returns `exit_code`.
+
+        Raises:
+            ResourcesShort: The host had no room for the process.
+        """
         await asyncio.shield(self._ended)
+        if self.shortage is not None:
+            raise self.shortage
         return self.exit_code
 
     def kill(self) -> None:
@@ -71,7 +81,7 @@ class ChildProcess:
     async def end(self) -> None:
         """Kills the process group and waits until it has ended."""
         self.kill()
-        await self.wait()
+        await asyncio.shield(self._ended)
 
     def _read(self) -> None:
         """Reads the reports that have arrived."""
@@ -89,7 +99,11 @@ class ChildProcess:
                 case Announced():
                     self._is_announced = True
                 case Forked(pid):
-                    self.pid, (self._pidfd,) = pid, fds
+                    # If this process has no descriptor left, the kernel drops the process's.
+                    self.pid, self._pidfd = pid, fds[0] if fds else None
+                case Refused(resource, detail):
+                    self.shortage = ResourcesShort(resource, detail, RETRY_AFTER_S)
+                    self._end(1)
                 case Ended(exit_code):
                     self._end(exit_code)
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from bundle.confinement import SERVICE, Confinement
+from bundle.shortage import naming_shortages
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.parent_death import parent_environment
 from execution.forkserver.protocol import Call, ForkRequest, encode, has_hung_up
@@ -32,7 +34,15 @@ class ForkserverClient:
         assert self._connection is not None, "a client is connected"
         return self._connection
 
-    def start(self, call: Call, fds: Sequence[int] = (), *, name: str, stderr_fd: int = _STDERR_FD) -> ChildProcess:
+    def start(
+        self,
+        call: Call,
+        fds: Sequence[int] = (),
+        *,
+        name: str,
+        stderr_fd: int = _STDERR_FD,
+        confinement: Confinement = SERVICE,
+    ) -> ChildProcess:
         """Requests a process, which begins when the forkserver is ready. Needs a running event loop.
 
         Args:
@@ -40,14 +50,25 @@ class ForkserverClient:
             fds: Descriptors that the function takes after the call's arguments. The process gets copies.
             name: Name of the process in process lists; at most 15 bytes.
             stderr_fd: Standard error and standard output of the process and of all that it starts.
+            confinement: Limits of the process and of all that it starts.
+
+        Raises:
+            ResourcesShort: The host has no room for the forkserver, or for the connection to the process.
         """
-        connection = self.connect()
-        reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        child = ChildProcess(reports, self._process)
-        # If the forkserver has just died, closing their end tells the child so.
-        with theirs, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            request = encode(ForkRequest(name=name, call=call))
-            socket.send_fds(connection, [request], [theirs.fileno(), stderr_fd, *fds])
+        with naming_shortages(of_start=True):
+            connection = self.connect()
+            reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            child = ChildProcess(reports, self._process)
+            with theirs:
+                try:
+                    request = encode(ForkRequest(name=name, call=call, confinement=confinement))
+                    socket.send_fds(connection, [request], [theirs.fileno(), stderr_fd, *fds])
+                except (BrokenPipeError, ConnectionResetError):
+                    # The forkserver has just died. Closing their end tells the child so.
+                    pass
+                except OSError:
+                    child.kill()
+                    raise
         return child
 
 
@@ -88,12 +109,20 @@ class Forkserver(ForkserverClient):
         self._watch: ForkserverWatch | None = None
 
     def connect(self) -> socket.socket:
-        """Returns the connection; starts the forkserver if it does not run. Needs a running event loop."""
+        """Returns the connection; starts the forkserver if it does not run. Needs a running event loop.
+
+        Raises:
+            ResourcesShort: The host has no room for the forkserver.
+        """
         if self._connection is None or has_hung_up(self._connection):
             self.close()
-            self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._launch(theirs.fileno())
+            with naming_shortages(of_start=True), contextlib.ExitStack() as unused:
+                connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                unused.enter_context(connection)
+                with theirs:
+                    self._launch(theirs.fileno())
+                unused.pop_all()
+            self._connection = connection
             self._watch = ForkserverWatch(
                 self._name, self._connection, self._patience_s, find_pid=self._find_pid, end=self._kill
             )

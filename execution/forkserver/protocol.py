@@ -1,8 +1,9 @@
 """The messages between clients and forkservers: one per packet, over sockets that preserve packets.
 
 A client sends a `ForkRequest`, with descriptors: a socket for reports about the process, the process's standard error,
-and those that the call takes. The forkserver reports `Announced`, `Forked` and `Ended`, in this order. If a client
-shuts down its end of the reports, the forkserver kills the process. It answers a `Ping` by closing its descriptor.
+and those that the call takes. The forkserver reports `Announced`, `Forked` and `Ended`, in this order, or `Refused` in
+place of the last two. If a client shuts down its end of the reports, the forkserver kills the process. It answers a
+`Ping` by closing its descriptor.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import socket
 from typing import Final
 
 import msgspec
+
+from bundle.confinement import Confinement
 
 #: Size of the longest message, in bytes.
 MAX_PACKET_SIZE_BYTES: Final = 1 << 16
@@ -42,10 +45,12 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         name: Name of the process in process lists, which cut it after 15 bytes.
         call: The function that the process calls. It takes the descriptors after the call's arguments.
+        confinement: Limits of the process, set before the call.
     """
 
     name: str
     call: Call
+    confinement: Confinement
 
 
 class Announced(msgspec.Struct, frozen=True, tag=True):
@@ -65,8 +70,15 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The host has no room for the process, which has not begun. See `ResourcesShort`."""
+
+    resource: str
+    detail: str
+
+
 Request = ForkRequest | Ping
-Report = Announced | Forked | Ended
+Report = Announced | Forked | Ended | Refused
 
 
 def receive(end: socket.socket) -> tuple[bytes, list[int]]:

@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
+from bundle.confinement import SERVICE, confine
+from bundle.shortage import name_shortage
 from execution.forkserver.parent_death import die_with_parent
 from execution.forkserver.protocol import (
     Announced,
@@ -32,6 +34,7 @@ from execution.forkserver.protocol import (
     Forked,
     ForkRequest,
     Ping,
+    Refused,
     Report,
     decode_call,
     decode_request,
@@ -121,16 +124,18 @@ class _Server:
         try:
             check_single_thread()
             pid = os.fork()
-        except (OSError, RuntimeError):
+            if pid == 0:
+                reports.close()
+                self._become_child(request, *fds)
+            pidfd = _open_pidfd(pid)
+        except (OSError, RuntimeError) as error:
             # The host has no room for the process. The others continue.
             os.write(fds[0], traceback.format_exc().encode())
-            _report(reports, Ended(1))
+            shortage = name_shortage(error, of_start=True)
+            _report(reports, Ended(1) if shortage is None else Refused(**shortage.metadata))
             reports.close()
             return
-        if pid == 0:
-            reports.close()
-            self._become_child(request, *fds)
-        child = _Child(pid, os.pidfd_open(pid), reports)
+        child = _Child(pid, pidfd, reports)
         self._children.append(child)
         _report(reports, Forked(pid), child.pidfd)
         for end in (child.pidfd, reports):
@@ -149,6 +154,7 @@ class _Server:
             os.dup2(stderr_fd, _STDERR_FD)
             os.dup2(stderr_fd, _STDOUT_FD)
             os.close(stderr_fd)
+            confine(request.confinement)
             _run(request.call, *fds)
             exit_code = 0
         finally:
@@ -196,6 +202,20 @@ def check_single_thread() -> None:
         raise RuntimeError(f"a process with {num_threads} threads cannot be forked")
 
 
+def _open_pidfd(pid: int) -> int:
+    """Opens the descriptor of a child; ends the child if there is no room for the descriptor.
+
+    Raises:
+        OSError: There is none.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
 def _run(call: Call, *fds: int) -> None:
     pkgutil.resolve_name(call.target)(*call.args, *fds)
 
@@ -213,6 +233,7 @@ def _report(reports: socket.socket, report: Report, *fds: int) -> None:
 def main(connection_fd: str, name: str, preload: str) -> None:
     """Serves as a separate program."""
     die_with_parent(signal.SIGKILL)
+    confine(SERVICE)
     _set_name(name)
     # The output of libraries and compilers must not mix with the service's own.
     os.dup2(_STDERR_FD, _STDOUT_FD)

@@ -62,7 +62,12 @@ class ForkserverWatch:
             self.stop()
             return
         if self._ping is None or has_hung_up(self._ping):
-            self._send_ping()
+            try:
+                self._send_ping()
+            except OSError:
+                # This process has no descriptors for a ping, so the forkserver owes no answer.
+                self._stall.look(None, [])
+                return
         pid = self._find_pid()
         self._stall.look(None if pid is None else self._num_pings, [] if pid is None else [pid])
         if self._stall.still_s >= self._patience_s:
@@ -80,6 +85,9 @@ class ForkserverWatch:
                 # Requests that it has not read fill the socket, so it owes an answer; or it has ended.
                 ours.close()
                 return
+            except OSError:
+                ours.close()
+                raise
         self._ping = ours
         self._num_pings += 1
 

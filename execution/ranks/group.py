@@ -71,7 +71,12 @@ class RankGroup:
         self.state_bytes = 0
         self._num_parts = 1 + len(manifest.executables)
         self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
-        self._memory = StepMemory(manifest, with_internal=with_internal)
+        try:
+            self._memory = StepMemory(manifest, with_internal=with_internal)
+        except OSError:
+            if self._collectives is not None:
+                self._collectives.close()
+            raise
         self._ranks: list[RankHandle] = []
         self._watchdog = RankWatchdog(self._ranks, min_step_timeout_s, self._end_hung)
         self._own_forkservers: RankForkservers | None = None

@@ -15,7 +15,8 @@ from typing import IO, Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from bundle.errors import KilnError
+from bundle.confinement import RANK
+from bundle.errors import KilnError, ResourcesShort
 from execution.errors import RankDied, RankLost
 from execution.failure import Failure
 from execution.forkserver.child import ChildProcess
@@ -172,6 +173,7 @@ class RankHandle:
                 [their_control.fileno(), launch_fd, *memory_fds],
                 name=f"kiln-rank-{launch.rank}",
                 stderr_fd=stderr_fd,
+                confinement=RANK,
             )
             ours.pop_all()
             return cls(launch.rank, process, control, log=log, on_death=on_death)
@@ -201,12 +203,19 @@ class RankHandle:
 
         Raises:
             RankLost: The process ended before.
+            ResourcesShort: The host had no room for the process.
         """
-        await self._ready
+        try:
+            await self._ready
+        except RankLost:
+            if self._process.shortage is not None:
+                raise self._process.shortage from None
+            raise
 
     async def wait_ended(self) -> None:
         """Waits until the process has ended and its exit code is known."""
-        await self._process.wait()
+        with contextlib.suppress(ResourcesShort):
+            await self._process.wait()
 
     async def call(
         self, call: Call, answer_type: type[AnswerT], on_progress: Callable[[str], None] | None = None

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from bundle.errors import KilnError
+from bundle.shortage import find_shortage
 from execution.collectives.communicator import SharedCommunicator
 from execution.errors import RankFailed
 from execution.executors.executor import preload as preload_executor
@@ -25,9 +26,11 @@ from execution.ranks.control import (
     Answer,
     Done,
     Launch,
+    Load,
     Progress,
     Reply,
     Request,
+    StageWeights,
     decode_request,
     encode,
 )
@@ -72,5 +75,7 @@ def _serve(rank: Rank, request: Request, control: socket.socket, number: int) ->
         answer = Failure.of(error)
     except Exception as error:
         logger.exception("%s failed unexpectedly", type(request.call).__name__)
-        answer = Failure.of(RankFailed(number, type(error).__name__))
+        # A step that lacked memory may have left half a write, as any other that failed.
+        shortage = find_shortage(error) if isinstance(request.call, Load | StageWeights) else None
+        answer = Failure.of(shortage or RankFailed(number, type(error).__name__))
     control.sendall(encode(Reply(request.number, answer)))

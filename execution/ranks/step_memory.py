@@ -7,7 +7,6 @@ use in turn, because the parent may call a step while the one before it runs.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from bundle.abi.outputs import OUTPUTS, split_tokens
 from bundle.errors import FieldViolation
 from bundle.manifest import Executable, Manifest
 from execution.errors import ExecutableUnknown, StepInvalid
+from execution.shared_memory import map_shared
 from execution.step import MAX_TOP_LOGPROBS, Step, StepResult, step_inputs
 
 #: Steps that may be called and not yet answered at the same time.
@@ -121,9 +121,8 @@ class StepMemory:
         """Allocates zeroed memory for the steps of a bundle; see `StepLayout.of`."""
         self._layout = StepLayout.of(manifest, with_internal=with_internal)
         self._max_top_logprobs = max_top_logprobs(manifest)
-        self.fd = os.memfd_create("kiln-steps")
-        os.ftruncate(self.fd, self._layout.size_bytes)
-        self._memory = memoryview(mmap.mmap(self.fd, self._layout.size_bytes))
+        self.fd, memory = map_shared("kiln-steps", self._layout.size_bytes)
+        self._memory = memoryview(memory)
         # Made once, because every step uses them.
         sets = self._layout.sets
         self._packings = [{tag: _Packing.of(step.inputs) for tag, step in steps.items()} for steps in sets]

@@ -28,6 +28,7 @@ from bundle.oci import (
     ImageManifest,
 )
 from bundle.reader import MAX_MANIFEST_BYTES, Bundle, check_layers
+from bundle.shortage import name_shortage
 from bundle.verification import BlobVerifier
 
 #: The media types of layers are in the image manifest, which such a folder lacks. A runtime does not need them.
@@ -109,7 +110,7 @@ def _read_manifest(folder: Path) -> bytes:
                 raise BundleNotFound(str(folder), f"its {MANIFEST_TITLE} is no regular file")
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
-        raise BundleNotFound(str(folder), str(error)) from error
+        raise name_shortage(error) or BundleNotFound(str(folder), str(error)) from error
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestInvalid(f"{folder / MANIFEST_TITLE} is larger than {MAX_MANIFEST_BYTES} bytes")
     return data

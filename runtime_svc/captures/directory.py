@@ -20,8 +20,9 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from bundle.errors import KilnError
+from bundle.errors import KilnError, ResourcesShort
 from bundle.private_files import make_private_directory
+from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.engine.capture import InputCapture
 from runtime_svc.engine.events import Event, Finished
@@ -31,6 +32,8 @@ from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 #: How many requests may capture at once, from admission until the file is written.
 MAX_CAPTURES: Final = 16
 RETRY_AFTER_S: Final = 1.0
+#: Seconds between the tries of a write while the host is short of something: the end of a stream waits for it.
+WRITE_DELAYS_S: Final = (0.05, 0.2)
 
 SUFFIX: Final = ".safetensors"
 # File systems take names of 255 bytes.
@@ -70,13 +73,14 @@ class CaptureDirectory:
         Raises:
             TooManyCaptures: MAX_CAPTURES requests capture already.
             CaptureUnwritable: The disk does not take the file.
+            ResourcesShort: The host has no room for the file.
         """
         if self._num_open >= MAX_CAPTURES:
             raise TooManyCaptures(MAX_CAPTURES, RETRY_AFTER_S)
         path = self._root / file_name(deployment_id) / (file_name(request_id) + SUFFIX)
         self._num_open += 1
         try:
-            await self._run(_probe, path.parent)
+            await outlast_shortages(lambda: self._run(_probe, path.parent), WRITE_DELAYS_S)
         except OSError as error:
             self._num_open -= 1
             raise CaptureUnwritable(str(path.parent), _describe(error)) from error
@@ -104,9 +108,10 @@ class CaptureDirectory:
 
     async def _write(self, pending: PendingCapture) -> CaptureOutcome:
         try:
-            await self._run(_write_whole, pending.path, pending.render())
-        except OSError as error:
-            failure = CaptureUnwritable(str(pending.path), _describe(error))
+            # Rendered for each try, because the pieces can be taken once.
+            await outlast_shortages(lambda: self._run(_write_whole, pending.path, pending.render()), WRITE_DELAYS_S)
+        except (OSError, ResourcesShort) as error:
+            failure = name_shortage(error) or CaptureUnwritable(str(pending.path), _describe(error))
             _log.warning("captured inputs are lost", request_id=pending.request_id, error=str(failure))
             return CaptureOutcome(error=failure)
         finally:
@@ -233,5 +238,5 @@ def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         raise
 
 
-def _describe(error: OSError) -> str:
-    return error.strerror or type(error).__name__
+def _describe(error: Exception) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__

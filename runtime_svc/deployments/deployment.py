@@ -179,6 +179,12 @@ class Deployment:
         return self._load_failure or (self._serving.engine.failure if self._serving is not None else None)
 
     @property
+    def trouble(self) -> str:
+        """Why it failed, or what its load or its ranks wait for; empty if nothing is wrong."""
+        shortage = None if self.engine is None else self.engine.shortage
+        return str(self.failure or self.last_error or shortage or "")
+
+    @property
     def engine(self) -> Engine | None:
         """The engine; None until the load has succeeded."""
         return None if self._serving is None else self._serving.engine
@@ -339,10 +345,8 @@ class Deployment:
         )
 
     def _not_ready(self) -> DeploymentNotReady:
-        if self.state is DeploymentState.AWAITING_WEIGHTS:
-            detail = "LoadWeights makes it ready"
-        else:
-            detail = str(self.failure or self.last_error or "")
+        is_awaiting = self.state is DeploymentState.AWAITING_WEIGHTS
+        detail = "LoadWeights makes it ready" if is_awaiting else self.trouble
         return DeploymentNotReady(self.deployment_id, self.state.name, detail)
 
     async def _encode(self, prompt: Prompt) -> list[int]:
@@ -350,5 +354,7 @@ class Deployment:
             serving = self.require_serving()
             return await serving.workers.run(prompt_size(prompt), serving.text.encode, prompt)
         except ChatTemplateError as error:
-            violation = FieldViolation(prompt_field(prompt), str(error), "what the bundle's chat template takes")
+            # Templates repeat what they refuse.
+            accepted = "what the bundle's chat template takes"
+            violation = FieldViolation(prompt_field(prompt), str(error), accepted, quotes_text=True)
             raise RequestInvalid([violation]) from error

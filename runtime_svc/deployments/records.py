@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import msgspec
 
 from bundle.private_files import make_private_database, make_private_directory
 from bundle.process_lock import ProcessLock
+from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.errors import StateInUse, StateInvalid
 from runtime_svc.errors import StateUnwritable
@@ -24,6 +26,8 @@ from runtime_svc.errors import StateUnwritable
 FILE_NAME: Final = "runtime.db"
 LOCK_NAME: Final = "runtime.lock"
 RUNTIME_ID: Final = "runtime_id"
+#: Seconds between the tries of a write while the host is short of something.
+WRITE_DELAYS_S: Final = (0.05, 0.2, 0.8)
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS deployments (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
@@ -100,6 +104,7 @@ class RecordStore:
 
         Raises:
             StateUnwritable: The disk does not take it.
+            ResourcesShort: The host has no room for it.
         """
         row = (record.spec.deployment_id, msgspec.json.encode(record))
         await self._write("INSERT OR REPLACE INTO deployments VALUES (?, ?)", row)
@@ -109,6 +114,7 @@ class RecordStore:
 
         Raises:
             StateUnwritable: The disk does not take it.
+            ResourcesShort: The host has no room for it.
         """
         await self._write("DELETE FROM deployments WHERE id = ?", (deployment_id,))
 
@@ -120,7 +126,8 @@ class RecordStore:
     async def _write(self, statement: str, row: Sequence[Any]) -> None:
         async with self._turn:
             # If the caller is cancelled, the next write must still wait for this one.
-            writing = asyncio.ensure_future(asyncio.to_thread(self._execute, statement, row))
+            write = partial(asyncio.to_thread, self._execute, statement, row)
+            writing = asyncio.ensure_future(outlast_shortages(write, WRITE_DELAYS_S))
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
@@ -132,7 +139,7 @@ class RecordStore:
             with self._database:
                 self._database.execute(statement, row)
         except sqlite3.Error as error:
-            raise StateUnwritable(str(self._path), str(error)) from error
+            raise name_shortage(error) or StateUnwritable(str(self._path), str(error)) from error
 
     def _read_runtime_id(self) -> str:
         with self._database:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import Final
 
 import structlog
 
-from bundle.errors import BundleNotFound, KilnError
+from bundle.errors import BundleNotFound, KilnError, ResourcesShort
+from bundle.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
 from runtime_svc.bundles.errors import BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.bundles.source import ResolvedBundle
@@ -35,6 +37,15 @@ from runtime_svc.errors import (
 )
 
 _log = structlog.get_logger("deployments")
+
+#: What keeps a declared or recorded deployment waiting for its load: what others can put right.
+_RETRIED: Final = (
+    BundleSourceUnavailable,
+    BundleSourceRefused,
+    CompilerTokenInvalid,
+    BundleNotFound,
+    ResourcesShort,
+)
 
 # When the runtime shuts down, its streams get this long to deliver their terminal events.
 FAREWELL_S: Final = 0.5
@@ -247,8 +258,8 @@ class Deployments:
             if deployment.bundle is None:
                 await self._load_with_retries(deployment)
             else:
-                await asyncio.shield(self._save(deployment))
-                deployment.succeed(await self._loader.load(deployment))
+                # A client waits for it, and may call again.
+                await outlast_shortages(partial(self._attempt, deployment), on_shortage=partial(_delay, deployment))
         except KilnError as error:
             _log.warning("load failed", deployment_id=deployment.deployment_id, error=str(error))
             self._fail(deployment, error)
@@ -259,20 +270,25 @@ class Deployments:
             del self._loads[deployment.deployment_id]
 
     async def _load_with_retries(self, deployment: Deployment) -> None:
-        """Loads a declared or recorded deployment; retries while its bundle cannot be found or read."""
+        """Loads a declared or recorded deployment; retries while its bundle cannot be found or the host is short."""
         delays_s = backoff_delays(FIRST_RETRY_S, MAX_RETRY_S)
         while deployment.engine is None:
             try:
-                if deployment.bundle is None:
-                    await self._find(deployment)
-                deployment.succeed(await self._loader.load(deployment))
-            except (BundleSourceUnavailable, BundleSourceRefused, CompilerTokenInvalid, BundleNotFound) as error:
+                with naming_shortages():
+                    await self._attempt(deployment)
+            except _RETRIED as error:
                 # A pinned bundle that the service no longer has does not come back.
                 if isinstance(error, BundleNotFound) and deployment.digest is not None:
                     raise
-                _log.warning("load is delayed", deployment_id=deployment.deployment_id, error=str(error))
-                deployment.last_error = error
+                _delay(deployment, error)
                 await asyncio.sleep(next(delays_s))
+
+    async def _attempt(self, deployment: Deployment) -> None:
+        """Loads a deployment once, from where an attempt before it came."""
+        if deployment.bundle is None:
+            await self._find(deployment)
+        await asyncio.shield(self._save(deployment))
+        deployment.succeed(await self._loader.load(deployment))
 
     async def _find(self, deployment: Deployment) -> None:
         """Resolves the bundle of a declared or recorded deployment, and reserves its cores and memory."""
@@ -283,8 +299,6 @@ class Deployments:
             weights = await self.library.resolve(deployment.weights.digest)
         deployment.find(ResolvedBundle(deployment.spec.ref, bundle.digest, bundle.manifest, bundle.blobs))
         self.resources.reserve(deployment, weights.manifest)
-        await asyncio.shield(self._save(deployment))
-        self.on_bundles_changed()
 
     def _save(self, deployment: Deployment) -> asyncio.Task[None]:
         """Begins to record a deployment as it is now; the task writes no record once the deployment is gone."""
@@ -334,6 +348,11 @@ class Deployments:
             self.on_bundles_changed()
             self.on_states_changed()
         return num_aborted
+
+
+def _delay(deployment: Deployment, error: KilnError) -> None:
+    _log.warning("load is delayed", deployment_id=deployment.deployment_id, error=str(error))
+    deployment.last_error = error
 
 
 def _abort_requests(deployment: Deployment) -> int:

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import structlog
 
-from bundle.errors import KilnError
+from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankHung, RankLost
 from runtime_svc.engine.capture import CapturedRow, CaptureLog
@@ -28,6 +27,7 @@ from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.publisher import OutputText, StepOutcome, StepOutput
 from runtime_svc.engine.ranks import RankLauncher, Ranks
+from runtime_svc.engine.relaunch import relaunch
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
@@ -40,8 +40,6 @@ from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
-
-RESTART_DELAYS_S: Final = (0.0, 0.5, 2.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +102,8 @@ class Engine:
         self.on_state_changed: Callable[[], None] = lambda: None
         #: Why the engine failed.
         self.failure: KilnError | None = None
+        #: What the host lacks for the ranks that restart; None while they need not wait for it.
+        self.shortage: ResourcesShort | None = None
         self.num_steps = 0
         self._watch_ranks()
         self._task = asyncio.create_task(self._run(), name=f"engine {deployment_id}")
@@ -341,7 +341,7 @@ class Engine:
         return zeroed_bytes
 
     async def _recover(self, error: ExecutionError) -> None:
-        """Ends running requests and restarts the ranks; waiting requests keep waiting.
+        """Ends running requests and restarts the ranks; waiting requests keep waiting, a shortage of the host included.
 
         Raises:
             KilnError: The ranks do not come up again.
@@ -353,20 +353,16 @@ class Engine:
         for request in self.scheduler.running:
             self.requests.end(request, Finish(FinishReason.ERROR, error=error))
         await self._ranks.close()
-        for attempt, delay_s in enumerate(RESTART_DELAYS_S, start=1):
-            await asyncio.sleep(delay_s)
-            try:
-                self._ranks = await self.launcher.launch()
-                break
-            except KilnError as failure:
-                _log.warning("restart failed", deployment_id=self._deployment_id, attempt=attempt, error=str(failure))
-                if attempt == len(RESTART_DELAYS_S):
-                    raise
+        self._ranks = await relaunch(self.launcher, self._deployment_id, self._note_shortage)
+        self.shortage = None
         self.scheduler.kv.reset()
         self._watch_ranks()
         self.scheduler.statistics.rank_restarts += 1
         self._change_state(EngineState.READY)
         _log.info("ranks restarted", deployment_id=self._deployment_id)
+
+    def _note_shortage(self, shortage: ResourcesShort) -> None:
+        self.shortage = shortage
 
     def _change_state(self, state: EngineState) -> None:
         self.state = state

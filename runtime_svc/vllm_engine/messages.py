@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -125,7 +126,7 @@ def rename_fields(error: RequestInvalid | FeatureNotServed | PromptTooLong) -> K
     if isinstance(error, PromptTooLong):
         return PromptTooLong(_rename(error.field), error.size, error.limit, error.unit)
     return type(error)(
-        [FieldViolation(_rename(one.field), one.value, _rename(one.accepted)) for one in error.violations]
+        [replace(one, field=_rename(one.field), accepted=_rename(one.accepted)) for one in error.violations]
     )
 
 

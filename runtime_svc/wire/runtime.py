@@ -114,7 +114,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         cores=deployment.cores,
         capabilities=_capabilities_to_pb(deployment.capabilities),
         load=None if engine is None else _load_to_pb(engine),
-        message=str(deployment.failure or deployment.last_error or ""),
+        message=deployment.trouble,
         create_time=timestamp_to_pb(deployment.created_at_s),
         weights_bytes=0 if engine is None else engine.weights_bytes,
         kv_bytes=0 if engine is None else engine.state_bytes,

@@ -17,7 +17,7 @@ from edge.status import EDGE_STATUSES, StatusTable
 from runtime_svc.status import STATUS_TABLE as RUNTIME_TABLE
 from tests.repository import ROOT
 
-PACKAGES = (bundle, targets, execution, edge, compiler_svc, runtime_svc)
+PACKAGES = (bundle, targets, edge, execution, compiler_svc, runtime_svc)
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """\
 # Errors
@@ -72,7 +72,7 @@ def render_table(title: str, table: StatusTable, packages: set[str]) -> str:
 
 def render_page() -> str:
     """The whole page."""
-    both = render_table("Both servers", EDGE_STATUSES, {"edge"})
+    both = render_table("Both services", EDGE_STATUSES, {"edge"})
     compiler = render_table("compiler_svc", COMPILER_TABLE, {"bundle", "compiler_svc", "execution", "targets"})
     runtime = render_table("runtime_svc", RUNTIME_TABLE, {"bundle", "execution", "runtime_svc", "targets"})
     return f"{HEAD}\n{both}\n{compiler}\n{runtime}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -69,21 +70,24 @@ class Probe(bundle_pb2_grpc.BundleServiceServicer):
         return await asyncio.Future()
 
 
-def make_server(probe: Probe, config: EdgeConfig | None = None, *, table: StatusTable = BUNDLE_STATUSES) -> EdgeServer:
+def make_server(
+    probe: Probe, config: EdgeConfig | None = None, *, table: StatusTable = BUNDLE_STATUSES, **options: Any
+) -> EdgeServer:
     return EdgeServer(
         config or EdgeConfig("127.0.0.1:0", drain_timeout_s=5),
         status_table=table,
         services=[SERVICE, "google.longrunning.Operations"],
         register=lambda server: bundle_pb2_grpc.add_BundleServiceServicer_to_server(probe, server),
+        **options,
     )
 
 
 @asynccontextmanager
 async def serve(
-    probe: Probe, config: EdgeConfig | None = None, *, table: StatusTable = BUNDLE_STATUSES
+    probe: Probe, config: EdgeConfig | None = None, *, table: StatusTable = BUNDLE_STATUSES, **options: Any
 ) -> AsyncIterator[grpc.aio.Channel]:
     """Runs a server with the probe on it; yields a channel to it."""
-    server = make_server(probe, config, table=table)
+    server = make_server(probe, config, table=table, **options)
     port = await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

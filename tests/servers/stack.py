@@ -57,7 +57,8 @@ class Stack:
         command += ["--model-root", str(ROOT / "examples/models"), "--model-root", str(models)]
         if shared is not None:
             command += ["--import-root", str(shared.layout.root)]
-        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        levels = {f"KILN_{service}_LOG_LEVEL": "debug" for service in ("COMPILER", "RUNTIME")}
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=os.environ | levels)
         assert process.stdout is not None
         line = process.stdout.readline()
         event = json.loads(line) if line else {}

@@ -41,9 +41,10 @@ PROMPT = [5, 6, 7]
 class RuntimeProcess:
     """One process at a time; `kill` and `start` again."""
 
-    def __init__(self, compiler: str, directory: Path, *arguments: str) -> None:
+    def __init__(self, compiler: str | None, directory: Path, *arguments: str) -> None:
         self.directory = directory
-        self._arguments = [f"--compiler={compiler}", f"--cache={directory / 'cache'}", "--cores=4", *arguments]
+        source = [] if compiler is None else [f"--compiler={compiler}"]
+        self._arguments = [*source, f"--cache={directory / 'cache'}", "--cores=4", *arguments]
         self._process: subprocess.Popen[str] | None = None
         self._channel: grpc.Channel | None = None
 
@@ -58,6 +59,11 @@ class RuntimeProcess:
         self._channel = grpc.insecure_channel(self.address)
         self.control = runtime_pb2_grpc.RuntimeServiceStub(self._channel)
         self.generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def kill(self) -> None:
         """SIGKILL; returns when every rank is gone too."""
@@ -131,7 +137,7 @@ class RuntimeProcess:
 
 
 @contextmanager
-def run_runtime(compiler: str, directory: Path, *arguments: str) -> Iterator[RuntimeProcess]:
+def run_runtime(compiler: str | None, directory: Path, *arguments: str) -> Iterator[RuntimeProcess]:
     """A started runtime that is stopped at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     process = RuntimeProcess(compiler, directory, *arguments)

@@ -14,7 +14,7 @@ from kiln.config.v1 import config_pb2
 
 from bundle.layout import Layout
 from compiler_svc.api.bundles import MAX_BLOB_STREAMS
-from compiler_svc.api.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ID_CHARACTERS, MAX_SALT_CHARACTERS
+from compiler_svc.api.limits import MAX_REQUEST_ID_CHARACTERS, MAX_SALT_CHARACTERS, REQUEST_LIMIT
 from compiler_svc.compiles.journal import MAX_WATCHERS
 from compiler_svc.config.domains import MAX_BUCKETS
 from tests.servers.running_compiler import Client, refusal, serve_compiler
@@ -28,17 +28,6 @@ class TestRequests:
         [
             ({"request_id": "r" * (MAX_REQUEST_ID_CHARACTERS + 1)}, "request_id"),
             ({"salt": "s" * (MAX_SALT_CHARACTERS + 1)}, "salt"),
-            ({"config_json": '{"neuron_config": {}}' + " " * MAX_REQUEST_BYTES}, "request"),
-            (
-                {
-                    "config": config_pb2.InferenceConfig(
-                        neuron_config=config_pb2.NeuronConfig(
-                            context_encoding_buckets=range(1 << 20, (1 << 20) + MAX_REQUEST_BYTES)
-                        )
-                    )
-                },
-                "request",
-            ),
         ],
     )
     async def test_what_is_too_long(self, client: Client, fields: dict[str, Any], field: str) -> None:
@@ -46,6 +35,41 @@ class TestRequests:
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONFIG_INVALID")
         assert list(refused.fields) == [field]
         assert "at most" in refused.fields[field]
+
+    @pytest.mark.parametrize("method", ["Compile", "PlanCompile"])
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"config_json": '{"neuron_config": {}}' + " " * REQUEST_LIMIT.max_bytes},
+            {
+                "config": config_pb2.InferenceConfig(
+                    neuron_config=config_pb2.NeuronConfig(
+                        context_encoding_buckets=range(1 << 20, (1 << 20) + REQUEST_LIMIT.max_bytes)
+                    )
+                )
+            },
+        ],
+        ids=["text", "list"],
+    )
+    async def test_a_request_that_is_too_large_is_not_parsed(
+        self, client: Client, method: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def parse(*_: Any) -> None:
+            raise AssertionError("parsed")
+
+        monkeypatch.setattr("compiler_svc.api.compiler.check_limits", parse)
+        request = {"Compile": pb.CompileRequest, "PlanCompile": pb.PlanCompileRequest}[method](**fields)
+        refused = await refusal(getattr(client.compiler, method)(request))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_LARGE")
+        assert "at most" in refused.fields["request"]
+
+    async def test_a_request_of_many_fields_is_too_large(self, client: Client) -> None:
+        """The parser would make a Python object of each."""
+        empty_update = b"\x0a\x00"
+        request = empty_update * (REQUEST_LIMIT.max_bytes // len(empty_update))
+        refused = await refusal(client.channel.unary_unary("/kiln.compiler.v1.CompilerService/Compile")(request))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_LARGE")
+        assert "fields" in refused.fields["request"]
 
     async def test_what_is_just_short_enough(self, client: Client) -> None:
         await client.compile(request_id="r" * MAX_REQUEST_ID_CHARACTERS, salt="s" * MAX_SALT_CHARACTERS)

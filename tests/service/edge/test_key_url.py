@@ -183,7 +183,7 @@ async def test_an_untrusted_url_gives_no_keys(issuer: Issuer, monkeypatch: pytes
 
 
 async def test_a_slow_url_does_not_hold_the_loop(issuer: Issuer) -> None:
-    issuer.delay_s = 0.3
+    issuer.delay_s = 0.5
     source = KeyUrl(issuer.url)
     starting = asyncio.create_task(source.start())
     gaps, last_s = [], time.monotonic()
@@ -192,6 +192,6 @@ async def test_a_slow_url_does_not_hold_the_loop(issuer: Issuer) -> None:
         now_s = time.monotonic()
         gaps.append(now_s - last_s)
         last_s = now_s
-    assert max(gaps) < 0.2
+    assert max(gaps) < 0.4
     assert (await source.get()).keys
     await source.close()

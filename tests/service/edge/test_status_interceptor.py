@@ -13,6 +13,7 @@ from bundle.errors import BlobNotFound, FieldViolation, KilnError
 from tests.servers.probe import CHUNK, GET, READ, SERVICE, Probe, call_method, serve, stub
 from tests.unit.edge.test_status import detail
 
+REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 ABSENT = "sha256:" + "0" * 64
 
 
@@ -175,6 +176,7 @@ async def test_malformed_request_is_the_callers_mistake() -> None:
         for call in (
             channel.unary_unary(f"/{SERVICE}/GetBundle")(b"\xff\xff"),
             anext(aiter(channel.unary_stream(f"/{SERVICE}/ReadBlob")(b"\xff\xff"))),
+            anext(aiter(channel.stream_stream(REFLECT)(iter([b"\xff\xff"])))),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
@@ -187,6 +189,7 @@ async def test_absent_and_unimplemented_methods_are_unimplemented() -> None:
         for call in (
             channel.unary_unary(f"/{SERVICE}/Absent")(b""),
             channel.unary_unary("/absent.Service/Method")(b""),
+            channel.unary_unary("/grpc.health.v1.Health/List")(b"\xff\xff"),
             stub(channel).DeleteAlias(bundle_pb2.DeleteAliasRequest()),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

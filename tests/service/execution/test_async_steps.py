@@ -16,8 +16,8 @@ from execution.step import Step, StepResult
 from tests.contract.executors.executor_suite import CTE, TKG, prompt_inputs, token_inputs
 from tests.ranks.toy import SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
-from tests.ranks.toy_groups import DECODE, PREFILL, step
-from tests.service.execution.test_tensor_parallel import assert_death_ends_it, loaded, with_rank
+from tests.ranks.toy_groups import DECODE, PREFILL, loaded_group, step
+from tests.service.execution.test_tensor_parallel import assert_death_ends_it, with_rank
 
 #: A rank that waits in vain would give up after minutes; one that fails reads sources for its log, which may be cold.
 HANG_S = 30
@@ -59,7 +59,7 @@ def picking_ranks(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
 async def test_async_steps_compute_what_they_compute_one_by_one(
     picking_ranks: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking_ranks.manifest, picking_ranks.blobs, forkservers) as (group, _):
+    async with loaded_group(picking_ranks.manifest, picking_ranks.blobs, forkservers) as (group, _):
         await prefill_both(group)
         expected = [await group.run(decode([8, 14], 3))]
         for position in range(4, 12):
@@ -78,7 +78,7 @@ async def test_async_steps_compute_what_they_compute_one_by_one(
 
 
 async def test_a_step_may_depend_on_one_that_has_ended(picking: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, _):
+    async with loaded_group(picking.manifest, picking.blobs, forkservers) as (group, _):
         await prefill_both(group)
         before = await group.run(decode([8, 14], 3))
         dependent = await group.run(decode([], 4, depends_on_previous=True))
@@ -88,7 +88,7 @@ async def test_a_step_may_depend_on_one_that_has_ended(picking: ToyBundle, forks
 async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
     picking: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
+    async with loaded_group(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
         await prefill_both(group)
         before = await group.run(decode([8, 14], 3))
         expected = await group.run(decode(newest(before), 4))
@@ -112,7 +112,7 @@ async def test_both_steps_under_way_come_before_what_needs_the_ranks_alone(
 async def test_callers_that_give_up_leave_both_steps_to_their_end(
     picking: ToyBundle, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
+    async with loaded_group(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
         await prefill_both(group)
         process.suspend()
         for one in (decode([8, 14], 3), decode([], 4, depends_on_previous=True)):
@@ -131,7 +131,7 @@ async def test_no_step_can_depend_on_one_that_failed(eager: ToyBundle, forkserve
     layout = eager.manifest.state
     shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, 7, 16)) for one in layout.tensors)
     manifest = msgspec.structs.replace(eager.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-    async with loaded(manifest, eager.blobs, forkservers) as (group, _):
+    async with loaded_group(manifest, eager.blobs, forkservers) as (group, _):
         failing = await group.begin(DECODE)
         dependent = await group.begin(msgspec.structs.replace(DECODE, depends_on_previous=True))
         with pytest.raises(StepFailed) as caught:
@@ -144,7 +144,7 @@ async def test_no_step_can_depend_on_one_that_failed(eager: ToyBundle, forkserve
 
 
 async def test_a_killed_rank_fails_both_steps(picking: ToyBundle, forkservers: RankForkservers) -> None:
-    async with loaded(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
+    async with loaded_group(picking.manifest, picking.blobs, forkservers) as (group, (process,)):
         process.suspend()
         under_way = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, depends_on_previous=True))]
         process.kill()
@@ -168,7 +168,7 @@ async def test_a_step_that_depends_on_a_failed_one_fails_on_every_rank(
     picking_pair: ToyBundle, tmp_path: Path, forkservers: RankForkservers
 ) -> None:
     shards = picking_pair.shards[0]
-    async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, _):
+    async with loaded_group(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, _):
         before = await group.run(decode([8, 14], 3))
         await group.stage_weights({0: shards[0], 1: with_rank(shards[1], 99, tmp_path)})
         await group.swap_weights()
@@ -189,7 +189,7 @@ async def test_a_step_that_depends_on_a_failed_one_fails_on_every_rank(
 async def test_a_rank_that_cannot_run_a_dependent_step_leaves_no_caller_waiting(
     picking_pair: ToyBundle, without: int, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, _):
+    async with loaded_group(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, _):
         before = await group.run(decode([8, 14], 3))
         # As a rank that fails behind its last collective: it has no tokens, and the other has.
         lone = RunStep(tag="none", memory_set=0, depends_on_previous=False, top_logprobs=None, return_logits=False)
@@ -205,7 +205,7 @@ async def test_a_rank_that_cannot_run_a_dependent_step_leaves_no_caller_waiting(
 async def test_a_rank_killed_under_two_steps_ends_the_group(
     picking_pair: ToyBundle, victim: int, forkservers: RankForkservers
 ) -> None:
-    async with loaded(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, processes):
+    async with loaded_group(picking_pair.manifest, picking_pair.blobs, forkservers) as (group, processes):
         processes[victim].suspend()
         under_way = await group.begin(decode([8, 14], 3))
         dependent = asyncio.create_task(group.run(decode([], 4, depends_on_previous=True)))

@@ -74,16 +74,21 @@ def test_metrics_follow_the_rules_of_the_server(tmp_path: Path) -> None:
 
 def test_limits_become_channel_options() -> None:
     config = EdgeConfig("127.0.0.1:0", max_message_bytes=1000, keepalive_time_s=1.5, max_connection_age_s=60)
-    config = replace(config, min_ping_interval_s=0.25)
+    config = replace(config, min_ping_interval_s=0.25, max_connections=7, max_streams_per_connection=9)
     assert dict(config.channel_options()) == {
         "grpc.max_receive_message_length": 1000,
         "grpc.max_send_message_length": 1000,
         "grpc.keepalive_time_ms": 1500,
         "grpc.max_connection_age_ms": 60_000,
+        "grpc.max_connection_idle_ms": 600_000,
+        "grpc.max_allowed_incoming_connections": 7,
+        "grpc.max_concurrent_streams": 9,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.min_ping_interval_without_data_ms": 250,
         "grpc.so_reuseport": 0,
     }
+    graceful = dict(replace(config, max_connection_age_grace_s=2).channel_options())
+    assert graceful["grpc.max_connection_age_grace_ms"] == 2000
     assert EdgeConfig("127.0.0.1:0").max_message_bytes == 16 * 1024 * 1024
 
 

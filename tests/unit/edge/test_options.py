@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,19 @@ from edge.access.config import AccessConfig
 from edge.config import EdgeConfig, TlsConfig
 from edge.errors import OptionsInvalid
 from edge.option_sources import read_options
-from edge.options import COUNT, DAYS, FLAG, SECONDS, SERVER_OPTIONS, SIZE, TEXT, Domain, one_of, read_edge_config
+from edge.options import (
+    COUNT,
+    DAYS,
+    FLAG,
+    SECONDS,
+    SERVER_OPTIONS,
+    SIZE,
+    TEXT,
+    Domain,
+    choose_max_connections,
+    one_of,
+    read_edge_config,
+)
 
 GIB = 1 << 30
 
@@ -16,7 +29,18 @@ def parse(*arguments: str) -> EdgeConfig:
 
 
 def test_defaults() -> None:
-    assert parse() == EdgeConfig("127.0.0.1:0", drain_timeout_s=10.0)
+    assert parse() == EdgeConfig("127.0.0.1:0", drain_timeout_s=10.0, max_connections=choose_max_connections())
+
+
+@pytest.mark.parametrize(
+    ("max_files", "max_connections"), [(256, 128), (1024, 512), (1 << 20, 4096), (1, 1), (resource.RLIM_INFINITY, 4096)]
+)
+def test_connections_leave_half_of_the_files_to_others(
+    max_files: int, max_connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (max_files, max_files))
+    assert parse().max_connections == max_connections
+    assert parse("--max-connections", "7").max_connections == 7
 
 
 def test_tls() -> None:

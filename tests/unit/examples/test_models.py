@@ -140,6 +140,7 @@ def test_stories_are_made_of_known_words_and_end(name: str, seed: int | None) ->
     assert len(strange) / len(words) <= 0.02, strange
 
 
+@pytest.mark.slow
 def test_a_story_is_about_what_was_asked_for() -> None:
     kinds = ("cat", "owl", "dragon", "pony", "hedgehog", "lion")
     stories = {
@@ -160,6 +161,7 @@ def test_the_pirate_writes_another_text() -> None:
     assert "Captain" not in story
 
 
+@pytest.mark.slow
 def test_the_draft_guesses_most_tokens_of_its_target() -> None:
     agreed = total = 0
     for prompt in PROMPTS:

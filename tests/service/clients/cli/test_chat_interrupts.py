@@ -32,6 +32,7 @@ class Terminal:
         self.process = subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
         os.close(terminal)
         self.shown = b""
+        self._read_to = 0
 
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())
@@ -40,11 +41,11 @@ class Terminal:
         self.process.send_signal(signal.SIGINT)
 
     def read_until(self, text: str) -> None:
-        """Reads until the terminal has shown a text that it had not shown before."""
-        start = len(self.shown)
-        while text.encode() not in self.shown[start:]:
+        """Reads until the terminal has shown a text behind the one that was awaited before."""
+        while (start := self.shown.find(text.encode(), self._read_to)) < 0:
             assert select.select([self._main], [], [], _TIMEOUT_S)[0], f"no {text!r} in {self.shown!r}"
             self.shown += os.read(self._main, 65536)
+        self._read_to = start + len(text.encode())
 
     def close(self) -> None:
         if self.process.poll() is None:

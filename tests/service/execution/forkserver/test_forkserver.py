@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from bundle.confinement import Confinement
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
@@ -96,6 +97,19 @@ async def test_what_a_process_is(forkserver: Forkserver) -> None:
     assert seen.num_fds() == 3
     await process.end()
     assert process.exit_code == -signal.SIGKILL
+
+
+async def test_what_a_process_may_do(forkserver: Forkserver) -> None:
+    look = execute(
+        "import resource, subprocess as s; s.run(['grep', 'NoNewPrivs', '/proc/self/status']); "
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[1], max(resource.getrlimit(resource.RLIMIT_CORE)))"
+    )
+    read_fd, write_fd = os.pipe()
+    process = forkserver.start(look, name="one", stderr_fd=write_fd, confinement=Confinement(open_files=99))
+    os.close(write_fd)
+    assert await process.wait() == 0
+    with os.fdopen(read_fd) as output:
+        assert output.read().split() in (["NoNewPrivs:", "1", "99", core] for core in "01")
 
 
 async def test_what_is_loaded_is_loaded_once_and_shared() -> None:

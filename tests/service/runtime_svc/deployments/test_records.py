@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bundle.errors import ResourcesShort
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.errors import StateInUse, StateInvalid
 from runtime_svc.deployments.records import FILE_NAME, DeploymentRecord, RecordStore, WeightsRecord
 from runtime_svc.errors import StateUnwritable
 from tests.repository import ROOT
+from tests.shortages import few_descriptors
 
 RECORD = DeploymentRecord(
     spec=DeploymentSpec("chat", "story@prod", (1, 0), 2, True),
@@ -115,4 +117,21 @@ async def test_disk_that_takes_nothing(tmp_path: Path) -> None:
         await store.save(RECORD)
     with pytest.raises(StateUnwritable):
         await store.forget("chat")
+    store.close()
+
+
+async def test_a_lack_of_descriptors_and_a_full_disk_are_named_and_pass(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path)
+    await store.save(RECORD)
+    with few_descriptors(), pytest.raises(ResourcesShort, match="descriptors of this process"):
+        await store.save(EMPTY)
+    await store.save(EMPTY)
+    (num_pages,) = store._database.execute("PRAGMA page_count").fetchone()
+    store._database.execute(f"PRAGMA max_page_count={num_pages}")
+    long = msgspec.structs.replace(EMPTY, spec=replace(EMPTY.spec, ref="x" * 10_000))
+    with pytest.raises(ResourcesShort, match="disk space"):
+        await store.save(long)
+    store._database.execute("PRAGMA max_page_count=1000")
+    await store.save(long)
+    assert store.list() == [long, RECORD]
     store.close()

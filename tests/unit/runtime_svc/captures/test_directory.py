@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import struct
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from bundle.errors import ResourcesShort
 from bundle.manifest import TensorSpec
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.captures.directory import MAX_CAPTURES, SUFFIX, CaptureDirectory, CaptureOutcome, file_name
 from runtime_svc.engine.capture import MAX_CAPTURE_BYTES, CapturedInput, CapturedStep, InputCapture
 from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
+from tests.shortages import limited
 
 SPEC = TensorSpec(name="input_ids", dtype="int32", shape=(1, 2))
 
@@ -169,3 +172,20 @@ def test_equal_captures_are_equal_files_and_say_what_they_are() -> None:
         "1.num_tokens": "1",
         "1.weight_epoch": "3",
     }
+
+
+async def test_a_disk_without_room_is_named_and_passes(tmp_path: Path) -> None:
+    directory = CaptureDirectory(tmp_path)
+    await write(directory, "a")
+    with limited(resource.RLIMIT_FSIZE, 0), pytest.raises(ResourcesShort, match="disk space"):
+        await write(directory, "b")
+    inputs = InputCapture(0, 8)
+    pending = await directory.begin(inputs, deployment_id="d", bundle="sha256:0", request_id="b")
+    inputs.keep(captured(0, bytes(2 << 20)))
+    # Room for the log of the test.
+    with limited(resource.RLIMIT_FSIZE, 1 << 20):
+        outcome = await pending.write()
+    assert isinstance(outcome.error, ResourcesShort)
+    assert (await write(directory, "b")).path is not None
+    assert names_in(tmp_path / "d") == ["a.safetensors", "b.safetensors"]
+    await directory.close()

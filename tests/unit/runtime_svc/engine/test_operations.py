@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -275,7 +277,7 @@ async def test_swap_stages_again_where_ranks_were_restarted(start_engine: StartE
 
 
 async def test_restart_is_tried_again(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_svc.engine.engine.RESTART_DELAYS_S", (0.0, 0.01, 0.01))
+    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0, 0.01, 0.01))
     harness = await start_engine()
     harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2"), RankDied(0, 1)]
     harness.ranks.die()
@@ -283,8 +285,22 @@ async def test_restart_is_tried_again(start_engine: StartEngine, monkeypatch: py
     assert tokens_of(await collect(harness.submit([5], max_new_tokens=2))) == expected_tokens([5], 2)
 
 
+async def test_a_shortage_is_outlasted(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0,))
+    monkeypatch.setattr("bundle.shortage._FIRST_DELAY_S", 0.001)
+    harness = await start_engine()
+    lacks = (errno.EMFILE, errno.ENOMEM, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC)
+    harness.launcher.failures = [OSError(number, os.strerror(number)) for number in lacks]
+    waiting = harness.submit([5], max_new_tokens=2)
+    harness.ranks.die()
+    await wait_until(lambda: "short of" in str(harness.engine.shortage))
+    assert harness.engine.state is EngineState.RECOVERING
+    assert tokens_of(await collect(waiting)) == expected_tokens([5], 2)
+    assert harness.engine.shortage is None
+
+
 async def test_engine_fails_where_ranks_stay_down(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime_svc.engine.engine.RESTART_DELAYS_S", (0.0, 0.01))
+    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0, 0.01))
     harness = await start_engine(num_slots=1)
     harness.launcher.failures = [BlobCorrupt("sha256:1", "sha256:2") for _ in range(2)]
     harness.submit([5])

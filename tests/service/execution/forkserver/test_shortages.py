@@ -1,0 +1,72 @@
+"""Starts that lack descriptors: a named error, nothing left open, and a forkserver that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from bundle.errors import ResourcesShort
+from execution.forkserver.client import Forkserver
+from execution.forkserver.protocol import Call
+from tests.shortages import few_descriptors, open_descriptors
+
+NOTHING = Call("os:getpid")
+FOREVER = Call("time:sleep", (60,))
+
+
+@pytest.fixture
+def forkserver() -> Iterator[Forkserver]:
+    with contextlib.closing(Forkserver("forkserver", NOTHING)) as forkserver:
+        yield forkserver
+
+
+async def exit_code_of(forkserver: Forkserver) -> int | None:
+    return await forkserver.start(NOTHING, name="one").wait()
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+async def test_a_forkserver_that_cannot_be_started(forkserver: Forkserver, spare: int) -> None:
+    before = open_descriptors()
+    with few_descriptors(spare), pytest.raises(ResourcesShort, match="descriptors of this process"):
+        forkserver.start(NOTHING, name="one")
+    assert open_descriptors() == before
+    assert await exit_code_of(forkserver) == 0
+
+
+async def test_a_process_that_cannot_be_requested(forkserver: Forkserver) -> None:
+    assert await exit_code_of(forkserver) == 0
+    before = open_descriptors()
+    with few_descriptors(1), pytest.raises(ResourcesShort, match="descriptors of this process"):
+        forkserver.start(NOTHING, name="one")
+    assert open_descriptors() == before
+    assert await exit_code_of(forkserver) == 0
+
+
+async def test_a_process_whose_descriptor_does_not_arrive(forkserver: Forkserver) -> None:
+    assert await exit_code_of(forkserver) == 0
+    process = forkserver.start(FOREVER, name="one")
+    with few_descriptors():
+        while process.pid is None:
+            # Not asleep: the loop reads the report as soon as it comes.
+            await asyncio.sleep(0)
+    process.kill()
+    assert await process.wait() == -9
+
+
+async def test_a_process_that_the_forkserver_cannot_fork(forkserver: Forkserver) -> None:
+    assert await exit_code_of(forkserver) == 0
+    pid = forkserver._find_pid()
+    assert pid is not None
+    # It reports the end of a process before it closes what it had of it.
+    await asyncio.sleep(0.1)
+    # Room for what the request brings: the reports and the standard error.
+    with few_descriptors(2, pid):
+        refused = forkserver.start(NOTHING, name="one")
+        with pytest.raises(ResourcesShort, match="descriptors of this process"):
+            await refused.wait()
+        assert refused.pid is None
+    assert await exit_code_of(forkserver) == 0
+    assert forkserver._find_pid() == pid, "it lives on"

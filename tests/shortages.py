@@ -1,0 +1,47 @@
+"""Real shortages for the process of a test: its limits are lowered for a moment."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def limited(kind: int, soft: int, pid: int = 0) -> Iterator[None]:
+    """A process, this one by default, has a lower soft limit inside the block."""
+    before = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, kind, before)
+
+
+def open_descriptors(pid: int | None = None) -> set[int]:
+    """The descriptors that a process, this one by default, has open."""
+    found = {int(path.name) for path in Path(f"/proc/{pid or os.getpid()}/fd").iterdir()}
+    if pid is None:
+        # The one that listed the directory has been closed.
+        found = {fd for fd in found if _is_open(fd)}
+    return found
+
+
+@contextmanager
+def few_descriptors(spare: int = 0, pid: int | None = None) -> Iterator[None]:
+    """Inside the block, a process can open `spare` descriptors at most."""
+    taken = open_descriptors(pid)
+    # A limit bounds the numbers of descriptors, so those that are free below it count, too.
+    limit = next(bound for bound in range(1, 1 << 20) if bound - len([fd for fd in taken if fd < bound]) > spare) - 1
+    with limited(resource.RLIMIT_NOFILE, limit, pid or 0):
+        yield
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
