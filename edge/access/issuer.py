@@ -43,8 +43,12 @@ class Issuer:
     every token of the old one.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Opens the directory; makes it, the key and the public keys, unless they are there.
+    def __init__(self, directory: Path, jwks_path: Path | None = None) -> None:
+        """Opens the directory; makes it and the key unless they are there, and writes the public keys.
+
+        Args:
+            directory: The directory of the key.
+            jwks_path: File of the public keys; None for one beside the key.
 
         Raises:
             SigningKeyInvalid: The file of the key holds something else.
@@ -55,7 +59,7 @@ class Issuer:
         jwk = OKPAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         self._key_id = _name_key(jwk)
         public = {**jwk, "kid": self._key_id, "alg": ALGORITHM, "use": "sig"}
-        replace_file(directory / JWKS_NAME, json.dumps({"keys": [public]}).encode(), _PUBLIC)
+        replace_file(jwks_path or directory / JWKS_NAME, json.dumps({"keys": [public]}).encode(), _PUBLIC)
 
     def sign(self, claims: dict[str, Any]) -> str:
         """Returns the token of these claims."""
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     claims = {name: value for name, value in claims.items() if value is not None}
     try:
-        token = Issuer(options.directory).sign(claims)
+        token = Issuer(options.directory, options.jwks).sign(claims)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             replace_file(options.out, token.encode() + b"\n", _PRIVATE)
@@ -102,7 +106,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m edge.access.issuer",
         description=f"Signs a token with DIRECTORY/{KEY_NAME}, which is made if it is missing, and writes its public "
-        f"part to DIRECTORY/{JWKS_NAME}, for --auth-jwks.",
+        "part, a JSON Web Key Set for servers' --auth-jwks.",
     )
     scopes = [scope.value for scope in Scope]
     parser.add_argument("directory", metavar="DIRECTORY", type=Path)
@@ -117,6 +121,9 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--audience", default="kiln", metavar="NAME", help="as servers' --auth-audience; default: kiln")
     parser.add_argument(
         "--lifetime", type=int, default=30 * _DAY_S, metavar="SECONDS", help="until it expires; default: 30 days"
+    )
+    parser.add_argument(
+        "--jwks", type=Path, metavar="FILE", help=f"file of the public key; default: DIRECTORY/{JWKS_NAME}"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="file of the token; default: standard output")
     return parser
