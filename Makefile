@@ -8,10 +8,12 @@ SOURCES := bundle targets edge execution compiler_svc runtime_svc clients/python
 WIRE_RULES := {"version": "v2", "modules": [{"path": "."}], "breaking": {"use": ["WIRE_JSON"], "ignore": ["google"]}}
 PROTOS := $(sort $(shell find protos/kiln -name '*.proto'))
 
+MINUTES ?= 30
+
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench first-hour clean
+.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench soak first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
@@ -84,6 +86,7 @@ docs: setup
 	$(BIN)/python -m tests.architecture.error_table
 	$(BIN)/python -m tests.architecture.config_table
 	$(BIN)/python -m tests.architecture.option_table
+	$(BIN)/python -m tests.architecture.scope_table
 
 # What five kinds of new users do in their first hour, on a fresh clone of the last commit; writes docs/first-hour.md.
 first-hour: setup
@@ -91,6 +94,10 @@ first-hour: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+# Half an hour of faults under 64 streams: `make soak MINUTES=2 SEED=7` for other lengths, and to repeat a run's choices.
+soak: setup
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) .venv-xla .kiln build clients/typescript/node_modules clients/typescript/dist clients/typescript/build

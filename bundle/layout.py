@@ -25,6 +25,7 @@ from typing import BinaryIO, Final, TypeVar
 from bundle.blob_writer import BlobWriter, StoredBlob, fsync_directory, publish_file
 from bundle.digest import CHUNK_SIZE_BYTES, PREFIX, digest_hex, is_digest, sha256_stream
 from bundle.errors import BlobNotFound, LayoutInvalid
+from bundle.exposure import close_to_others
 from bundle.oci import INDEX_TYPE, Index, LayoutMarker, RecordT, parse_record
 from bundle.shortage import name_shortage
 
@@ -95,7 +96,10 @@ class Layout:
         Raises:
             LayoutInvalid: `root` holds something else.
         """
-        (root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        blobs = root / "blobs" / "sha256"
+        blobs.mkdir(parents=True, exist_ok=True)
+        # Whatever the umask: others could put files of their own in the place of blobs that processes map.
+        close_to_others(blobs)
         for directory in ("staging", "pins"):
             (root / ".kiln" / directory).mkdir(parents=True, exist_ok=True)
         with _locked(root / ".kiln" / "lock"):
@@ -323,7 +327,9 @@ class Layout:
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 return parse_record(file.read(), record)
         except (OSError, ValueError) as error:
-            raise name_shortage(error) or LayoutInvalid(str(path), str(error)) from error
+            # Clients of both services see it: the host's directories are none of their business.
+            detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise name_shortage(error) or LayoutInvalid(f"{path.parent.name}/{path.name}", detail) from error
 
 
 @contextmanager

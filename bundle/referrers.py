@@ -216,7 +216,7 @@ def read_manifest(layout: Layout, entry: BlobDescriptor) -> ImageManifest | Inde
         data = read_small_blob(layout, entry.digest, MAX_IMAGE_MANIFEST_BYTES)
         return parse_record(data, Index) if entry.media_type == INDEX_TYPE else parse_record(data, ImageManifest)
     except (BundleError, ValueError) as error:
-        raise LayoutInvalid(str(layout.root), f"manifest {entry.digest}: {error}") from error
+        raise LayoutInvalid(layout.root.name, f"manifest {entry.digest}: {error}") from error
 
 
 def _walk_manifests(layout: Layout, index: Index) -> Iterator[BlobDescriptor]:

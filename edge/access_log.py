@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -66,7 +67,7 @@ async def _log_call(method: str, ended: Counter[tuple[str, str]], context: Conte
     try:
         yield
         code = context.code() or grpc.StatusCode.OK
-    except grpc.aio.BaseError:
+    except (grpc.aio.BaseError, asyncio.CancelledError):
         # The handler aborted with a code, or the client left before its answer.
         code = context.code() or grpc.StatusCode.CANCELLED
         raise

@@ -83,8 +83,9 @@ class StatusInterceptor(SurroundingInterceptor):
                 async with asyncio.timeout(STATUS_TIMEOUT_S):
                     await context.abort(rendered.code, rendered.details, metadata)
             except TimeoutError:
-                # gRPC goes on sending it; the handler ends, so that a client that does not read holds nothing here.
-                raise grpc.aio.AbortError from None
+                # gRPC goes on sending it; the handler ends, so that a client that does not read holds nothing here. Any
+                # other error than that of `abort`, which comes too late, gRPC would log with a traceback.
+                raise asyncio.CancelledError from None
 
 
 __all__ = ["EdgeConfig", "EdgeServer", "TlsConfig"]

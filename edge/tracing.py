@@ -59,7 +59,7 @@ class TracingInterceptor(SurroundingInterceptor):
             try:
                 yield
                 code = context.code() or grpc.StatusCode.OK
-            except grpc.aio.BaseError:
+            except (grpc.aio.BaseError, asyncio.CancelledError):
                 code = context.code() or grpc.StatusCode.CANCELLED
                 raise
             finally:

@@ -16,7 +16,8 @@ KilnError
     ├── RankFailed            a rank process met an error that is not one of these: our bug
     └── RankLost              a rank that serves no more
         ├── RankDied          a rank process ended by itself
-        └── RankHung          a rank did not answer for too long, and its group was ended
+        ├── RankHung          a rank did not answer for too long, and its group was ended
+        └── MappedFileChanged a file was written while ranks mapped it, and their group was ended
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class ExecutionError(KilnError):
 
 
 class ExecutableInvalid(ExecutionError):
-    """A blob that cannot be loaded as what the manifest says it is."""
+    """A blob that cannot be loaded as what the manifest says it is.
+
+    `detail` goes to clients, so it has no text of loaders, which names paths and native code. The rank's log has that.
+    """
 
     reason = "EXECUTABLE_INVALID"
 
@@ -59,13 +63,18 @@ class ExecutableUnknown(ExecutionError):
 
 
 class WeightsInvalid(ExecutionError):
-    """A weight file that is unreadable or does not fit the manifest; `violations` names the first misfits."""
+    """A weight file that is unreadable or does not fit the manifest; `violations` names the first misfits.
+
+    The message goes to clients, so it names the rank and not the path. The rank's log has the cause.
+    """
 
     reason = "WEIGHTS_INVALID"
 
-    def __init__(self, path: str, detail: str, violations: Sequence[FieldViolation] = ()) -> None:
+    def __init__(self, rank: int, detail: str, violations: Sequence[FieldViolation] = ()) -> None:
         listed = tuple(violations[:_MAX_VIOLATIONS])
-        super().__init__(f"weight file {path} does not fit: {detail}", violations=listed, path=path, detail=detail)
+        super().__init__(
+            f"the weight file of rank {rank} does not fit: {detail}", violations=listed, rank=rank, detail=detail
+        )
 
 
 class WeightsNotStaged(ExecutionError):
@@ -204,3 +213,17 @@ class RankHung(RankLost):
             waited_s=f"{waited_s:g}",
             how=how,
         )
+
+
+class MappedFileChanged(RankLost):
+    """A file was written while ranks mapped it, and their group was ended.
+
+    Attributes:
+        rank: The first of the group.
+    """
+
+    reason = "MAPPED_FILE_CHANGED"
+
+    def __init__(self, title: str) -> None:
+        self.rank = 0
+        super().__init__(f"{title} of the bundle was written while ranks mapped it: they restart", title=title)

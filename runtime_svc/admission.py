@@ -13,13 +13,13 @@ from typing import Final
 from bundle.errors import FieldViolation
 from edge.request_id import ACCEPTED_REQUEST_ID, REQUEST_ID
 from execution.step import MAX_TOP_LOGPROBS
+from execution.text.prompt import ChatMessage, ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
+from execution.text.tools import ACCEPTED_OBJECT, parse_object
 from runtime_svc.capabilities import Capabilities, DefaultSampling
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.request_limits import RequestLimits
-from runtime_svc.text.prompt import ChatMessage, ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
-from runtime_svc.text.tools import ACCEPTED_OBJECT, parse_object
 
 MAX_STOP_STRING_CHARS: Final = 256
 MAX_TOOLS: Final = 128

@@ -5,6 +5,7 @@ KilnError
     ├── RequestInvalid              values that no deployment would take
     ├── FeatureNotServed            a valid request for a feature that this deployment lacks
     ├── PromptTooLong
+    ├── PromptLimitExceeded         a prompt that the text process does not end with
     ├── DeploymentNotFound
     ├── DeploymentNotReady
     ├── DeploymentExists            an id that another bundle holds
@@ -26,10 +27,9 @@ KilnError
     ├── GraphAbiMismatch
     ├── TokenizerMismatch
     ├── LoadInProgress
+    ├── LoadQuarantined             a load that has taken the runtime down too often
     ├── BundleSourceUnavailable
-    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors, as for the next two
-    ├── BundleSourceRefused
-    ├── CompilerTokenInvalid
+    ├── BundleSourceCorrupt         and three more: see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
     ├── TooManyCaptures
     ├── CaptureUnwritable           a disk that does not take captured inputs
@@ -84,6 +84,18 @@ class PromptTooLong(RuntimeServiceError):
             field=field,
             **{f"num_{unit}": size, f"max_{unit}": limit},
         )
+
+
+class PromptLimitExceeded(RuntimeServiceError):
+    """A prompt whose chat template or tokenizer has reached a limit of the deployment's text process."""
+
+    reason = "PROMPT_LIMIT_EXCEEDED"
+
+    def __init__(self, field: str, limit: str) -> None:
+        self.field, self.limit = field, limit
+        accepted = f"what the bundle's tokenizer and chat template convert with {limit}"
+        violation = FieldViolation(field, f"needs more than {limit}", accepted)
+        super().__init__(str(violation), violations=(violation,), field=field, limit=limit)
 
 
 class DeploymentNotFound(RuntimeServiceError):
@@ -310,6 +322,22 @@ class LoadInProgress(RuntimeServiceError):
         super().__init__(f"deployment {deployment_id!r} is loading weights already", deployment_id=deployment_id)
 
 
+class LoadQuarantined(RuntimeServiceError):
+    """A deployment whose load was under way when the runtime died, twice: it is not loaded again by itself."""
+
+    reason = "QUARANTINED"
+
+    def __init__(self, deployment_id: str, ref: str, num_deaths: int) -> None:
+        super().__init__(
+            f"deployment {deployment_id!r} is quarantined: the runtime died {num_deaths} times while it loaded it, and "
+            f"does not load it again by itself; LoadBundle (`kiln load {ref} --deployment {deployment_id}`) tries "
+            f"again, UnloadBundle (`kiln unload {deployment_id}`) ends it",
+            deployment_id=deployment_id,
+            ref=ref,
+            num_deaths=num_deaths,
+        )
+
+
 class BundleSourceUnavailable(RuntimeServiceError):
     """A bundle service that does not answer."""
 
@@ -349,7 +377,9 @@ class CaptureUnwritable(RuntimeServiceError):
     reason = "CAPTURE_UNWRITABLE"
 
     def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"captured inputs cannot be written to {path}: {detail}", path=path, detail=detail)
+        super().__init__(
+            f"captured inputs cannot be written to {path} in the capture directory: {detail}", path=path, detail=detail
+        )
 
 
 class EngineFailed(RuntimeServiceError):

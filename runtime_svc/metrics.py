@@ -11,6 +11,7 @@ from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.request import BucketKey, FinishReason
+from runtime_svc.errors import LoadQuarantined
 
 #: What vLLM calls the reasons for which sequences end.
 _VLLM_REASONS: Final = {
@@ -176,6 +177,13 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
             lambda: of_deployments(
                 lambda one: [((state.name,), float(one.state is state)) for state in DeploymentState]
             ),
+        ),
+        MetricRow(
+            "kiln:deployment_quarantined",
+            "gauge",
+            "1 for a deployment that is not loaded because its load took the runtime down",
+            ("model_name",),
+            lambda: of_deployments(lambda one: [((), float(isinstance(one.failure, LoadQuarantined)))]),
         ),
         MetricRow(
             "kiln:weight_epoch",

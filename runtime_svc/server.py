@@ -22,6 +22,7 @@ from edge.health import OVERALL
 from edge.metrics import serve_metrics
 from edge.server import EdgeServer
 from edge.tracing import open_tracing
+from execution.text.handle import make_forkserver
 from runtime_svc.access_rules import RULES, make_engine_rules
 from runtime_svc.bundles.directory import BundleDirectory
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
@@ -30,6 +31,7 @@ from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import DeploymentState
+from runtime_svc.deployments.file_watch import FileWatch
 from runtime_svc.deployments.follower import AliasFollower
 from runtime_svc.deployments.launcher import StartRanks
 from runtime_svc.deployments.loader import Loader
@@ -190,12 +192,14 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         engine = EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity)
         workers = TextWorkers()
         stack.callback(workers.close)
+        texts = make_forkserver()
+        stack.callback(texts.close)
         captures = None
         if settings.capture_directory is not None:
             captures = CaptureDirectory(settings.capture_directory)
             stack.push_async_callback(captures.close)
         deployments = Deployments(
-            Loader(library, start_ranks, engine, workers, captures),
+            Loader(library, start_ranks, engine, workers, texts, settings.text_limits, captures),
             Resources(
                 CorePool(settings.num_cores),
                 MemoryPool(settings.memory_bytes),
@@ -211,6 +215,8 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             stack.push_async_callback(_cancel, asyncio.create_task(leases.run(), name="leases"))
         follower = AliasFollower(deployments, interval_s=settings.follow_interval_s)
         stack.push_async_callback(_cancel, asyncio.create_task(follower.run(), name="follower"))
+        watch = FileWatch(deployments)
+        stack.push_async_callback(_cancel, asyncio.create_task(watch.run(), name="file watch"))
         timeout_s = settings.edge.drain_timeout_s
         reconciler = Reconciler(deployments, records, settings.deployments_file, timeout_s=timeout_s)
         tracing = await stack.enter_async_context(open_tracing("runtime", settings.edge.trace_endpoint))

@@ -28,6 +28,7 @@ from edge.options import (
     read_log_config,
 )
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
+from execution.text.handle import TextLimits
 from runtime_svc.bundles.channel import CompilerEndpoint
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
@@ -56,6 +57,7 @@ class Settings:
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
         min_step_timeout_s: Time after which a step whose ranks stand still counts as hung.
+        text_limits: What the text process of a deployment may take.
         logs: What is logged, and where.
     """
 
@@ -76,6 +78,7 @@ class Settings:
     queue_capacity: int
     stream_capacity: int
     min_step_timeout_s: float
+    text_limits: TextLimits
     logs: LogConfig
 
 
@@ -133,6 +136,19 @@ OPTIONS: Final = (
         "time that every step may take; longer after slow steps, ten times as long while its ranks compute",
         default=MIN_STEP_TIMEOUT_S,
     ),
+    Option(
+        "text-timeout",
+        SECONDS,
+        "processor time that the chat template and the tokenizer may take for one prompt",
+        default=TextLimits().timeout_s,
+    ),
+    Option(
+        "text-memory",
+        SIZE,
+        "memory of each deployment's text process",
+        default=TextLimits().max_memory_bytes,
+        default_text="2 GiB",
+    ),
 )
 
 
@@ -162,6 +178,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
         min_step_timeout_s=options.min_step_timeout,
+        text_limits=TextLimits(timeout_s=options.text_timeout, max_memory_bytes=options.text_memory),
         logs=read_log_config(options),
     )
 

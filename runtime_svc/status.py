@@ -9,8 +9,9 @@ import grpc
 
 from edge.status import BUNDLE_STATUSES, StatusTable
 from execution import errors as execution
+from execution.text import errors as text
 from runtime_svc import errors
-from runtime_svc.bundles.errors import BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
+from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
 from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
@@ -33,6 +34,11 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         execution.RankLost: grpc.StatusCode.UNAVAILABLE,
         errors.RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
         errors.FeatureNotServed: grpc.StatusCode.INVALID_ARGUMENT,
+        text.TextInvalid: grpc.StatusCode.FAILED_PRECONDITION,
+        text.TextRefused: grpc.StatusCode.INVALID_ARGUMENT,
+        text.TextLimitExceeded: grpc.StatusCode.FAILED_PRECONDITION,
+        text.TextProcessLost: grpc.StatusCode.UNAVAILABLE,
+        errors.PromptLimitExceeded: grpc.StatusCode.INVALID_ARGUMENT,
         errors.PromptTooLong: grpc.StatusCode.INVALID_ARGUMENT,
         errors.DeploymentNotFound: grpc.StatusCode.NOT_FOUND,
         errors.DeploymentNotReady: grpc.StatusCode.FAILED_PRECONDITION,
@@ -55,10 +61,12 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.TokenizerMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.LoadInProgress: grpc.StatusCode.ABORTED,
+        errors.LoadQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
         BundleSourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
         CompilerTokenInvalid: grpc.StatusCode.FAILED_PRECONDITION,
+        BlobExposed: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BucketExceeded: grpc.StatusCode.INVALID_ARGUMENT,
         errors.TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,

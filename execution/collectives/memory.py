@@ -28,15 +28,22 @@ class CollectiveMemory:
         self._library = library
         self.fd, self._memory = map_shared("kiln-collectives", library.kiln_memory_size(tp_degree))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._is_closed = False
 
     def abort(self) -> None:
-        """Fails the running collective, if any, and all later ones."""
-        self._library.kiln_abort(self._address)
+        """Fails the running collective, if any, and all later ones. Has no effect once the memory is closed."""
+        if not self._is_closed:
+            self._library.kiln_abort(self._address)
 
     def reset(self) -> None:
-        """Allows collectives again after a rank has failed one. No rank may be in a collective."""
-        self._library.kiln_reset(self._address)
+        """Allows collectives again after a rank has failed one. No rank may be in a collective. Has no effect once the
+        memory is closed.
+        """
+        if not self._is_closed:
+            self._library.kiln_reset(self._address)
 
     def close(self) -> None:
-        """Closes the descriptor, so that no more ranks can map the memory. The memory is freed with this object."""
+        """Gives the memory back to the host. The ranks must have ended."""
+        self._is_closed = True
+        self._memory.close()
         os.close(self.fd)

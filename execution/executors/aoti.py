@@ -39,7 +39,8 @@ class AotiProgram:
         try:
             self._library = AotiLibrary(path)
         except AotiError as error:
-            raise find_shortage(error) or ExecutableInvalid(executable.tag, str(error)) from error
+            invalid = ExecutableInvalid(executable.tag, "it is no library that loads; the log of its rank says why")
+            raise find_shortage(error) or invalid from error
         got = (self._library.num_inputs, self._library.num_outputs)
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs))
         if got != expected:

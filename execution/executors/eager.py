@@ -47,8 +47,9 @@ class EagerProgram:
             program = read_program(path)
         except Exception as error:
             # torch raises too many kinds of exceptions for a file that is not a program to list them.
-            invalid = ExecutableInvalid(executable.tag, f"{type(error).__name__}: {error}")
-            raise find_shortage(error) or invalid from error
+            kind = type(error).__name__
+            detail = f"it is no exported program that can be read ({kind}); the log of its rank says why"
+            raise find_shortage(error) or ExecutableInvalid(executable.tag, detail) from error
         signature = program.graph_signature
         expected = (len(executable.inputs) + len(executable.state), len(executable.outputs) + len(executable.state))
         got = (len(signature.user_inputs), len(signature.user_outputs))

@@ -37,7 +37,8 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
             held = set(file.keys())
             tensors = {spec.name: file.get_tensor(spec.name) for spec in shard.tensors if spec.name in held}
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        raise find_shortage(error) or WeightsInvalid(str(path), str(error)) from error
+        detail = f"it cannot be read as safetensors ({type(error).__name__}); the log of its rank says why"
+        raise find_shortage(error) or WeightsInvalid(shard.rank, detail) from error
     violations = []
     for spec in shard.tensors:
         accepted = f"{spec.dtype} {list(spec.shape)}"
@@ -47,7 +48,7 @@ def map_weights(path: Path, shard: WeightShard) -> dict[str, Tensor]:
             violations.append(FieldViolation(f"tensors[{spec.name}]", got, accepted))
     if violations:
         detail = f"{len(violations)} of {len(shard.tensors)} tensors differ, the first: {violations[0]}"
-        raise WeightsInvalid(str(path), detail, violations)
+        raise WeightsInvalid(shard.rank, detail, violations)
     return tensors
 
 

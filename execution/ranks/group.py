@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from bundle.errors import KilnError
 from bundle.manifest import Manifest
 from execution.collectives.memory import CollectiveMemory
-from execution.errors import RankHung, RankLost, StepAborted, WeightsNotStaged
+from execution.errors import RankLost, StepAborted, WeightsNotStaged
 from execution.isa import require_isa
 from execution.ranks.control import (
     Call,
@@ -78,7 +78,7 @@ class RankGroup:
                 self._collectives.close()
             raise
         self._ranks: list[RankHandle] = []
-        self._watchdog = RankWatchdog(self._ranks, min_step_timeout_s, self._end_hung)
+        self._watchdog = RankWatchdog(self._ranks, min_step_timeout_s, self.end)
         self._own_forkservers: RankForkservers | None = None
         self._first_dead: RankHandle | None = None
         # A call holds it if it must come between the same two steps on all ranks. A step and the steps that depend on
@@ -257,6 +257,11 @@ class RankGroup:
         """Gives steps a tenth of their time until the block ends: someone waits who has no use for their results."""
         return self._watchdog.hurrying()
 
+    def end(self, verdict: RankLost) -> None:
+        """Kills the processes, which cannot serve on: calls raise `verdict`, and `died` has it."""
+        for rank in self._ranks:
+            rank.kill(verdict)
+
     async def close(self) -> None:
         """Ends the processes. Calling it again is harmless."""
         self._watchdog.stop()
@@ -372,10 +377,6 @@ class RankGroup:
             raise self._first_dead.death
         # Prefer the error of the rank that failed first to the errors that it caused on others.
         raise min(failures, key=lambda failure: isinstance(failure, StepAborted))
-
-    def _end_hung(self, verdict: RankHung) -> None:
-        for rank in self._ranks:
-            rank.kill(verdict)
 
     def _report_death(self, rank: RankHandle) -> None:
         """Ends the other ranks, which cannot work alone and may be waiting for the dead one."""

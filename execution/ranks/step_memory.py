@@ -127,14 +127,18 @@ class StepMemory:
         sets = self._layout.sets
         self._packings = [{tag: _Packing.of(step.inputs) for tag, step in steps.items()} for steps in sets]
         self._token_views = [{tag: self._view(step.tokens) for tag, step in steps.items()} for steps in sets]
+        self._is_closed = False
 
     def write_inputs(self, step: Step, memory_set: int) -> None:
-        """Writes a step's inputs into a set. No other step of this set may be running.
+        """Writes a step's inputs into a set. No other step of this set may be running. Has no effect once it is closed.
 
         Raises:
             ExecutableUnknown: No executable has this tag.
             StepInvalid: Names, lengths or values do not fit, or the step asks for results that it cannot return.
         """
+        if self._is_closed:
+            # The ranks have ended, so the caller learns of their end.
+            return
         regions = self._regions(step.tag, memory_set)
         packing = self._packings[memory_set][step.tag]
         if step.inputs.keys() != regions.inputs.keys():
@@ -174,7 +178,13 @@ class StepMemory:
         return StepResult(tokens, logprobs, top_ids, top_logprobs, duration_s, logits, invalid, internal)
 
     def close(self) -> None:
-        """Closes the descriptor, so that no more ranks can map the memory. Late callers may still read this object."""
+        """Gives the memory back to the host. The ranks must have ended."""
+        # Not when this object goes: an error that names the ranks may keep it, and a mapping has its own descriptor.
+        self._is_closed = True
+        for views in self._token_views:
+            for view in views.values():
+                view.release()
+        self._memory.release()
         os.close(self.fd)
 
     def _regions(self, tag: str, memory_set: int) -> StepRegions:

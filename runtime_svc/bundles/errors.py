@@ -3,7 +3,8 @@
 RuntimeServiceError
 ├── BundleSourceCorrupt    a bundle service whose store has lost or changed bytes
 ├── BundleSourceRefused    a bundle service that does not take this runtime's token or certificate
-└── CompilerTokenInvalid   a token for the bundle service that cannot be read
+├── CompilerTokenInvalid   a token for the bundle service that cannot be read
+└── BlobExposed            a file that other users may change, and that cannot be copied
 """
 
 from __future__ import annotations
@@ -40,3 +41,21 @@ class CompilerTokenInvalid(RuntimeServiceError):
 
     def __init__(self, path: str, detail: str) -> None:
         super().__init__(f"token for the bundle service, {path}: {detail}", path=path, detail=detail)
+
+
+class BlobExposed(RuntimeServiceError):
+    """A file of a bundle that other users may change, and that cannot be copied into the cache.
+
+    The message names no directory of this host; the log does.
+    """
+
+    reason = "BLOB_EXPOSED"
+
+    def __init__(self, blob: str, exposure: str, detail: str) -> None:
+        super().__init__(
+            f"blob {blob} is not mapped, because others may change it: {exposure}; accepted: files and directories "
+            f"that only the runtime's user and root can write, or a cache for a copy ({detail})",
+            blob=blob,
+            exposure=exposure,
+            detail=detail,
+        )

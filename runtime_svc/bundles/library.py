@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from bundle.reference import Reference, parse_reference
 from bundle.verification import BlobVerifier
 from bundle.writer import register_bundle
 from runtime_svc.bundles.directory import BundleDirectory
+from runtime_svc.bundles.private_files import PrivateFiles
 from runtime_svc.bundles.source import BundleSource, ResolvedBundle
 
 #: Called with done and total bytes.
@@ -40,7 +42,7 @@ class BundleLibrary:
             directories: Layouts and unpacked bundles that others fill; the first one that knows a reference decides.
                 Only read.
             store_root: The bundle service's own layout if it is on this host; only read. It may not exist so far.
-            cache: Layout for fetched blobs; only this runtime writes it.
+            cache: Layout for fetched blobs and private copies; only this runtime writes it.
             verifier: Remembers the files that it has verified.
         """
         self._source = source
@@ -69,6 +71,9 @@ class BundleLibrary:
     async def fetch(self, resolved: ResolvedBundle, progress: ByteProgress) -> Bundle:
         """Opens a bundle that a local layout holds; otherwise fetches its missing blobs into the cache first.
 
+        Returns:
+            The bundle, whose `layout` is `PrivateFiles`.
+
         Raises:
             BlobCorrupt: The source sent bytes that do not match the blob's digest or size.
             ManifestInvalid: The manifest that the source described is not the bundle's.
@@ -84,13 +89,14 @@ class BundleLibrary:
             bundle = await asyncio.to_thread(open_bundle, self._cache, resolved.digest)
         if bundle.manifest != resolved.manifest:
             raise ManifestInvalid("the bundle service described another one", resolved.digest)
-        return bundle
+        return dataclasses.replace(bundle, layout=PrivateFiles(bundle.layout, self._cache, self._verifier))
 
     async def verify(self, bundle: Bundle, progress: ByteProgress | None = None) -> None:
-        """Verifies every blob of a bundle, in a thread.
+        """Verifies every blob of a bundle, in a thread, and copies those that other users may change.
 
         Raises:
             BlobCorrupt, BlobNotFound: See `Bundle.verify`.
+            BlobExposed, ResourcesShort: See `PrivateFiles.secure`.
         """
         loop = asyncio.get_running_loop()
         done_bytes = 0
@@ -101,7 +107,14 @@ class BundleLibrary:
             if progress is not None:
                 loop.call_soon_threadsafe(progress, done_bytes, bundle.size_bytes)
 
+        await asyncio.to_thread(self._secure, bundle)
         await asyncio.to_thread(bundle.verify, self._verifier, advance)
+
+    @staticmethod
+    def _secure(bundle: Bundle) -> None:
+        assert isinstance(bundle.layout, PrivateFiles), "a bundle that `fetch` returned"
+        for blob in {blob.digest: blob for blob in bundle.blobs}.values():
+            bundle.layout.secure(blob)
 
     def _resolve_local(self, reference: Reference) -> Bundle | None:
         digest = reference.digest

@@ -77,7 +77,7 @@ def open_unpacked(folder: Path, verifier: BlobVerifier) -> Bundle:
     check_consistency(manifest, digest=digest)
     paths = {verifier.identify(path): path for path in _list_files(folder)}
     for missing in sorted(manifest.blobs() - paths.keys()):
-        raise BlobNotFound(missing, f"among the files of {folder}: one is missing, or has other bytes")
+        raise BlobNotFound(missing, f"among the files of {folder.name}: one is missing, or has other bytes")
     layers = tuple(
         BlobDescriptor(
             media_type=_UNKNOWN_TYPE,
@@ -107,12 +107,13 @@ def _read_manifest(folder: Path) -> bytes:
         fd = os.open(folder / MANIFEST_TITLE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise BundleNotFound(str(folder), f"its {MANIFEST_TITLE} is no regular file")
+                raise BundleNotFound(folder.name, f"its {MANIFEST_TITLE} is no regular file")
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
-        raise name_shortage(error) or BundleNotFound(str(folder), str(error)) from error
+        missing = BundleNotFound(folder.name, f"its {MANIFEST_TITLE}: {error.strerror}")
+        raise name_shortage(error) or missing from error
     if len(data) > MAX_MANIFEST_BYTES:
-        raise ManifestInvalid(f"{folder / MANIFEST_TITLE} is larger than {MAX_MANIFEST_BYTES} bytes")
+        raise ManifestInvalid(f"{folder.name}/{MANIFEST_TITLE} is larger than {MAX_MANIFEST_BYTES} bytes")
     return data
 
 

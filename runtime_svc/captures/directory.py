@@ -83,7 +83,7 @@ class CaptureDirectory:
             await outlast_shortages(lambda: self._run(_probe, path.parent), WRITE_DELAYS_S)
         except OSError as error:
             self._num_open -= 1
-            raise CaptureUnwritable(str(path.parent), _describe(error)) from error
+            raise CaptureUnwritable(path.parent.name, _describe(error)) from error
         except BaseException:
             self._num_open -= 1
             raise
@@ -111,7 +111,8 @@ class CaptureDirectory:
             # Rendered for each try, because the pieces can be taken once.
             await outlast_shortages(lambda: self._run(_write_whole, pending.path, pending.render()), WRITE_DELAYS_S)
         except (OSError, ResourcesShort) as error:
-            failure = name_shortage(error) or CaptureUnwritable(str(pending.path), _describe(error))
+            place = f"{pending.path.parent.name}/{pending.path.name}"
+            failure = name_shortage(error) or CaptureUnwritable(place, _describe(error))
             _log.warning("captured inputs are lost", request_id=pending.request_id, error=str(failure))
             return CaptureOutcome(error=failure)
         finally:

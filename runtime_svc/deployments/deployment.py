@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from bundle.errors import FieldViolation, KilnError
+from execution.text.errors import TextLimitExceeded, TextRefused
+from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, prompt_size
 from runtime_svc.admission import (
     GenerationCall,
     admit,
@@ -31,11 +34,9 @@ from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.request import Request
 from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, RequestInvalid
+from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, PromptLimitExceeded, RequestInvalid
 from runtime_svc.request_limits import RequestLimits
-from runtime_svc.text.chat_template import ChatTemplateError
 from runtime_svc.text.codec import TextCodec
-from runtime_svc.text.prompt import Prompt, PromptSize, prompt_size
 from runtime_svc.text.workers import TextWorkers
 
 ConvertedT = TypeVar("ConvertedT")
@@ -57,6 +58,14 @@ _ENGINE_STATES = {
     EngineState.RECOVERING: DeploymentState.RECOVERING,
     EngineState.FAILED: DeploymentState.FAILED,
 }
+
+#: What errors say that a prompt may be.
+_ACCEPTED: Final[Mapping[type, str]] = MappingProxyType(
+    {
+        ChatPrompt: "what the bundle's chat template takes",
+        TextPrompt: "what the bundle's tokenizer takes",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +234,12 @@ class Deployment:
         self.progress.close()
         self._tell_state()
 
+    async def close(self) -> None:
+        """Ends the processes that it serves with."""
+        if self._serving is not None:
+            await self._serving.engine.close()
+            await self._serving.text.close()
+
     def begin_unload(self) -> None:
         """Makes it UNLOADING."""
         self.is_unloading = True
@@ -280,6 +295,7 @@ class Deployment:
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, PromptTooLong, RequestIdInUse, QueueFull: As named.
+            PromptLimitExceeded, TextProcessLost: The text process cannot make tokens of the prompt.
             CaptureUnwritable, TooManyCaptures: Inputs cannot be captured.
         """
         serving = self.require_serving()
@@ -303,11 +319,12 @@ class Deployment:
             raise
         return stream if pending is None else CapturingStream(stream, pending)
 
-    async def tokenize(self, prompt: Prompt | None) -> list[int]:
+    async def tokenize(self, prompt: Prompt | None) -> Sequence[int]:
         """Returns the token ids of a prompt.
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
+            PromptLimitExceeded, TextProcessLost: The text process cannot make tokens of the prompt.
         """
         serving, size = self.require_serving(), 0 if prompt is None else prompt_size(prompt)
         await serving.workers.run_if_large(size, check_prompt, prompt, serving.capabilities)
@@ -319,15 +336,18 @@ class Deployment:
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, QueueFull: As named.
+            PromptLimitExceeded, TextProcessLost: The text process cannot make text of the ids.
         """
-        serving = self.require_serving()
-        tokenizer, num_ids = serving.text.tokenizer, len(token_ids)
+        serving, num_ids = self.require_serving(), len(token_ids)
         check_num_token_ids("token_ids", num_ids, serving.limits)
         token_ids = list(token_ids)
         await serving.workers.run_if_large(num_ids, check_token_ids, "token_ids", token_ids, serving.capabilities)
-        if tokenizer is None:
+        if not serving.text.has_tokenizer:
             raise FeatureNotServed([FieldViolation("token_ids", "set", "nothing: the bundle has no tokenizer")])
-        return await serving.workers.run(num_ids, tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        try:
+            return await serving.text.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except TextLimitExceeded as error:
+            raise PromptLimitExceeded("token_ids", error.limit) from error
 
     def _tell_state(self) -> None:
         self._should_be_ready |= self.state is DeploymentState.READY
@@ -349,12 +369,12 @@ class Deployment:
         detail = "LoadWeights makes it ready" if is_awaiting else self.trouble
         return DeploymentNotReady(self.deployment_id, self.state.name, detail)
 
-    async def _encode(self, prompt: Prompt) -> list[int]:
+    async def _encode(self, prompt: Prompt) -> Sequence[int]:
         try:
-            serving = self.require_serving()
-            return await serving.workers.run(prompt_size(prompt), serving.text.encode, prompt)
-        except ChatTemplateError as error:
+            return await self.require_serving().text.encode(prompt)
+        except TextRefused as error:
             # Templates repeat what they refuse.
-            accepted = "what the bundle's chat template takes"
-            violation = FieldViolation(prompt_field(prompt), str(error), accepted, quotes_text=True)
+            violation = FieldViolation(prompt_field(prompt), error.detail, _ACCEPTED[type(prompt)], quotes_text=True)
             raise RequestInvalid([violation]) from error
+        except TextLimitExceeded as error:
+            raise PromptLimitExceeded(prompt_field(prompt), error.limit) from error

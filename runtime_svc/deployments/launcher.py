@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ import structlog
 
 from bundle.manifest import Manifest
 from bundle.reader import Bundle
+from execution.errors import MappedFileChanged
 from runtime_svc.bundles.library import BundleLibrary
+from runtime_svc.bundles.private_files import PrivateFiles
 from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.engine.ranks import Ranks
 
@@ -90,6 +93,8 @@ class GroupLauncher:
 
         Raises:
             BlobCorrupt, BlobNotFound: A file has changed or is missing.
+            BlobExposed: Other users may change a file, and it cannot be copied.
+            MappedFileChanged: A file has changed since it was verified.
             ExecutionError: A rank could not be started or loaded.
         """
         await self._verify()
@@ -100,6 +105,7 @@ class GroupLauncher:
         ranks = await self.start(manifest, self._blob_paths(), num_threads=self.num_threads, log_sink=self._log_line)
         try:
             await ranks.load()
+            await self._require_unchanged()
             if self.has_weights:
                 await self.warm_up(ranks)
         except BaseException:
@@ -107,11 +113,25 @@ class GroupLauncher:
             raise
         return ranks
 
+    def find_changed(self) -> str | None:
+        """Returns the title of a file that has been written since it was verified; None if there is none."""
+        for bundle in self._bundles:
+            assert isinstance(bundle.layout, PrivateFiles), "a bundle of the library"
+            digest = bundle.layout.find_changed()
+            if digest is not None:
+                return next(blob.title for blob in bundle.blobs if blob.digest == digest) or digest
+        return None
+
     async def warm_up(self, ranks: Ranks) -> None:
         """See `RankLauncher.warm_up`; does not warm up if the manifest says `skip_warmup`."""
         if not self.executables.manifest.serving.skip_warmup:
             self._enter(LoadStage.WARMUP)
             await ranks.warm_up()
+
+    async def _require_unchanged(self) -> None:
+        title = await asyncio.to_thread(self.find_changed)
+        if title is not None:
+            raise MappedFileChanged(title)
 
     async def _verify(self) -> None:
         self._enter(LoadStage.VERIFY)
@@ -120,8 +140,11 @@ class GroupLauncher:
             await self.library.verify(self.weights.bundle)
 
     def _blob_paths(self) -> dict[str, Path]:
-        bundles = [self.executables] if self.weights is None else [self.executables, self.weights.bundle]
-        return {blob.digest: bundle.blob_path(blob.digest) for bundle in bundles for blob in bundle.blobs}
+        return {blob.digest: bundle.blob_path(blob.digest) for bundle in self._bundles for blob in bundle.blobs}
+
+    @property
+    def _bundles(self) -> list[Bundle]:
+        return [self.executables] if self.weights is None else [self.executables, self.weights.bundle]
 
     def _enter(self, stage: LoadStage) -> None:
         if self.report is not None:

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from bundle.errors import ManifestInvalid
 from bundle.reader import Bundle
+from execution.forkserver.client import ForkserverClient
+from execution.text.control import Load
+from execution.text.errors import TextInvalid
+from execution.text.handle import TextLimits
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory
@@ -17,8 +21,7 @@ from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.deployments.weights import compare_manifests
 from runtime_svc.engine.engine import Engine, EngineConfig
 from runtime_svc.request_limits import RequestLimits
-from runtime_svc.text.chat_template import ChatTemplateError
-from runtime_svc.text.codec import TextCodec
+from runtime_svc.text.codec import TextCodec, describe_load
 from runtime_svc.text.workers import TextWorkers
 
 
@@ -30,7 +33,9 @@ class Loader:
         library: Fetches and verifies bundles.
         start_ranks: Starts rank groups.
         engine: Bounds of every engine.
-        workers: Threads that encode prompts and decode tokens.
+        workers: Threads that check and convert large requests.
+        texts: The forkserver of text processes.
+        text_limits: What each of them may take.
         captures: Directory of captured inputs; None if requests cannot capture.
     """
 
@@ -38,6 +43,8 @@ class Loader:
     start_ranks: StartRanks
     engine: EngineConfig
     workers: TextWorkers
+    texts: ForkserverClient
+    text_limits: TextLimits
     captures: CaptureDirectory | None = None
 
     async def load(self, deployment: Deployment) -> Serving:
@@ -60,18 +67,39 @@ class Loader:
             num_threads=deployment.threads_per_core,
             report=report,
         )
-        engine = await Engine.start(
-            deployment.deployment_id, bundle.manifest, self.engine, launcher, weight_epoch=deployment.weight_epoch
-        )
+        # Beside the ranks, because both take a while.
+        opening = asyncio.create_task(self._open_text(deployment.deployment_id, bundle))
+        try:
+            engine = await Engine.start(
+                deployment.deployment_id, bundle.manifest, self.engine, launcher, weight_epoch=deployment.weight_epoch
+            )
+        except BaseException:
+            await _abandon(opening)
+            raise
         engine.launcher = dataclasses.replace(launcher, report=None)
         try:
-            text = await asyncio.to_thread(_read_text, bundle)
+            text = await opening
+            if text.decodes_steps:
+                engine.requests.decode_step = text.decode_step
             capabilities = Capabilities.from_manifest(bundle.manifest, input_capture=self.captures is not None)
             limits = RequestLimits.of(capabilities, text.max_token_bytes)
             return Serving(engine, text, capabilities, self.workers, limits, self.captures)
         except BaseException:
             await engine.close()
+            await _abandon(opening)
             raise
+
+    async def _open_text(self, deployment_id: str, bundle: Bundle) -> TextCodec:
+        try:
+            return await TextCodec.open(
+                deployment_id,
+                _describe_text(bundle),
+                forkserver=self.texts,
+                limits=self.text_limits,
+                workers=self.workers,
+            )
+        except TextInvalid as error:
+            raise ManifestInvalid(f"tokenizer: {error}", bundle.digest) from error
 
     async def _find_weights(self, deployment: Deployment, executables: Bundle) -> WeightsSource | None:
         """Returns the weights to start with: the bundle's own or those loaded last; None while weights are awaited."""
@@ -85,12 +113,19 @@ class Loader:
         return WeightsSource(weights.ref, await self.library.fetch(resolved, lambda *_: None))
 
 
-def _read_text(bundle: Bundle) -> TextCodec:
+def _describe_text(bundle: Bundle) -> Load | None:
+    """Describes the files that a bundle's text process loads; None if the bundle has no tokenizer."""
     tokenizer = bundle.manifest.tokenizer
-    if tokenizer is None:
-        return TextCodec(None, None)
-    files = {file.title: bundle.blob_path(file.blob) for file in tokenizer.files}
-    try:
-        return TextCodec.from_files(files, tokenizer.chat_template, bundle.manifest.tokens)
-    except (ChatTemplateError, ValueError) as error:
-        raise ManifestInvalid(f"tokenizer: {error}", bundle.digest) from error
+    files = {file.title: bundle.blob_path(file.blob) for file in tokenizer.files} if tokenizer is not None else {}
+    if tokenizer is None or "tokenizer.json" not in files:
+        return None
+    config = files.get("tokenizer_config.json")
+    return describe_load(files["tokenizer.json"], config, tokenizer.chat_template, bundle.manifest.tokens)
+
+
+async def _abandon(opening: asyncio.Task[TextCodec]) -> None:
+    """Ends a text process that is being started or has just been."""
+    opening.cancel()
+    await asyncio.wait([opening])
+    if not opening.cancelled() and opening.exception() is None:
+        await opening.result().close()

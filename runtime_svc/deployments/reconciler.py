@@ -48,10 +48,12 @@ class Reconciler:
 
         Raises:
             DeploymentsFileInvalid: See `read_deployments`; no deployment is loaded then.
-            StateInvalid, StateUnwritable: See `RecordStore`.
+            StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
         """
         declared = None if self._path is None else read_deployments(self._path)
-        for record in self._records.list():
+        records = self._records.list()
+        await self._deployments.quarantine.open([*(record.spec for record in records), *(declared or ())])
+        for record in records:
             if record.origin is Origin.FILE and declared is not None and record.spec not in declared:
                 await self._records.forget(record.spec.deployment_id)
             else:

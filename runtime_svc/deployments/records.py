@@ -1,4 +1,4 @@
-"""Records that outlive this process: its deployments, and the id of this runtime.
+"""Records that outlive this process: its deployments, the loads that are under way, and the id of this runtime.
 
 The registry writes a record before it begins a load and after every change of weights, and removes it when it unloads
 the deployment. SQLite makes each write atomic, even if the process is killed.
@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ WRITE_DELAYS_S: Final = (0.05, 0.2, 0.8)
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS deployments (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS loads (id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -55,6 +56,23 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightsRecord | None
     weight_epoch: int
     created_at_s: float
+
+
+class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next process must know of a load; see `quarantine`.
+
+    Attributes:
+        spec: The deployment.
+        deaths: How often the process has died over it.
+        is_under_way: Whether it had begun and not ended.
+    """
+
+    spec: DeploymentSpec
+    deaths: int
+    is_under_way: bool
+
+
+RecordT = TypeVar("RecordT", DeploymentRecord, LoadRecord)
 
 
 class RecordStore:
@@ -93,11 +111,15 @@ class RecordStore:
         Raises:
             StateInvalid: A record cannot be read.
         """
-        try:
-            rows = self._database.execute("SELECT record FROM deployments ORDER BY id").fetchall()
-            return [msgspec.json.decode(record, type=DeploymentRecord) for (record,) in rows]
-        except (sqlite3.Error, msgspec.DecodeError) as error:
-            raise StateInvalid(str(self._path), str(error)) from error
+        return [*self._read("SELECT record FROM deployments ORDER BY id", DeploymentRecord)]
+
+    def list_loads(self) -> tuple[LoadRecord, ...]:
+        """Returns the record of every load, sorted by deployment id.
+
+        Raises:
+            StateInvalid: A record cannot be read.
+        """
+        return self._read("SELECT record FROM loads ORDER BY id", LoadRecord)
 
     async def save(self, record: DeploymentRecord) -> None:
         """Replaces the deployment's record; the new one is on the disk when this returns.
@@ -118,6 +140,25 @@ class RecordStore:
         """
         await self._write("DELETE FROM deployments WHERE id = ?", (deployment_id,))
 
+    async def save_load(self, record: LoadRecord) -> None:
+        """Replaces the record of a deployment's load; the new one is on the disk when this returns.
+
+        Raises:
+            StateUnwritable: The disk does not take it.
+            ResourcesShort: The host has no room for it.
+        """
+        row = (record.spec.deployment_id, msgspec.json.encode(record))
+        await self._write("INSERT OR REPLACE INTO loads VALUES (?, ?)", row)
+
+    async def forget_load(self, deployment_id: str) -> None:
+        """Removes the record of a deployment's load, if it has one.
+
+        Raises:
+            StateUnwritable: The disk does not take it.
+            ResourcesShort: The host has no room for it.
+        """
+        await self._write("DELETE FROM loads WHERE id = ?", (deployment_id,))
+
     def close(self) -> None:
         """Gives the directory up to other processes."""
         self._database.close()
@@ -134,12 +175,19 @@ class RecordStore:
                 await asyncio.wait([writing])
                 raise
 
+    def _read(self, query: str, record_type: type[RecordT]) -> tuple[RecordT, ...]:
+        try:
+            rows = self._database.execute(query).fetchall()
+            return tuple(msgspec.json.decode(record, type=record_type) for (record,) in rows)
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            raise StateInvalid(str(self._path), str(error)) from error
+
     def _execute(self, statement: str, row: Sequence[Any]) -> None:
         try:
             with self._database:
                 self._database.execute(statement, row)
         except sqlite3.Error as error:
-            raise name_shortage(error) or StateUnwritable(str(self._path), str(error)) from error
+            raise name_shortage(error) or StateUnwritable(self._path.name, str(error)) from error
 
     def _read_runtime_id(self) -> str:
         with self._database:

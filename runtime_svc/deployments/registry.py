@@ -20,6 +20,7 @@ from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
 from runtime_svc.deployments.loader import Loader
 from runtime_svc.deployments.names import check_spec
+from runtime_svc.deployments.quarantine import LoadQuarantine
 from runtime_svc.deployments.records import DeploymentRecord, RecordStore
 from runtime_svc.deployments.resources import Resources, check_bundle
 from runtime_svc.deployments.weights import WeightsLoad, load_weights
@@ -32,6 +33,7 @@ from runtime_svc.errors import (
     DeploymentNotFound,
     DeploymentNotReady,
     EngineFailed,
+    LoadQuarantined,
     RequestsInFlight,
     ShuttingDown,
 )
@@ -74,6 +76,8 @@ class Deployments:
         self.on_states_changed: Callable[[], None] = lambda: None
         self._loader = loader
         self._records = records
+        #: The loads that may have taken an earlier process down.
+        self.quarantine = LoadQuarantine(records)
         self._threads_per_core = threads_per_core
         self._deployments: dict[str, Deployment] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
@@ -156,11 +160,12 @@ class Deployments:
     def restore(self, record: DeploymentRecord) -> Deployment:
         """Begins to load a recorded deployment, from the same bundle and on the same cores if they are free.
 
-        While the bundle service does not answer, the load retries.
+        While the bundle service does not answer, the load retries. A load that is quarantined fails.
         """
         deployment = Deployment.from_record(record, default_threads=self._threads_per_core)
         self._add(deployment)
         try:
+            self.quarantine.check(record.spec)
             self.resources.prefer_cores(deployment)
         except KilnError as error:
             deployment.fail(error)
@@ -169,11 +174,19 @@ class Deployments:
         return deployment
 
     def declare(self, spec: DeploymentSpec) -> Deployment:
-        """Begins to load a deployment of the deployments file; retries until its bundle is found."""
+        """Begins to load a deployment of the deployments file; retries until its bundle is found.
+
+        A load that is quarantined fails.
+        """
         assert spec.deployment_id not in self._deployments
         deployment = Deployment(spec, Origin.FILE, default_threads=self._threads_per_core)
         self._add(deployment)
-        self._begin(deployment)
+        try:
+            self.quarantine.check(spec)
+        except LoadQuarantined as error:
+            deployment.fail(error)
+        else:
+            self._begin(deployment)
         return deployment
 
     async def unload(self, deployment_id: str, policy: InFlightPolicy) -> int:
@@ -221,6 +234,7 @@ class Deployments:
         """
         self._is_shutting_down = True
         self._last_digests = self.bundle_digests()
+        await self.quarantine.close()
         engines = [deployment.engine for deployment in self.list() if deployment.engine is not None]
         drains = [asyncio.create_task(engine.requests.wait_until_empty()) for engine in engines]
         if drains:
@@ -285,10 +299,11 @@ class Deployments:
 
     async def _attempt(self, deployment: Deployment) -> None:
         """Loads a deployment once, from where an attempt before it came."""
-        if deployment.bundle is None:
-            await self._find(deployment)
-        await asyncio.shield(self._save(deployment))
-        deployment.succeed(await self._loader.load(deployment))
+        async with self.quarantine.recording(deployment.spec):
+            if deployment.bundle is None:
+                await self._find(deployment)
+            await asyncio.shield(self._save(deployment))
+            deployment.succeed(await self._loader.load(deployment))
 
     async def _find(self, deployment: Deployment) -> None:
         """Resolves the bundle of a declared or recorded deployment, and reserves its cores and memory."""
@@ -335,7 +350,7 @@ class Deployments:
             if policy is InFlightPolicy.WAIT:
                 await engine.requests.wait_until_empty()
             num_aborted = _abort_requests(deployment)
-            await engine.close()
+            await deployment.close()
         deployment.progress.close()
         self.resources.release(deployment)
         deployment.is_gone = True
@@ -343,6 +358,7 @@ class Deployments:
             if is_final:
                 await asyncio.gather(*self._saves, return_exceptions=True)
                 await self._records.forget(deployment.deployment_id)
+                await self.quarantine.lift(deployment.deployment_id)
         finally:
             del self._deployments[deployment.deployment_id]
             self.on_bundles_changed()

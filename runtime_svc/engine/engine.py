@@ -149,6 +149,10 @@ class Engine:
         """Memory of the KV cache, over all ranks."""
         return self._ranks.state_bytes
 
+    def end_ranks(self, verdict: RankLost) -> None:
+        """Ends the ranks, and running requests with `verdict`; then the ranks restart."""
+        self._ranks.end(verdict)
+
     def submit(self, request: Request, text: OutputText, *, deadline_s: float | None = None) -> OutputStream:
         """Queues a request; see `RequestTable.submit`.
 
@@ -303,6 +307,7 @@ class Engine:
         self.num_steps += 1
         self.requests.end_invalid(running.plan, result.invalid_rows)
         outcome = StepOutcome.from_result(result)
+        await self.requests.decode(running.plan, outcome.tokens)
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
         self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
 

@@ -77,7 +77,7 @@ class SequencePublisher:
     def __init__(self, request: Request, text: OutputText, stream: OutputStream) -> None:
         """Writes to `stream`, which has no other writer."""
         self.request = request
-        self._text = text
+        self.text = text
         self.stream = stream
 
     def accept(self, weight_epoch: int) -> None:
@@ -100,7 +100,7 @@ class SequencePublisher:
         Returns:
             The stop string; None if the text has not met one.
         """
-        request, text, pieces, tokens = self.request, self._text, [], []
+        request, text, pieces, tokens = self.request, self.text, [], []
         finish, row, last_index = request.finish, new.row.row, len(new.token_ids) - 1
         for index, token_id in enumerate(new.token_ids):
             token_text = ""
@@ -126,7 +126,7 @@ class SequencePublisher:
 
     def finish(self, finish: Finish, weight_epoch: int) -> None:
         """Writes text that is still held back, then the terminal event."""
-        rest = self._text.flush()
+        rest = self.text.flush()
         if rest:
             self.stream.put(TokenDelta(rest, ()), weight_epoch)
         self.stream.put(Finished(finish, self.request.usage()), weight_epoch)
@@ -137,7 +137,7 @@ class SequencePublisher:
             return ()
         pairs = zip(outcome.top_ids[row][index], outcome.top_logprobs[row][index], strict=True)
         wanted = islice(pairs, self.request.top_logprobs)
-        return tuple(TokenLogprob(one, self._text.token_text(one), logprob) for one, logprob in wanted)
+        return tuple(TokenLogprob(one, self.text.token_text(one), logprob) for one, logprob in wanted)
 
 
 def _rows_of(logits: memoryview[float], num_rows: int) -> list[memoryview[float]]:

@@ -51,6 +51,9 @@ class Ranks(Protocol):
     def hurry(self) -> AbstractContextManager[None]:
         """Gives steps a tenth of their time until the block ends: then the ranks count as hung."""
 
+    def end(self, verdict: RankLost) -> None:
+        """Kills the processes: calls raise `verdict`, and `died` has it."""
+
     async def close(self) -> None:
         """Ends the processes."""
 

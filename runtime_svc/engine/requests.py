@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final
 
+from bundle.errors import KilnError
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeadlineExceeded, NumericsInvalid, QueueFull, RequestAborted, RequestIdInUse
+
+#: Output texts, each with its new tokens -> for each the error that ends its request; None if the text is made.
+DecodeStep = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
 
 # Weight of the newest observation in the mean time that a request runs.
 SMOOTHING: Final = 0.2
@@ -48,6 +52,8 @@ class RequestTable:
         self._became_empty.set()
         self._mean_running_s = 0.0
         self.queue_capacity = queue_capacity
+        #: Makes the text of a step's tokens, for sequences that cannot make it themselves; None if they can.
+        self.decode_step: DecodeStep | None = None
         #: Requests that capture inputs.
         self.num_captures = 0
         #: Stamped on events.
@@ -112,6 +118,18 @@ class RequestTable:
                 error = NumericsInvalid(row.request.request_id, row.request.num_tokens)
                 if self.end(row.request, Finish(FinishReason.ERROR, error=error)):
                     self._scheduler.statistics.invalid_requests += 1
+
+    async def decode(self, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> None:
+        """Has the text of a step's tokens made before `add_output` gets them; ends requests for which that fails."""
+        if self.decode_step is None:
+            return
+        rows = [row for row in plan.rows if row.samples and row.request.request_id in self._publishers]
+        texts = [self._publishers[row.request.request_id].text for row in rows]
+        if rows:
+            errors = await self.decode_step([(text, tokens[row.row]) for row, text in zip(rows, texts, strict=True)])
+            for row, error in zip(rows, errors, strict=True):
+                if error is not None:
+                    self.end(row.request, Finish(FinishReason.ERROR, error=error))
 
     def take_tainted_blocks(self) -> list[int]:
         """Returns the blocks that may hold NaN since the last call; attention weighs it by 0, which is NaN again."""

@@ -2,81 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final
 
+from bundle.errors import KilnError
 from bundle.manifest import Tokens
-from runtime_svc.text.chat_template import ChatTemplate
-from runtime_svc.text.output import NoText, SequenceText
-from runtime_svc.text.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from runtime_svc.text.tokenizer import Tokenizer, read_special_tokens
-from runtime_svc.text.tools import parse_object
+from execution.forkserver.client import ForkserverClient
+from execution.text.control import (
+    Decode,
+    Decoded,
+    DecodedStep,
+    DecodeStep,
+    EncodeChat,
+    Encoded,
+    EncodeText,
+    Load,
+    Loaded,
+    pack_ids,
+    unpack_ids,
+)
+from execution.text.handle import TextLimits, TextProcess
+from execution.text.prompt import Prompt, TextPrompt, TokenPrompt, prompt_size
+from execution.text.token_table import make_decoder
+from runtime_svc.text.output import NoText, PiecewiseText, SequenceText
+from runtime_svc.text.text_queue import TextQueue
+from runtime_svc.text.workers import TextWorkers
+
+_ENCODING: Final = "making tokens of the prompt"
+_DECODING: Final = "making text of tokens"
 
 
 class TextCodec:
-    """Converts prompts to tokens and tokens to text. If the bundle has no tokenizer, it takes only token ids."""
+    """Converts prompts to tokens and tokens to text, for one deployment; construct with `open`.
 
-    def __init__(self, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
-        """Takes the parts that the bundle has; a chat template needs a tokenizer."""
-        self.tokenizer = tokenizer
-        self._chat_template = chat_template
+    A text process makes the tokens. Text is made here, from a table of the tokens' bytes, or in the process if the
+    bundle's decoder needs more than a table. If the bundle has no tokenizer, the codec takes only token ids.
+    """
+
+    def __init__(self, queue: TextQueue | None, loaded: Loaded | None, workers: TextWorkers) -> None:
+        """Takes a queue in front of a process and what the process told; None of both without a tokenizer."""
+        self._queue = queue
+        self._workers = workers
+        self._decoder = None if loaded is None or loaded.table is None else make_decoder(loaded.table)
+        self._texts = () if loaded is None else tuple(loaded.texts)
+        #: The longest text of one token, in UTF-8; 0 without a tokenizer.
+        self.max_token_bytes = 0 if loaded is None else loaded.max_token_bytes
 
     @classmethod
-    def from_files(cls, files: Mapping[str, Path], chat_template: str | None, tokens: Tokens) -> TextCodec:
-        """Reads a bundle's tokenizer. Slow: call it in a thread.
+    async def open(
+        cls,
+        deployment_id: str,
+        load: Load | None,
+        *,
+        forkserver: ForkserverClient,
+        limits: TextLimits,
+        workers: TextWorkers,
+    ) -> TextCodec:
+        """Starts the text process of a deployment.
 
         Args:
-            files: Verified files by title: `tokenizer.json`, and `tokenizer_config.json` if the bundle has one.
-            chat_template: The Jinja source; None if the bundle has none.
-            tokens: Ids of the special tokens that templates get if there is no `tokenizer_config.json`.
+            deployment_id: Of the deployment.
+            load: The files of its bundle; None if it has no tokenizer.
+            forkserver: Where the process comes from, as do those that replace it.
+            limits: What the process may take.
+            workers: Threads for long text.
 
         Raises:
-            ChatTemplateError: The template is not valid Jinja.
-            ValueError: A file cannot be read.
+            TextError: See `TextProcess.start`.
         """
-        if "tokenizer.json" not in files:
-            return cls(None, None)
-        tokenizer = Tokenizer(files["tokenizer.json"])
-        if chat_template is None:
-            return cls(tokenizer, None)
-        if "tokenizer_config.json" in files:
-            special_tokens = read_special_tokens(files["tokenizer_config.json"])
-        else:
-            special_tokens = _special_tokens_by_id(tokenizer, tokens)
-        return cls(tokenizer, ChatTemplate(chat_template, special_tokens))
+        if load is None:
+            return cls(None, None, workers)
+        start = partial(TextProcess.start, load, forkserver, limits)
+        process = await start()
+        return cls(TextQueue(deployment_id, process, start), process.loaded, workers)
 
     @property
-    def max_token_bytes(self) -> int:
-        """The longest text of one token, in UTF-8; 0 without a tokenizer."""
-        return 0 if self.tokenizer is None else self.tokenizer.max_token_bytes
+    def has_tokenizer(self) -> bool:
+        """Whether the bundle has a tokenizer."""
+        return self._queue is not None
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Returns the token ids of a prompt that admission has checked. Slow for long prompts: call it in a thread.
+    @property
+    def decodes_steps(self) -> bool:
+        """Whether text of new tokens must be made by `decode_step`."""
+        return self._queue is not None and self._decoder is None
+
+    async def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Returns the token ids of a prompt that admission has checked.
 
         Raises:
-            ChatTemplateError: The template refused the messages, or failed.
+            QueueFull, DeploymentNotReady, TextRefused, TextLimitExceeded, TextProcessLost: See `TextQueue.run`.
         """
         if isinstance(prompt, TokenPrompt):
-            return list(prompt.token_ids)
-        assert self.tokenizer is not None
-        if isinstance(prompt, TextPrompt):
-            return self.tokenizer.encode(prompt.text, add_special_tokens=True)
-        return self.tokenizer.encode(self._render(prompt), add_special_tokens=False)
+            return prompt.token_ids
+        assert self._queue is not None
+        call = EncodeText(text=prompt.text) if isinstance(prompt, TextPrompt) else EncodeChat(prompt=prompt)
+        answer = await self._queue.run(prompt_size(prompt), call, Encoded, _ENCODING)
+        return unpack_ids(answer.token_ids)
 
-    def sequence_text(self, stop_strings: Sequence[str]) -> SequenceText | NoText:
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Returns the text of tokens. Bytes that form no character show as U+FFFD.
+
+        Raises:
+            QueueFull, DeploymentNotReady, TextLimitExceeded, TextProcessLost: See `TextQueue.run`.
+        """
+        num_ids = len(token_ids)
+        if self._decoder is not None:
+            decode = partial(self._decoder.decode, skip_special_tokens=skip_special_tokens)
+            return await self._workers.run_if_large(num_ids, decode, token_ids)
+        assert self._queue is not None
+        call = Decode(token_ids=pack_ids(list(token_ids)), skip_special_tokens=skip_special_tokens)
+        return (await self._queue.run(num_ids, call, Decoded, _DECODING)).text
+
+    def sequence_text(self, stop_strings: Sequence[str]) -> SequenceText | PiecewiseText | NoText:
         """Makes the output text of a new sequence."""
-        return NoText() if self.tokenizer is None else SequenceText(self.tokenizer, stop_strings)
+        if self._decoder is not None:
+            return SequenceText(self._decoder, stop_strings)
+        return PiecewiseText(self._texts, stop_strings) if self.has_tokenizer else NoText()
 
-    def _render(self, prompt: ChatPrompt) -> str:
-        assert self._chat_template is not None
-        return self._chat_template.render(
-            [message.for_template(takes_parts=self._chat_template.takes_parts) for message in prompt.messages],
-            tools=[parse_object(tool) for tool in prompt.tools_json],
-            add_generation_prompt=prompt.add_generation_prompt,
-        )
+    async def decode_step(self, new_tokens: Sequence[tuple[PiecewiseText, Sequence[int]]]) -> list[KilnError | None]:
+        """Makes the text of the tokens that a step gives to sequences, all in one call.
+
+        Args:
+            new_tokens: Sequences, each with its new tokens.
+
+        Returns:
+            For each sequence the error that ends it; None if its text is there.
+        """
+        assert self._queue is not None
+        call = DecodeStep(sequences=[text.describe(token_ids) for text, token_ids in new_tokens])
+        try:
+            # It counts for no bound: a step is small, and cannot come again later.
+            answer = await self._queue.run(None, call, DecodedStep, _DECODING)
+        except KilnError as error:
+            if len(new_tokens) == 1:
+                return [error]
+            # Only the sequence that the decoder does not end with fails.
+            return [await self._decode_alone(one) for one in new_tokens]
+        for (text, _), pieces in zip(new_tokens, answer.sequences, strict=True):
+            text.take(pieces)
+        return [None] * len(new_tokens)
+
+    async def close(self) -> None:
+        """Ends the process. Calling it again is harmless."""
+        if self._queue is not None:
+            await self._queue.close()
+
+    async def _decode_alone(self, new_tokens: tuple[PiecewiseText, Sequence[int]]) -> KilnError | None:
+        (error,) = await self.decode_step([new_tokens])
+        return error
 
 
-def _special_tokens_by_id(tokenizer: Tokenizer, tokens: Tokens) -> dict[str, str]:
+def describe_load(tokenizer: Path, tokenizer_config: Path | None, chat_template: str | None, tokens: Tokens) -> Load:
+    """Describes what a text process loads.
+
+    Args:
+        tokenizer: The `tokenizer.json`.
+        tokenizer_config: The `tokenizer_config.json`, if there is one.
+        chat_template: The Jinja source; None if there is none.
+        tokens: Special tokens that templates get if there is no `tokenizer_config.json`.
+    """
     ids = {"bos_token": tokens.bos, "eos_token": tokens.eos[0] if tokens.eos else None, "pad_token": tokens.pad}
-    texts = {name: tokenizer.token_of(token_id) for name, token_id in ids.items() if token_id is not None}
-    return {name: text for name, text in texts.items() if text is not None}
+    return Load(
+        tokenizer=str(tokenizer),
+        tokenizer_config=None if tokenizer_config is None else str(tokenizer_config),
+        special_ids={name: token_id for name, token_id in ids.items() if token_id is not None},
+        chat_template=chat_template,
+    )

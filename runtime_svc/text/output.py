@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
-from runtime_svc.text.detokenizer import Detokenizer
-from runtime_svc.text.tokenizer import Tokenizer
+from execution.text.control import SequenceTokens, TokenPiece
+from execution.text.decoder import TokenDecoder
+from execution.text.detokenizer import Detokenizer
 
 
 class SequenceText:
     """Detokenizes a sequence and watches for stop strings."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+    def __init__(self, decoder: TokenDecoder, stop_strings: Sequence[str]) -> None:
         """Starts a sequence."""
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer.decode, tokenizer.decode_one)
+        self._decoder = decoder
+        self._detokenizer = Detokenizer(decoder.decode, decoder.decode_one)
         self._matcher = StopStringMatcher(stop_strings)
 
     @property
@@ -32,7 +34,48 @@ class SequenceText:
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token alone."""
-        return self._tokenizer.token_text(token_id)
+        return self._decoder.token_text(token_id)
+
+
+class PiecewiseText:
+    """The text of a sequence that a text process detokenizes, which watches for stop strings.
+
+    Before a token is pushed, `take` has got its piece.
+    """
+
+    def __init__(self, texts: Sequence[str], stop_strings: Sequence[str]) -> None:
+        """Starts a sequence; `texts` has the text of each token alone."""
+        self._texts = texts
+        self._matcher = StopStringMatcher(stop_strings)
+        self._pieces = deque[TokenPiece]()
+        self._newest = TokenPiece(text="", rest="", window=[], num_emitted=0)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has met; None before."""
+        return self._matcher.matched
+
+    def describe(self, token_ids: Sequence[int]) -> SequenceTokens:
+        """Returns what the process needs to make the pieces of the next tokens."""
+        return SequenceTokens(self._newest.window, self._newest.num_emitted, list(token_ids))
+
+    def take(self, pieces: Sequence[TokenPiece]) -> None:
+        """Takes the pieces of the next tokens, of which the sequence may leave the last ones out."""
+        self._pieces = deque(pieces)
+
+    def push(self, token_id: int) -> str:  # noqa: ARG002 - its piece is known
+        """Takes the next token; returns the text that is certain now. After a stop string, returns no text."""
+        self._newest = self._pieces.popleft()
+        return self._matcher.push(self._newest.text)
+
+    def flush(self) -> str:
+        """Returns the text that is still held back at the end of the sequence."""
+        rest, self._newest = self._newest.rest, TokenPiece(text="", rest="", window=[], num_emitted=0)
+        return self._matcher.push(rest) + self._matcher.flush()
+
+    def token_text(self, token_id: int) -> str:
+        """Returns the text of one token alone."""
+        return self._texts[token_id] if token_id < len(self._texts) else ""
 
 
 class NoText:

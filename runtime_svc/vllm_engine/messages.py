@@ -10,12 +10,12 @@ from typing import Any, Final
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from bundle.errors import FieldViolation, KilnError
+from execution.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.admission import GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestAborted, RequestInvalid
 from runtime_svc.generation_service import ABORT_CAUSE
-from runtime_svc.text.prompt import Prompt, PromptSize, TextPrompt, TokenPrompt
 
 #: Fields of a request that Kiln reads, or that change nothing because they concern text: answers have token ids only.
 SERVED: Final = frozenset(

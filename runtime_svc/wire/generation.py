@@ -12,11 +12,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 
 from bundle.errors import KilnError
 from edge.status import status_from_error
-from runtime_svc.admission import UNSERVED, CaptureCall, GenerationCall
-from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
-from runtime_svc.engine.request import FinishReason, SamplingParams, Usage
-from runtime_svc.status import STATUS_TABLE
-from runtime_svc.text.prompt import (
+from execution.text.prompt import (
     ChatMessage,
     ChatPrompt,
     ContentPart,
@@ -26,6 +22,10 @@ from runtime_svc.text.prompt import (
     TokenPrompt,
     ToolCall,
 )
+from runtime_svc.admission import UNSERVED, CaptureCall, GenerationCall
+from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
+from runtime_svc.engine.request import FinishReason, SamplingParams, Usage
+from runtime_svc.status import STATUS_TABLE
 
 #: Of a list that may be longer than any that admission takes, only so many elements are converted.
 MAX_LIST: Final = 64 << 10

@@ -112,6 +112,9 @@ class FakeRanks:
         if not self.died.done():
             self.died.set_result(loss or RankDied(0, -9))
 
+    def end(self, verdict: RankLost) -> None:
+        self.die(verdict)
+
     @contextmanager
     def hurry(self) -> Iterator[None]:
         self.num_hurrying += 1

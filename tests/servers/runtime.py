@@ -24,6 +24,7 @@ from runtime_svc.server import RuntimeServer, open_server
 from runtime_svc.settings import parse_settings
 from tests.bundles.published import LayoutBundleService, publish
 from tests.ranks.fakes import FakeRanks
+from tests.repository import ROOT
 
 
 class Runtime:
@@ -183,12 +184,19 @@ def fields_of(error: grpc.aio.AioRpcError) -> list[str]:
 
 @asynccontextmanager
 async def raises(code: str, reason: str) -> AsyncIterator[list[grpc.aio.AioRpcError]]:
-    """Expects a call to fail; the list receives the error."""
+    """Expects a call to fail, without a word of this host's directories; the list receives the error."""
     caught: list[grpc.aio.AioRpcError] = []
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         yield caught
     caught.append(failure.value)
     assert (failure.value.code().name, details_of(failure.value)[0].reason) == (code, reason), failure.value
+    assert_names_no_directory(str(rpc_status.from_call(failure.value)))
+
+
+def assert_names_no_directory(text: str) -> None:
+    """Fails if a text that a client gets has a path of a test's files or of the code."""
+    assert "/pytest-" not in text, text
+    assert str(ROOT) not in text, text
 
 
 @asynccontextmanager

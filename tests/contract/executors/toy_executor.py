@@ -33,7 +33,7 @@ class ToyProgram:
         try:
             content = msgspec.json.decode(path.read_bytes(), type=ToyExecutable)
         except (OSError, msgspec.DecodeError) as error:
-            raise ExecutableInvalid(executable.tag, str(error)) from error
+            raise ExecutableInvalid(executable.tag, type(error).__name__) from error
         num_outputs = {"logits": 1, "tokens": 2}[content.picks]
         if (len(executable.state), len(executable.outputs)) != (NUM_STATE, num_outputs):
             raise ExecutableInvalid(

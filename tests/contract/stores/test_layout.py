@@ -132,7 +132,7 @@ def test_broken_layout_is_named(layout: Layout, file: str, data: bytes | None) -
         path.write_bytes(data)
     with pytest.raises(LayoutInvalid) as caught:
         Layout(layout.root).read_index()
-    assert caught.value.metadata["path"] == str(path)
+    assert caught.value.metadata["path"] == f"{layout.root.name}/{file}"
 
 
 def test_opening_what_is_not_there_writes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -55,7 +56,7 @@ def count(server: EdgeServer, metric: str, *labels: str) -> float:
     return sum(float(value) for key, value in row.read() if key == labels)  # type: ignore[arg-type]
 
 
-async def test_client_that_never_reads_is_left() -> None:
+async def test_client_that_never_reads_is_left(caplog: pytest.LogCaptureFixture) -> None:
     async with serve_flood() as (flood, server, channel):
         call = stub(channel).ReadBlob(READ)
         async with asyncio.timeout(5):
@@ -71,6 +72,7 @@ async def test_client_that_never_reads_is_left() -> None:
         status = rpc_status.from_call(caught.value)
         assert status is not None
         assert detail(status, error_details_pb2.ErrorInfo).reason == "CLIENT_STALLED"
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_client_that_reads_slowly_is_served() -> None:

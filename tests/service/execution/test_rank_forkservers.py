@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from bundle.confinement import RANK
 from execution.errors import RankDied
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
@@ -124,7 +126,11 @@ async def test_the_second_start_costs_a_fraction(eager: ToyBundle, forkservers: 
         assert sum(process.cpu_times()[:2]) < 1.2
 
 
-async def test_a_rank_has_a_session_and_descriptors_of_its_own(pair: ToyBundle, forkservers: RankForkservers) -> None:
+async def test_a_rank_has_a_session_and_descriptors_of_its_own(
+    pair: ToyBundle, forkservers: RankForkservers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only root sees the descriptors of a private process.
+    monkeypatch.setattr("execution.ranks.handle.RANK", msgspec.structs.replace(RANK, is_private=False))
     async with started(pair, forkservers) as (_, processes):
         for process in processes:
             assert os.getsid(process.pid) == process.pid

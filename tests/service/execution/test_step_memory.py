@@ -15,6 +15,7 @@ from execution.errors import ExecutableUnknown, StepInvalid
 from execution.ranks.step_memory import Region, StepLayout, StepMemory
 from execution.step import MAX_TOP_LOGPROBS, Step, StepForm, StepInputs, step_inputs
 from tests.bundles.manifests import VOCAB_SIZE, make_manifest
+from tests.memory_files import count_held
 from tests.ranks.toy import VOCAB
 from tests.ranks.toy_bundles import MakeToy
 
@@ -206,3 +207,13 @@ def test_no_values_break_more_than_the_step(memory: StepMemory, name: str, value
         return
     written = memory._view(memory._regions(TKG, 0).inputs[name]).tolist()
     assert written == pytest.approx(values, rel=1e-6, nan_ok=True)
+
+
+def test_closed_memory_goes_back_to_the_host_though_an_error_keeps_the_object(manifest: Manifest) -> None:
+    before = count_held("kiln-steps")
+    memory = StepMemory(manifest)
+    assert count_held("kiln-steps") > before
+    memory.close()
+    assert count_held("kiln-steps") == before
+    # A step that comes too late finds ranks that have ended, and writes nothing.
+    memory.write_inputs(Step(TKG, decode_inputs()), 0)

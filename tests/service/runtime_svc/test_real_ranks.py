@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 import grpc
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -17,6 +18,7 @@ from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 from safetensors import safe_open
 
+from bundle.digest import sha256_bytes
 from compiler_svc.lower.pool import LoweringPool
 from execution.executors.executor import load_executor
 from execution.forkserver.client import ForkserverClient
@@ -170,6 +172,19 @@ async def test_weights_that_a_rank_cannot_map_leave_the_old_ones_serving(real: R
     async with raises("FAILED_PRECONDITION", "WEIGHTS_INVALID"):
         await real.load_weights("broken")
     assert await generate(real, [3, 9, 4], 8) == greedy([3, 9, 4], 8)[0]
+
+
+async def test_an_executable_that_cannot_be_loaded_is_refused_without_a_path(real: Runtime, toy: ToyBundle) -> None:
+    garbage = toy.weights[0].with_name("garbage")
+    garbage.write_bytes(b"no program")
+    blob = sha256_bytes(b"no program")
+    executables = tuple(msgspec.structs.replace(one, blob=blob) for one in toy.manifest.executables)
+    manifest = msgspec.structs.replace(toy.manifest, executables=executables)
+    broken = dataclasses.replace(toy, manifest=manifest, blobs={blob: garbage})
+    real.bundles.names["garbage"] = publish_toy(real.store, broken, 0)
+    async with raises("FAILED_PRECONDITION", "EXECUTABLE_INVALID"):
+        await real.load("garbage", "g")
+    await real.unload("g")
 
 
 async def test_prompt_without_numbers_ends_alone(real: Runtime, toy: ToyBundle) -> None:

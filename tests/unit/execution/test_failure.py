@@ -8,7 +8,7 @@ from execution.failure import Failure
 ERRORS = [
     StepInvalid("decode_8", FieldViolation("inputs[x]", "3 values", "4 int32 values")),
     ExecutableUnknown("x", ["a", "b"]),
-    WeightsInvalid("/weights", "two differ", [FieldViolation("tensors[a]", "nothing", "float32 [1]")] * 20),
+    WeightsInvalid(3, "two differ", [FieldViolation("tensors[a]", "nothing", "float32 [1]")] * 20),
     KilnError("come back later", retry_after_s=1.5, queue=3),
 ]
 
@@ -31,6 +31,6 @@ def test_an_unknown_class_keeps_its_message() -> None:
 
 
 def test_violations_are_limited() -> None:
-    error = WeightsInvalid("/weights", "all differ", [FieldViolation("tensors[a]", "x" * 100, "y" * 100)] * 10_000)
+    error = WeightsInvalid(3, "all differ", [FieldViolation("tensors[a]", "x" * 100, "y" * 100)] * 10_000)
     assert len(msgspec.msgpack.encode(Failure.of(error))) < 8192
     assert isinstance(error, ExecutionError)

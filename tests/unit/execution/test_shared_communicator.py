@@ -14,6 +14,7 @@ from execution.collectives.communicator import SharedCommunicator
 from execution.collectives.memory import CollectiveMemory
 from execution.collectives.operators import CollectiveError, use_communicator
 from execution.errors import TooManyRanks
+from tests.memory_files import count_held
 
 CHUNK_BYTES = 256 * 1024
 MAX_RANKS = 256
@@ -184,3 +185,13 @@ def test_a_reset_makes_collectives_possible_again(memory: CollectiveMemory) -> N
         assert not communicators[0].is_aborted
         totals = pool.map(lambda communicator: communicator.all_reduce(torch.ones(3)), communicators)
         assert [total.tolist() for total in totals] == [[2.0] * 3] * 2
+
+
+def test_closed_memory_goes_back_to_the_host_though_an_error_keeps_the_object() -> None:
+    before = count_held("kiln-collectives")
+    memory = CollectiveMemory(2)
+    assert count_held("kiln-collectives") > before
+    memory.close()
+    assert count_held("kiln-collectives") == before
+    memory.reset()
+    memory.abort()

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from kiln.runtime.v1 import generation_pb2 as pb
 
 from bundle.manifest import Tokenizer
+from execution.text.prompt import TokenPrompt
 from runtime_svc.admission import GenerationCall, admit, check_call
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.engine.request import Request
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid, RuntimeServiceError
-from runtime_svc.text.prompt import TokenPrompt
 from runtime_svc.wire.generation import call_from_pb
 from tests.ranks.fakes import DIGEST, GREEDY, VOCAB_SIZE, make_manifest
 

@@ -49,7 +49,7 @@ async def test_a_process_whose_descriptor_does_not_arrive(forkserver: Forkserver
     assert await exit_code_of(forkserver) == 0
     process = forkserver.start(FOREVER, name="one")
     with few_descriptors():
-        while process.pid is None:
+        while process.pid is None:  # noqa: ASYNC110
             # Not asleep: the loop reads the report as soon as it comes.
             await asyncio.sleep(0)
     process.kill()

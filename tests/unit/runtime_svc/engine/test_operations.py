@@ -227,7 +227,7 @@ async def test_weights_that_cannot_be_staged_leave_nothing(start_engine: StartEn
     with pytest.raises(asyncio.CancelledError):
         await staging
     assert harness.ranks.num_discarded == 1
-    harness.ranks.stage_failure = WeightsInvalid("nothing", "too short")
+    harness.ranks.stage_failure = WeightsInvalid(0, "too short")
     with pytest.raises(WeightsInvalid):
         await harness.engine.stage_weights({0: tmp_path / "nothing"}, InFlightPolicy.WAIT)
     assert harness.ranks.num_discarded == 2

@@ -8,11 +8,13 @@ import threading
 import pytest
 
 from runtime_svc.errors import QueueFull
-from runtime_svc.text.workers import MAX_INLINE_CHARS, MIN_CALL_CHARS, TextWorkers
+from runtime_svc.text.backlog import MIN_CALL_CHARS, Backlog
+from runtime_svc.text.workers import MAX_INLINE_CHARS, TextWorkers
 
 
 async def test_text_that_waits_is_bounded() -> None:
-    workers, gate = TextWorkers(capacity_chars=3 * MIN_CALL_CHARS), threading.Event()
+    backlog, gate = Backlog(3 * MIN_CALL_CHARS), threading.Event()
+    workers = TextWorkers(backlog)
     calls = [asyncio.create_task(workers.run(1, gate.wait)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull) as caught:
@@ -25,14 +27,14 @@ async def test_text_that_waits_is_bounded() -> None:
     gate.set()
     assert await asyncio.gather(*calls[1:]) == [True, True]
     async with asyncio.timeout(2):
-        while workers._num_pending:  # noqa: ASYNC110
+        while backlog.num_pending:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert await workers.run(1, str.upper, "again") == "AGAIN"
     workers.close()
 
 
 async def test_one_long_text_is_taken_alone() -> None:
-    workers, gate = TextWorkers(capacity_chars=10), threading.Event()
+    workers, gate = TextWorkers(Backlog(10)), threading.Event()
     long = asyncio.create_task(workers.run(1 << 30, gate.wait))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):

@@ -8,10 +8,10 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
+from execution.text.prompt import TextPrompt, TokenPrompt
 from runtime_svc.admission import check_call
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
-from runtime_svc.text.prompt import TextPrompt, TokenPrompt
 from runtime_svc.vllm_engine.messages import NEUTRAL, SERVED, call_from_pb, check_served, rename_fields
 from tests.bundles.manifests import make_manifest
 

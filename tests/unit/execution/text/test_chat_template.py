@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from runtime_svc.text.chat_template import ChatTemplate, ChatTemplateError
+from execution.text.chat_template import ChatTemplate, ChatTemplateError
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES = [

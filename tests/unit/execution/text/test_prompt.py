@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from runtime_svc.text.chat_template import ChatTemplate
-from runtime_svc.text.prompt import ChatMessage, ContentPart, ToolCall
+from execution.text.chat_template import ChatTemplate
+from execution.text.prompt import ChatMessage, ContentPart, ToolCall
 
 #: A turn with every field that transformers documents, as its users write it.
 CALL = {

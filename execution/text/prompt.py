@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime_svc.text.tools import parse_object
+from execution.text.tools import parse_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ChatPrompt:
 
     Attributes:
         messages: Turns, oldest first.
-        tools_json: Tools that the model may call, one JSON object each; see `runtime_svc.text.tools`.
+        tools_json: Tools that the model may call, one JSON object each; see `execution.text.tools`.
         add_generation_prompt: Whether the prompt opens the assistant's turn.
         size: Length of all its texts in characters, counted once because there may be many.
     """

@@ -22,38 +22,52 @@ class Detokenizer:
     text differently: some strip its first space. It cuts the text of those tokens off again.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], decode_one: Callable[[int], str] | None = None) -> None:
-        """Starts a sequence.
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        decode_one: Callable[[int], str] | None = None,
+        *,
+        window: Sequence[int] = (),
+        num_emitted: int = 0,
+    ) -> None:
+        """Starts a sequence, or goes on with one.
 
         Args:
             decode: Turns tokens into text, without special tokens.
             decode_one: The same for a single token, if the caller has a cache of them.
+            window: `window` of the detokenizer that began the sequence.
+            num_emitted: Its `num_emitted`.
         """
         self._decode = decode
         self._decode_one = decode_one
-        self._window: list[int] = []
-        #: How many tokens of the window have been emitted, and their text decoded alone.
-        self._num_emitted = 0
-        self._emitted = ""
+        self.window = list(window)
+        #: How many tokens of the window have been emitted.
+        self.num_emitted = num_emitted
+        #: Their text decoded alone.
+        self._emitted = decode(self.window[:num_emitted]) if num_emitted else ""
 
     def push(self, token_id: int) -> str:
         """Takes the next token; returns the text that is certain now, often that of this token."""
-        self._window.append(token_id)
-        text, length = self._decode(self._window), len(self._emitted)
-        is_unfinished = text.endswith(REPLACEMENT) and len(self._window) - self._num_emitted < MAX_PENDING_TOKENS
+        self.window.append(token_id)
+        text, length = self._decode(self.window), len(self._emitted)
+        is_unfinished = text.endswith(REPLACEMENT) and len(self.window) - self.num_emitted < MAX_PENDING_TOKENS
         if is_unfinished or len(text) <= length:
             return ""
-        del self._window[: self._num_emitted]
-        self._num_emitted = len(self._window)
-        if self._num_emitted == 1 and self._decode_one is not None:
+        del self.window[: self.num_emitted]
+        self.num_emitted = len(self.window)
+        if self.num_emitted == 1 and self._decode_one is not None:
             self._emitted = self._decode_one(token_id)
         else:
-            self._emitted = self._decode(self._window)
+            self._emitted = self._decode(self.window)
         return text[length:]
+
+    def peek(self) -> str:
+        """Returns what `flush` would return."""
+        return self._decode(self.window)[len(self._emitted) :]
 
     def flush(self) -> str:
         """Returns the rest at the end of the sequence. Bytes that became no character show as U+FFFD."""
-        text = self._decode(self._window)[len(self._emitted) :]
-        self._window.clear()
-        self._num_emitted, self._emitted = 0, ""
+        text = self.peek()
+        self.window.clear()
+        self.num_emitted, self._emitted = 0, ""
         return text

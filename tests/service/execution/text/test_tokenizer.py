@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from runtime_svc.text.detokenizer import REPLACEMENT
+from execution.text.detokenizer import REPLACEMENT
+from execution.text.tokenizer import Tokenizer, read_special_tokens
 from runtime_svc.text.output import NoText, SequenceText
-from runtime_svc.text.tokenizer import Tokenizer, read_special_tokens
 from tests.checkpoints.tokenizer_files import byte_fallback, byte_level
 
 

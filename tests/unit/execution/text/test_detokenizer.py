@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runtime_svc.text.detokenizer import MAX_PENDING_TOKENS, REPLACEMENT, Detokenizer
+from execution.text.detokenizer import MAX_PENDING_TOKENS, REPLACEMENT, Detokenizer
 from tests.checkpoints.tokenizer_files import byte_fallback, byte_level
 
 BYTE_LEVEL = byte_level()
@@ -71,7 +71,7 @@ def test_endless_broken_bytes_do_not_pile_up() -> None:
     detokenizer = Detokenizer(BYTE_LEVEL.decode)
     pieces = [detokenizer.push(broken) for _ in range(100)]
     assert len("".join(pieces)) >= 100 - MAX_PENDING_TOKENS
-    assert len(detokenizer._window) <= 2 * MAX_PENDING_TOKENS
+    assert len(detokenizer.window) <= 2 * MAX_PENDING_TOKENS
 
 
 def test_first_space_is_stripped_once() -> None:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from execution.text.prompt import ChatMessage, ChatPrompt
+from execution.text.tools import parse_object
 from runtime_svc.admission import MAX_TOOL_CHARS, MAX_TOOLS, check_prompt
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.errors import RequestInvalid
-from runtime_svc.text.prompt import ChatMessage, ChatPrompt
-from runtime_svc.text.tools import parse_object
 from tests.unit.runtime_svc.test_admission import CAPABILITIES
 
 CHAT: Capabilities = CAPABILITIES[0]

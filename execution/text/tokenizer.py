@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import tokenizers
 
-from runtime_svc.text.detokenizer import REPLACEMENT
+from execution.text.decoder import TokenDecoder
+from execution.text.table_builder import build_table
+from execution.text.token_table import TokenTable
+
+#: How the system says what a refused allocation is.
+_OUT_OF_MEMORY: Final = "out of memory"
 
 
-class Tokenizer:
+class Tokenizer(TokenDecoder):
     """Converts text to tokens and back, as a `tokenizer.json` defines."""
 
     def __init__(self, path: Path) -> None:
@@ -21,32 +25,33 @@ class Tokenizer:
 
         Raises:
             ValueError: The library cannot read the file; the message says why.
+            MemoryError: It needs more memory than this process may have.
         """
+        super().__init__()
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         # The library raises plain Exception.
         except Exception as error:
+            if _OUT_OF_MEMORY in str(error):
+                raise MemoryError from error
             raise ValueError(f"{path.name}: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         #: The longest spelling of a token in UTF-8; the text of no token is longer.
         self.max_token_bytes = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=0)
-        # Bounded, because a vocabulary has up to some hundred thousand tokens; a few thousand of them are frequent.
-        self.decode_one = lru_cache(maxsize=8192)(self._decode_one)
-        self.token_text = lru_cache(maxsize=8192)(self._decode_alone)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Returns the token ids of a text. Slow for long texts: call it in a thread.
+        """Returns the token ids of a text. Takes half a second for each million characters, or for ever.
 
         Args:
             text: Any text.
             add_special_tokens: Whether the tokenizer adds its special tokens, such as a begin-of-sequence token.
         """
-        # `encode` holds the GIL, batches release it; the fast one keeps no offsets, which take much memory.
+        # `encode` and other batches keep offsets, which take much memory.
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of tokens. Bytes that form no character show as U+FFFD."""
+        """See `TokenDecoder.decode`."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def token_of(self, token_id: int) -> str | None:
@@ -54,16 +59,14 @@ class Tokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
-    def _decode_one(self, token_id: int) -> str:
-        return self.decode([token_id])
+    def make_table(self) -> TokenTable | None:
+        """Returns a table that decodes as this does; None if no table can."""
+        return build_table(self._tokenizer)
 
-    def _decode_alone(self, token_id: int) -> str:
-        """Returns the text of one token alone; special tokens have none."""
-        once = self.decode_one(token_id)
-        if REPLACEMENT in once:
-            return once
-        # Some decoders strip the first space of a text; of two tokens, they strip it from the first only.
-        return self.decode([token_id, token_id])[len(once) :]
+    def list_texts(self) -> list[str]:
+        """Returns `token_text` of every token, by id."""
+        num_ids = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        return [self.token_text(token_id) for token_id in range(num_ids)]
 
 
 def read_special_tokens(path: Path) -> dict[str, str]:

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Assign, Const, Expr, Filter, For, Getattr, Getitem, Name, Node, Scope, Template
+from jinja2.nodes import Assign, Const, Expr, Filter, For, Getattr, Getitem, Name, Node, Pow, Scope, Template
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from execution.text.sandbox import BoundedEnvironment, TemplateUnbounded, bound_numbers, check_time_format
 
 # Errors that expressions of a template can raise beside Jinja's own.
 EXPRESSION_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -19,6 +20,10 @@ EXPRESSION_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionErro
 
 class ChatTemplateError(Exception):
     """A template that is not Jinja, or that refuses the messages."""
+
+
+class ChatTemplateUnbounded(ChatTemplateError):
+    """A template that asks for a result without bound, whatever the messages are."""
 
 
 class ChatTemplate:
@@ -32,21 +37,28 @@ class ChatTemplate:
             special_tokens: Variables of the template, such as `bos_token`.
 
         Raises:
-            ChatTemplateError: The source is not valid Jinja.
+            ChatTemplateError: The source is not valid Jinja, or nested too deeply.
+            ChatTemplateUnbounded: It has a power.
         """
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         try:
-            self._template = environment.from_string(source)
+            tree = environment.parse(source)
             #: Whether it loops over the parts of a turn, as templates of models that also take pictures do.
-            self.takes_parts = _loops_over_content(environment.parse(source))
+            self.takes_parts = _loops_over_content(tree)
+            if (power := tree.find(Pow)) is not None:
+                raise ChatTemplateUnbounded(f"line {power.lineno}: ** is an operator that templates may not use")
+            self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+        # Python compiles what Jinja makes of the source, and has limits of its own.
+        except (*EXPRESSION_ERRORS, SyntaxError) as error:
+            raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> str:
-        """Returns the prompt of a conversation. A template may be slow: call it in a thread.
+        """Returns the prompt of a conversation. A template may never end.
 
         Args:
             messages: Turns with `role`, `content` and what else transformers gives to templates, oldest first.
@@ -55,6 +67,7 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: The template refused the messages, or failed.
+            ChatTemplateUnbounded: It asks for a result without bound.
         """
         try:
             return self._template.render(
@@ -64,6 +77,8 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
+        except TemplateUnbounded as error:
+            raise ChatTemplateUnbounded(error.message) from error
         except jinja2.TemplateError as error:
             raise ChatTemplateError(error.message or type(error).__name__) from error
         except EXPRESSION_ERRORS as error:
@@ -82,11 +97,9 @@ class GenerationBlock(Extension):
         return Scope(body).set_lineno(line)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
-    )
-    environment.filters["tojson"] = _tojson
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
+    environment.filters["tojson"] = bound_numbers("tojson", _tojson, num_values=1)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -129,5 +142,6 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(template: str) -> str:
+    check_time_format(template)
     # Local time, as transformers renders it.
     return datetime.now().strftime(template)

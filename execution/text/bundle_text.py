@@ -1,0 +1,79 @@
+"""The tokenizer and the chat template of one bundle or checkpoint, loaded in a text process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from execution.text.chat_template import ChatTemplate
+from execution.text.control import Load, SequenceTokens, TokenPiece
+from execution.text.detokenizer import Detokenizer
+from execution.text.prompt import ChatPrompt
+from execution.text.tokenizer import Tokenizer, read_special_tokens
+from execution.text.tools import parse_object
+
+
+class BundleText:
+    """Converts prompts to tokens and tokens to text. Whatever it does may take for ever, and any amount of memory."""
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+        """Takes what has been read."""
+        self.tokenizer = tokenizer
+        self._chat_template = chat_template
+
+    @classmethod
+    def load(cls, load: Load) -> BundleText:
+        """Reads the files of a `Load`.
+
+        Raises:
+            ChatTemplateError: The template is not valid Jinja, or asks for a result without bound.
+            ValueError: A file cannot be read.
+        """
+        tokenizer = Tokenizer(Path(load.tokenizer))
+        if load.chat_template is None:
+            return cls(tokenizer, None)
+        if load.tokenizer_config is not None:
+            special_tokens = read_special_tokens(Path(load.tokenizer_config))
+        else:
+            special_tokens = _special_tokens_by_id(tokenizer, load.special_ids)
+        return cls(tokenizer, ChatTemplate(load.chat_template, special_tokens))
+
+    def encode_text(self, text: str) -> list[int]:
+        """Returns the token ids of a text, with the tokens that the tokenizer adds."""
+        return self.tokenizer.encode(text, add_special_tokens=True)
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Returns the token ids of a chat that admission has checked. The template writes the special tokens.
+
+        Raises:
+            ChatTemplateError: The template refused the messages, or failed.
+        """
+        template = self._chat_template
+        assert template is not None, "a chat needs a template"
+        text = template.render(
+            [message.for_template(takes_parts=template.takes_parts) for message in prompt.messages],
+            tools=[parse_object(tool) for tool in prompt.tools_json],
+            add_generation_prompt=prompt.add_generation_prompt,
+        )
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def detokenize(self, sequence: SequenceTokens) -> list[TokenPiece]:
+        """Returns what the detokenizer of a sequence makes of its new tokens."""
+        decoder = self.tokenizer
+        detokenizer = Detokenizer(
+            decoder.decode, decoder.decode_one, window=sequence.window, num_emitted=sequence.num_emitted
+        )
+        return [
+            TokenPiece(
+                text=detokenizer.push(token_id),
+                rest=detokenizer.peek(),
+                window=list(detokenizer.window),
+                num_emitted=detokenizer.num_emitted,
+            )
+            for token_id in sequence.token_ids
+        ]
+
+
+def _special_tokens_by_id(tokenizer: Tokenizer, special_ids: Mapping[str, int]) -> dict[str, str]:
+    texts = {name: tokenizer.token_of(token_id) for name, token_id in special_ids.items()}
+    return {name: text for name, text in texts.items() if text is not None}

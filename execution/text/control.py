@@ -1,0 +1,165 @@
+"""The messages between a service and its text process: each a length and then MessagePack, over a stream.
+
+The service sends one call and waits for its answer before it sends the next. The first call is `Load`.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from execution.text.prompt import ChatPrompt
+from execution.text.token_table import TokenTable
+
+#: The length of a message, in bytes.
+LENGTH: Final = struct.Struct("<Q")
+#: Size of the longest answer: the table of a million tokens, or the ids of the longest text that memory allows.
+MAX_ANSWER_BYTES: Final = 1 << 28
+_ID_TYPE: Final = "i"
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A message that is tagged with its class's name."""
+
+
+class Load(_Message, frozen=True):
+    """Read the files. The answer is `Loaded` or `Unreadable`.
+
+    Attributes:
+        tokenizer: Path of a `tokenizer.json`.
+        tokenizer_config: Path of a `tokenizer_config.json`, which has the special tokens that templates get.
+        special_ids: Their ids if there is no such file, by name.
+        chat_template: The Jinja source; None if there is none.
+    """
+
+    tokenizer: str
+    tokenizer_config: str | None = None
+    special_ids: dict[str, int] = {}
+    chat_template: str | None = None
+
+
+class EncodeText(_Message, frozen=True):
+    """Tokenize a text, with the special tokens that the tokenizer adds. The answer is `Encoded`."""
+
+    text: str
+
+
+class EncodeChat(_Message, frozen=True):
+    """Render a chat and tokenize the text. The answer is `Encoded`."""
+
+    prompt: ChatPrompt
+
+
+class Decode(_Message, frozen=True):
+    """Turn tokens into text. The answer is `Decoded`."""
+
+    #: As `pack_ids` packs them.
+    token_ids: bytes
+    skip_special_tokens: bool
+
+
+class SequenceTokens(msgspec.Struct, frozen=True):
+    """New tokens of one sequence, and the window of its detokenizer; see `detokenizer.Detokenizer`."""
+
+    window: list[int]
+    num_emitted: int
+    token_ids: list[int]
+
+
+class TokenPiece(msgspec.Struct, frozen=True):
+    """What a detokenizer makes of one token.
+
+    Attributes:
+        text: Text that is certain now.
+        rest: Text that is still held back: what the sequence ends with if it ends here.
+        window: The detokenizer's window behind the token.
+        num_emitted: Tokens of the window whose text has been emitted.
+    """
+
+    text: str
+    rest: str
+    window: list[int]
+    num_emitted: int
+
+
+class DecodeStep(_Message, frozen=True):
+    """Detokenize the tokens that a step gave to sequences. The answer is `DecodedStep`."""
+
+    sequences: list[SequenceTokens]
+
+
+class Loaded(_Message, frozen=True):
+    """The files have been read.
+
+    Attributes:
+        max_token_bytes: The longest spelling of a token in UTF-8; the text of no token is longer.
+        table: Decodes as the tokenizer does; None if no table can.
+        texts: The text of each token alone, if there is no table.
+    """
+
+    max_token_bytes: int
+    table: TokenTable | None
+    texts: list[str]
+
+
+class Unreadable(_Message, frozen=True):
+    """A file or the template cannot be read."""
+
+    subject: str
+    detail: str
+
+
+class Encoded(_Message, frozen=True):
+    """Token ids, as `pack_ids` packs them."""
+
+    token_ids: bytes
+
+
+class Decoded(_Message, frozen=True):
+    """The text."""
+
+    text: str
+
+
+class DecodedStep(_Message, frozen=True):
+    """Of each sequence, a piece for each token."""
+
+    sequences: list[list[TokenPiece]]
+
+
+class Refused(_Message, frozen=True):
+    """The template or the tokenizer refuses the prompt."""
+
+    detail: str
+    is_unbounded: bool = False
+
+
+class OutOfMemory(_Message, frozen=True):
+    """The work needs more memory than the process may have."""
+
+
+Work = EncodeText | EncodeChat | Decode | DecodeStep
+Call = Load | Work
+Answer = Loaded | Unreadable | Encoded | Decoded | DecodedStep | Refused | OutOfMemory
+
+encode = msgspec.msgpack.Encoder().encode
+decode_call: Callable[[bytes], Call] = msgspec.msgpack.Decoder(Call).decode
+decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
+
+
+def pack_ids(token_ids: list[int]) -> bytes:
+    """Packs token ids, which are then copied rather than parsed.
+
+    Raises:
+        OverflowError: An id exceeds 32 bits.
+    """
+    return array(_ID_TYPE, token_ids).tobytes()
+
+
+def unpack_ids(packed: bytes) -> array[int]:
+    """Returns token ids that `pack_ids` has packed."""
+    return array(_ID_TYPE, packed)

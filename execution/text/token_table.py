@@ -1,0 +1,99 @@
+"""Decodes tokens by a table of their bytes, without a tokenizer.
+
+A decoder of one of two kinds needs no more than such a table, and almost every checkpoint has one of them: byte-level,
+as GPT-2, Llama 3 and Qwen have, and byte-fallback, as Llama 2, Mistral and Phi 3 have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from execution.text.decoder import TokenDecoder
+from execution.text.detokenizer import REPLACEMENT
+
+
+class TokenTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes of every token, and what the decoder does with them.
+
+    Attributes:
+        kind: Of byte-level tokens the bytes are joined and read as UTF-8. Byte-fallback tokens are text, except those
+            in `byte_ids`, which are single bytes.
+        tokens: Bytes by token id; None for an id that has no token.
+        special_ids: Tokens that decoding leaves out if it skips special tokens.
+        byte_ids: Tokens of the kind `byte_fallback` that are single bytes.
+        stripped: A character that is stripped from the beginning of a text.
+        max_stripped: How often at most.
+    """
+
+    kind: Literal["byte_level", "byte_fallback"]
+    tokens: list[bytes | None]
+    special_ids: list[int]
+    byte_ids: list[int] = []
+    stripped: str = " "
+    max_stripped: int = 0
+
+
+def make_decoder(table: TokenTable) -> TokenDecoder:
+    """Returns the decoder of a table."""
+    return _ByteLevelDecoder(table) if table.kind == "byte_level" else _ByteFallbackDecoder(table)
+
+
+class _ByteLevelDecoder(TokenDecoder):
+    def __init__(self, table: TokenTable) -> None:
+        super().__init__()
+        self._size = len(table.tokens)
+        self._all = [token or b"" for token in table.tokens]
+        self._shown = self._all.copy()
+        for token_id in table.special_ids:
+            self._shown[token_id] = b""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        tokens, size = self._shown if skip_special_tokens else self._all, self._size
+        # A model may have more ids than its tokenizer; they have no text.
+        return b"".join([tokens[token_id] for token_id in token_ids if token_id < size]).decode(errors="replace")
+
+
+class _ByteFallbackDecoder(TokenDecoder):
+    def __init__(self, table: TokenTable) -> None:
+        super().__init__()
+        byte_ids, special_ids = frozenset(table.byte_ids), frozenset(table.special_ids)
+        #: Text, or a single byte; None has neither.
+        self._all: list[str | bytes | None] = [
+            token if token is None or token_id in byte_ids else token.decode()
+            for token_id, token in enumerate(table.tokens)
+        ]
+        self._shown = [None if token_id in special_ids else token for token_id, token in enumerate(self._all)]
+        self._stripped, self._max_stripped = table.stripped, table.max_stripped
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        tokens, size = self._shown if skip_special_tokens else self._all, len(self._all)
+        text = "".join(_join_bytes(tokens[token_id] for token_id in token_ids if token_id < size))
+        num_stripped = 0
+        while num_stripped < min(self._max_stripped, len(text)) and text[num_stripped] == self._stripped:
+            num_stripped += 1
+        return text[num_stripped:]
+
+
+def _join_bytes(tokens: Iterable[str | bytes | None]) -> Iterator[str]:
+    """Yields texts, and those of runs of bytes. If a run is not UTF-8 as a whole, each of its bytes is U+FFFD."""
+    run = bytearray()
+    for token in tokens:
+        if isinstance(token, bytes):
+            run += token
+        elif token is not None:
+            if run:
+                yield _decode_run(run)
+                run.clear()
+            yield token
+    if run:
+        yield _decode_run(run)
+
+
+def _decode_run(run: bytearray) -> str:
+    try:
+        return run.decode()
+    except UnicodeDecodeError:
+        return REPLACEMENT * len(run)

@@ -1,0 +1,168 @@
+"""Keeps loads that take the process down from being repeated by themselves.
+
+A load is recorded before anything of its bundle is opened, and its record says so when it has ended. A load that the
+next process finds under way was there when this one died:
+
+- If it was the only one, the death counts against it. At `MAX_DEATHS` it is quarantined.
+- If there were several, each of them becomes a suspect, with one death. Suspects load alone, one after another, so the
+  next death has one cause, and a load that only was in bad company ends and is a suspect no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import msgspec
+import structlog
+
+from bundle.errors import KilnError, ResourcesShort
+from bundle.shortage import lasting_delays, outlast_shortages
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
+from runtime_svc.deployments.records import LoadRecord, RecordStore
+from runtime_svc.errors import BundleSourceUnavailable, LoadQuarantined
+
+#: Deaths of the process after which a load is quarantined.
+MAX_DEATHS: Final = 2
+
+#: Attempts that end so are repeated, so they prove nothing.
+_INCONCLUSIVE: Final = (asyncio.CancelledError, BundleSourceUnavailable, ResourcesShort)
+
+_log = structlog.get_logger("deployments")
+
+
+class LoadQuarantine:
+    """The loads that are under way, are suspects, or are quarantined, by the id of their deployment."""
+
+    def __init__(self, records: RecordStore) -> None:
+        """Knows nothing before `open`."""
+        self._records = records
+        self._loads: dict[str, LoadRecord] = {}
+        self._num_loading = 0
+        self._is_one_alone = False
+        self._turn_ended = asyncio.Event()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def open(self, specs: Collection[DeploymentSpec]) -> None:
+        """Takes in what the process before left, and counts its death. Call it before anything loads.
+
+        Args:
+            specs: The deployments that there are to load; what is known of any other is forgotten.
+
+        Raises:
+            StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
+        """
+        found = self._records.list_loads()
+        under_way = [one for one in found if one.is_under_way]
+        for one in found:
+            deployment_id, deaths = one.spec.deployment_id, one.deaths
+            if one.is_under_way:
+                # One of several is a suspect at most: another one may have done it.
+                deaths = deaths + 1 if len(under_way) == 1 else max(1, deaths)
+                _log.warning("a load was under way when the process died", deployment_id=deployment_id, deaths=deaths)
+            if one.spec in specs:
+                self._loads[deployment_id] = msgspec.structs.replace(one, deaths=deaths, is_under_way=False)
+            if self._loads.get(deployment_id) != one:
+                await self._write(deployment_id)
+
+    def check(self, spec: DeploymentSpec) -> None:
+        """Checks that a deployment may be loaded without being asked for.
+
+        Raises:
+            LoadQuarantined: Its load has taken the process down too often.
+        """
+        deaths = self._deaths_of(spec)
+        if deaths >= MAX_DEATHS:
+            raise LoadQuarantined(spec.deployment_id, spec.ref, deaths)
+
+    @asynccontextmanager
+    async def recording(self, spec: DeploymentSpec) -> AsyncIterator[None]:
+        """Records that a load is under way inside the block, which begins when it is the load's turn.
+
+        Raises:
+            StateUnwritable, ResourcesShort: It cannot be recorded, so it must not begin.
+        """
+        deployment_id, deaths = spec.deployment_id, self._deaths_of(spec)
+        is_over = True
+        async with self._turn(is_alone=deaths > 0):
+            self._loads[deployment_id] = LoadRecord(spec=spec, deaths=deaths, is_under_way=not self._is_closed)
+            try:
+                await self._write(deployment_id)
+                yield
+            except _INCONCLUSIVE:
+                is_over = False
+                raise
+            finally:
+                self._end(deployment_id, is_over=is_over or not deaths)
+
+    async def lift(self, deployment_id: str) -> None:
+        """Forgets what is known of a deployment's loads: someone has asked for it or for its end.
+
+        Raises:
+            StateUnwritable, ResourcesShort: See `RecordStore`.
+        """
+        if self._loads.pop(deployment_id, None) is not None:
+            await self._write(deployment_id)
+
+    async def close(self) -> None:
+        """Records that no load is under way any more: the end of the process is no death from now on."""
+        self._is_closed = True
+        for write in self._writes:
+            write.cancel()
+        # The database may be closed next.
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        for deployment_id, one in self._loads.items():
+            if one.is_under_way:
+                self._loads[deployment_id] = msgspec.structs.replace(one, is_under_way=False)
+                try:
+                    await self._write(deployment_id)
+                except KilnError as error:
+                    _log.warning("the end of a load is not recorded", deployment_id=deployment_id, error=str(error))
+
+    def _deaths_of(self, spec: DeploymentSpec) -> int:
+        known = self._loads.get(spec.deployment_id)
+        return known.deaths if known is not None and known.spec == spec else 0
+
+    @asynccontextmanager
+    async def _turn(self, *, is_alone: bool) -> AsyncIterator[None]:
+        """Lets the block run beside others, or alone."""
+        while self._is_one_alone or (is_alone and self._num_loading):
+            self._turn_ended.clear()
+            await self._turn_ended.wait()
+        self._num_loading += 1
+        self._is_one_alone = is_alone
+        try:
+            yield
+        finally:
+            self._num_loading -= 1
+            self._is_one_alone = False
+            self._turn_ended.set()
+
+    def _end(self, deployment_id: str, *, is_over: bool) -> None:
+        """Records that a load is not under way any more, as soon as the disk takes it."""
+        if self._is_closed:
+            return
+        one = self._loads.pop(deployment_id)
+        if not is_over:
+            self._loads[deployment_id] = msgspec.structs.replace(one, is_under_way=False)
+        write = asyncio.create_task(self._write_at_last(deployment_id), name=f"record load {deployment_id}")
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+
+    async def _write_at_last(self, deployment_id: str) -> None:
+        try:
+            await outlast_shortages(partial(self._write, deployment_id), lasting_delays())
+        except KilnError as error:
+            _log.warning("the end of a load is not recorded", deployment_id=deployment_id, error=str(error))
+
+    async def _write(self, deployment_id: str) -> None:
+        """Writes what is known now, so that a late write is right, too."""
+        one = self._loads.get(deployment_id)
+        if one is None:
+            await self._records.forget_load(deployment_id)
+        else:
+            await self._records.save_load(one)

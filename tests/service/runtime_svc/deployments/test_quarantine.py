@@ -1,0 +1,249 @@
+"""Which loads are quarantined after which deaths of the process, and how that is lifted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kiln.runtime.v1 import runtime_pb2 as pb
+
+from bundle.errors import ManifestInvalid, ResourcesShort
+from runtime_svc.deployments.deployment_spec import DeploymentSpec
+from runtime_svc.deployments.quarantine import LoadQuarantine
+from runtime_svc.deployments.records import FILE_NAME, LoadRecord, RecordStore
+from runtime_svc.errors import LoadQuarantined
+from tests.servers.runtime import raises, serve_runtime
+
+SPECS = {name: DeploymentSpec(name, f"{name}:v1") for name in "abc"}
+
+
+class Process:
+    """The quarantine of one process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.records = RecordStore(directory)
+        self.quarantine = LoadQuarantine(self.records)
+        self.under_way: set[str] = set()
+        self.loads: list[asyncio.Task[None]] = []
+
+    async def begin(self, names: str) -> set[str]:
+        """Begins loads that do not end; returns all that are under way once those have begun that can."""
+        self.loads += [asyncio.create_task(self._load(name)) for name in names]
+        await asyncio.wait(self.loads, timeout=0.1)
+        return self.under_way
+
+    async def load(self, name: str, error: Exception | None = None) -> None:
+        """Does a whole load, which may fail."""
+        async with self.quarantine.recording(SPECS[name]):
+            if error is not None:
+                raise error
+
+    async def noted(self) -> tuple[LoadRecord, ...]:
+        """The records, once those of ended loads are gone."""
+        await asyncio.gather(*self.quarantine._writes)
+        return self.records.list_loads()
+
+    async def _load(self, name: str) -> None:
+        async with self.quarantine.recording(SPECS[name]):
+            self.under_way.add(name)
+            await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def process(directory: Path, specs: Collection[DeploymentSpec] = tuple(SPECS.values())) -> AsyncIterator[Process]:
+    """A process that dies at the end of the block: it leaves what its records say then."""
+    one = Process(directory)
+    await one.quarantine.open(specs)
+    yield one
+    left = (directory / FILE_NAME).read_bytes()
+    await one.quarantine.close()
+    for load in one.loads:
+        load.cancel()
+    await asyncio.gather(*one.loads, return_exceptions=True)
+    one.records.close()
+    (directory / FILE_NAME).write_bytes(left)
+
+
+def quarantined(quarantine: LoadQuarantine) -> set[str]:
+    found = set()
+    for name, spec in SPECS.items():
+        try:
+            quarantine.check(spec)
+        except LoadQuarantined:
+            found.add(name)
+    return found
+
+
+async def test_a_load_that_is_alone_twice_when_the_process_dies(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with process(tmp_path) as one:
+            assert quarantined(one.quarantine) == set()
+            assert await one.begin("a") == {"a"}
+    for _ in range(2):
+        async with process(tmp_path) as one:
+            assert quarantined(one.quarantine) == {"a"}
+            with pytest.raises(
+                LoadQuarantined, match=r"died 2 times .*`kiln load a:v1 --deployment a`.*`kiln unload a`"
+            ):
+                one.quarantine.check(SPECS["a"])
+    async with process(tmp_path) as one:
+        await one.quarantine.lift("a")
+        assert quarantined(one.quarantine) == set()
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == set()
+
+
+async def test_the_innocent_are_not_quarantined_with_the_guilty(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        assert await one.begin("abc") == {"a", "b", "c"}
+    async with process(tmp_path) as one:
+        assert await one.begin("abc") == {"a"}, "suspects load one after another"
+        one.loads[0].cancel()
+        await asyncio.sleep(0.1)
+        assert one.under_way == {"a", "b"}
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == {"b"}
+        await one.load("a")
+        assert await one.begin("c") == {"c"}
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == {"b", "c"}
+        assert await one.begin("a") == {"a"}
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == {"b", "c"}, "its load had ended, so this was the first death of `a`"
+
+
+async def test_a_suspect_and_others_take_turns(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        await one.begin("ab")
+    async with process(tmp_path) as one:
+        assert await one.begin("ca") == {"c"}, "the suspect waits for the other"
+        assert await one.begin("b") == {"c"}
+        one.loads[0].cancel()
+        await asyncio.sleep(0.1)
+        assert one.under_way == {"c", "a"}
+        assert await one.begin("c") == {"c", "a"}
+        assert [record.is_under_way for record in await one.noted()] == [True, False]
+
+
+@pytest.mark.parametrize("error", [None, ManifestInvalid("broken")])
+async def test_a_load_that_has_ended_is_no_suspect(tmp_path: Path, error: Exception | None) -> None:
+    async with process(tmp_path) as one:
+        await one.begin("a")
+    async with process(tmp_path) as one:
+        await asyncio.gather(one.load("a", error), return_exceptions=True)
+        assert await one.noted() == ()
+
+
+async def test_what_is_repeated_proves_nothing(tmp_path: Path) -> None:
+    async with process(tmp_path) as one:
+        await one.begin("a")
+    async with process(tmp_path) as one:
+        with pytest.raises(ResourcesShort):
+            await one.load("a", ResourcesShort("memory", "none", 1.0))
+        assert await one.begin("a") == {"a"}
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == {"a"}
+
+
+async def test_a_declaration_that_has_changed_is_another_load(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with process(tmp_path) as one:
+            await one.begin("a")
+    changed = DeploymentSpec("a", "a:v2")
+    async with process(tmp_path, [changed]) as one:
+        one.quarantine.check(changed)
+        assert await one.noted() == ()
+
+
+async def test_an_end_that_cannot_be_written_at_once_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bundle.shortage._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("runtime_svc.deployments.records.WRITE_DELAYS_S", ())
+    async with process(tmp_path) as one:
+        forget, lacks = one.records.forget_load, 3
+
+        async def fail(deployment_id: str) -> None:
+            nonlocal lacks
+            lacks -= 1
+            if lacks > 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            await forget(deployment_id)
+
+        monkeypatch.setattr(one.records, "forget_load", fail)
+        await one.load("a")
+        assert await one.noted() == ()
+
+
+async def take_down(directory: Path, *ids: str) -> None:
+    """Makes the deployments of the state directory ones that took a process down."""
+    records = RecordStore(directory / "cache")
+    for record in records.list():
+        if record.spec.deployment_id in ids:
+            await records.save_load(LoadRecord(spec=record.spec, deaths=1, is_under_way=True))
+    records.close()
+
+
+async def health_of(served: Any, name: str) -> str:
+    response = await health_pb2_grpc.HealthStub(served.channel).Check(health_pb2.HealthCheckRequest(service=name))
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+
+async def test_a_quarantined_deployment_is_there_and_not_loaded(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        digest = (await first.deploy("a")).roles[0].bundle_digest
+        await first.deploy("b")
+    await take_down(tmp_path, "a")
+    for is_last in (False, True):
+        async with serve_runtime(tmp_path) as second:
+            await second.wait_for_state("READY", "b")
+            failed = await second.get("a")
+            assert failed.state == pb.Deployment.STATE_FAILED
+            assert "deployment 'a' is quarantined: the runtime died 2 times" in failed.message
+            assert len(second.groups) == 1
+            assert [await health_of(second, name) for name in ("", "deployment/a", "deployment/b")] == [
+                "NOT_SERVING",
+                "NOT_SERVING",
+                "SERVING",
+            ]
+            async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
+                await second.generate([5], deployment_id="a")
+            if is_last:
+                assert (await second.load(digest, "a"))[-1].deployment.state == pb.Deployment.STATE_READY
+                assert await health_of(second, "") == "SERVING"
+    async with serve_runtime(tmp_path) as third:
+        await third.wait_for_state("READY", "a")
+
+
+async def test_a_quarantined_deployment_can_be_unloaded(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        await first.deploy("a")
+    await take_down(tmp_path, "a")
+    async with serve_runtime(tmp_path) as second:
+        await second.wait_for_state("FAILED", "a")
+        await second.unload("a")
+    async with serve_runtime(tmp_path) as third:
+        assert third.server.deployments.list() == []
+        await third.deploy("a")
+
+
+async def test_a_shutdown_during_a_load_is_no_death(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path) as first:
+        await first.deploy("a")
+    for _ in range(3):
+        async with serve_runtime(tmp_path) as again:
+            again.load_gate.clear()
+            async with asyncio.timeout(5):
+                while not any(one.is_under_way for one in again.server.deployments._records.list_loads()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (await again.get("a")).state == pb.Deployment.STATE_LOADING
+    async with serve_runtime(tmp_path) as last:
+        await last.wait_for_state("READY", "a")
+        await asyncio.gather(*last.server.deployments.quarantine._writes)
+        assert last.server.deployments._records.list_loads() == ()

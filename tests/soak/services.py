@@ -1,0 +1,155 @@
+"""The services under a soak: a compiler with bundles, and one runtime on a small disk of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from tests.processes import descendants, name_of
+from tests.repository import ROOT
+from tests.servers.shared_bundles import SharedBundles
+from tests.servers.stack import Stack
+from tests.soak.hostile import publish_hostile
+from tests.system.runtime_process import RuntimeProcess, run_runtime
+
+MODELS: Final = {"story": "kiln-tiny", "pirate": "kiln-tiny-pirate"}
+LEVEL: Final = 1
+#: Logits in the outputs make events large enough to fill the buffers of clients that do not read.
+CONFIG: Final[dict[str, Any]] = {
+    "seq_len": 256,
+    "max_context_length": 128,
+    "batch_size": 8,
+    "torch_dtype": "float32",
+    "enable_bucketing": False,
+    "is_continuous_batching": True,
+    "ctx_batch_size": 1,
+    "output_logits": True,
+    "on_device_sampling_config": {"dynamic": True, "global_topk": 64},
+}
+DEGREES: Final = (1, 2)
+
+STALL_TIMEOUT_S: Final = 5
+#: What makes hung ranks and clients that do not read pass in seconds.
+OPTIONS: Final = ("--min-step-timeout=2", f"--stall-timeout={STALL_TIMEOUT_S}", "--cores=6", "--queue-capacity=48")
+DISK_BYTES: Final = 192 << 20
+
+
+@dataclass(frozen=True)
+class Services:
+    """What runs, and where.
+
+    Attributes:
+        runtime: The runtime that is attacked.
+        stack: The compiler (and a runtime that does no work).
+        disk: Directory of all that the runtime writes.
+        is_small: Whether the disk is small, so that it can be filled.
+        scratch: `TMPDIR` of the runtime.
+        capture: Where it writes captured inputs.
+        hostile_refs: Bundles whose chat templates do harm.
+        log: Its log.
+    """
+
+    runtime: RuntimeProcess
+    stack: Stack
+    disk: Path
+    is_small: bool
+    scratch: Path
+    capture: Path
+    hostile_refs: Sequence[str]
+    log: Path
+
+    @property
+    def front(self) -> psutil.Process:
+        """The runtime's own process."""
+        return self.runtime.processes()[0]
+
+    def groups(self) -> dict[str, list[psutil.Process]]:
+        """The runtime and its descendants, zombies included, by name; ranks of all deployments are of one name each."""
+        front = self.front
+        groups: dict[str, list[psutil.Process]] = defaultdict(list)
+        groups["runtime"].append(front)
+        for process in descendants(front.pid):
+            groups[name_of(process) or "ended"].append(process)
+        groups.pop("ended", None)
+        return groups
+
+    def memory_groups(self) -> dict[str, list[psutil.Process]]:
+        """Processes by what their memory is counted as."""
+        groups = self.groups()
+        compiler = [
+            one for one in descendants(self.stack.process.pid) if "compiler_svc" in " ".join(_command_line(one))
+        ]
+        ranks = [one for name, members in groups.items() if name.startswith("kiln-rank") for one in members]
+        return {"runtime": groups["runtime"], "compiler": compiler[:1], "ranks": ranks}
+
+
+@contextmanager
+def run_services(directory: Path, bundles: Path) -> Iterator[Services]:
+    """Starts everything, with state below `directory`; compiled bundles are kept in `bundles` for later runs."""
+    with ExitStack() as exits:
+        shared = SharedBundles(bundles)
+        stack = Stack.start(directory / "home", cores=1, shared=shared)
+        exits.callback(stack.stop)
+        digests = {
+            (name, degree): stack.provide(
+                f"{name}-{degree}",
+                ROOT / "examples/models" / model,
+                {"neuron_config": CONFIG | {"tp_degree": degree}},
+                level=LEVEL,
+            )
+            for degree in DEGREES
+            for name, model in MODELS.items()
+        }
+        hostile_refs = publish_hostile(shared.layout, digests["story", 1], directory / "hostile")
+        disk, scratch = directory / "disk", directory / "scratch"
+        for folder in (disk, scratch):
+            folder.mkdir()
+        is_small = exits.enter_context(_mount(disk))
+        options = {
+            "capture-directory": disk / "captures",
+            "bundles": directory / "hostile",
+            "log-file": directory / "runtime.log",
+        }
+        os.environ["TMPDIR"] = str(scratch)
+        named = (f"--{name}={path}" for name, path in options.items())
+        runtime = exits.enter_context(run_runtime(stack.compiler, disk, *OPTIONS, *named))
+        yield Services(
+            runtime, stack, disk, is_small, scratch, options["capture-directory"], hostile_refs, options["log-file"]
+        )
+
+
+@contextmanager
+def _mount(directory: Path) -> Iterator[bool]:
+    """Mounts a small disk in memory, which takes root; yields whether it could."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "soak", str(directory)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Sends a signal to a process that may be gone."""
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,106 @@
+"""One Generate call of a soak: what a client saw of it, and what is wrong with that."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from kiln.runtime.v1 import generation_pb2 as pb
+
+#: A status that names no reason: gRPC's own, of a client that left or a connection that is gone.
+NO_REASON = ""
+
+
+def end_of(error: grpc.aio.AioRpcError) -> tuple[str, str]:
+    """Code and ErrorInfo reason of a failed call."""
+    status, info = status_pb2.Status(), error_details_pb2.ErrorInfo()
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            status.ParseFromString(value)
+    named = any(detail.Unpack(info) for detail in status.details)
+    return error.code().name, info.reason if named else NO_REASON
+
+
+@dataclass
+class Stream:
+    """A call from its start to its end, as its client saw it.
+
+    Attributes:
+        behaviour: Name of what the client did.
+        deployment_id: Who was asked.
+        prompt: Name of the prompt; empty if the answer is not compared.
+        count: Tokens that a whole answer has.
+        reasons: Reasons with which the behaviour itself may end the call, OK aside.
+    """
+
+    behaviour: str
+    deployment_id: str
+    prompt: str
+    count: int
+    reasons: frozenset[str]
+    begun_s: float = field(default_factory=time.monotonic)
+    ended_s: float = 0.0
+    code: str = ""
+    reason: str = NO_REASON
+    #: Whether the client ended the call itself, so that no terminal event is owed.
+    has_left: bool = False
+    numbers: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    #: Epoch and id of each token.
+    tokens: list[tuple[int, int]] = field(default_factory=list)
+    finished: pb.Finished | None = None
+
+    async def events(self, call: Any) -> AsyncIterator[pb.GenerateResponse]:
+        """Notes the events of a call and passes them on; notes how the call ends, and never raises its error."""
+        try:
+            async for event in call:
+                self._note(event)
+                yield event
+            self.code = "OK"
+        except grpc.aio.AioRpcError as error:
+            self.code, self.reason = end_of(error)
+        except asyncio.CancelledError:
+            # That of the call, unless the client's own task is cancelled.
+            if not call.cancelled():
+                raise
+            self.code = "CANCELLED"
+
+    async def read(self, call: Any) -> None:
+        """Reads a call to its end."""
+        async for _ in self.events(call):
+            pass
+
+    @property
+    def end(self) -> str:
+        """Code and reason, as the table has them."""
+        return f"{self.code} {self.reason}".strip()
+
+    def find_faults(self) -> Iterator[str]:
+        """What breaks the contract of the stream, whatever its end."""
+        if self.numbers != [*range(len(self.numbers))]:
+            yield f"its sequence numbers are {self.numbers[:8]}…"
+        if self.kinds and self.kinds[0] != "accepted":
+            yield f"its first event is {self.kinds[0]}"
+        num_finished = self.kinds.count("finished")
+        if num_finished > 1 or (num_finished and self.kinds[-1] != "finished"):
+            yield "its terminal event is not the one last event"
+        if self.code == "OK":
+            if self.finished is None:
+                yield "it ended OK without a terminal event"
+            elif len(self.tokens) != self.count:
+                yield f"it ended OK with {len(self.tokens)} of {self.count} tokens"
+        elif self.kinds and not num_finished and not self.has_left and self.reason != "CLIENT_STALLED":
+            yield f"it ended {self.end} without a terminal event"
+
+    def _note(self, event: pb.GenerateResponse) -> None:
+        kind = event.WhichOneof("event") or "nothing"
+        self.numbers.append(event.sequence_number)
+        self.kinds.append(kind)
+        self.tokens += [(event.weight_epoch, token.id) for token in event.delta.tokens]
+        if kind == "finished":
+            self.finished = event.finished
