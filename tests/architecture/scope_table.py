@@ -17,10 +17,10 @@ HEAD = """\
 
 Made from the code by `make docs`; a test compares the two, and another one calls every method without a token.
 
-[Who may do what](operations.md#who-may-do-what) says where principals and their scopes come from. A principal needs one of
-the scopes of a method; no scope contains another one. *Patterns* says which name in the request the principal's patterns
-must admit, if it has patterns. *Audited* calls have a line in the audit log when they are allowed; refused calls always
-have one.
+[Who may do what](operations.md#who-may-do-what) says where principals and their scopes come from. A principal needs one
+of the scopes of a method; no scope contains another one. *Patterns* says which name in the request the principal's
+patterns must admit, if it has patterns. *Audited* calls have a line in the audit log when they are allowed; refused
+calls always have one.
 """
 
 

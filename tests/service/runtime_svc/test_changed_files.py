@@ -16,7 +16,7 @@ from tests.servers.runtime import Runtime, hold, raises, serve_runtime, token_re
 @pytest.fixture(autouse=True)
 def _watching_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime_svc.server.FileWatch", partial(FileWatch, interval_s=0.05))
-    monkeypatch.setattr("runtime_svc.engine.engine.RESTART_DELAYS_S", (0.0, 0.01))
+    monkeypatch.setattr("runtime_svc.engine.relaunch.RESTART_DELAYS_S", (0.0, 0.01))
 
 
 def find_weights(served: Runtime, digest: str) -> Path:

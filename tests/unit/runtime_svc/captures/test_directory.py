@@ -94,7 +94,7 @@ async def test_a_directory_that_takes_no_file_is_told_before_anything_runs(tmp_p
     occupied.write_text("a file")
     directory = CaptureDirectory(occupied)
     for _ in range(MAX_CAPTURES + 1):
-        with pytest.raises(CaptureUnwritable, match="captures"):
+        with pytest.raises(CaptureUnwritable, match="capture directory"):
             await write(directory, "r")
     occupied.unlink()
     assert (await write(directory, "r")).error is None
