@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import OKPAlgorithm
 
-from bundle.private_files import make_private_directory
+from bundle.file_modes import make_private_directory
 from edge.access.errors import SigningKeyInvalid
 from edge.access.principal import Scope
 
