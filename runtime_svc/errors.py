@@ -30,8 +30,7 @@ KilnError
     ├── LoadInProgress
     ├── LoadQuarantined             a load that has taken the runtime down too often
     ├── BundleSourceUnavailable
-    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
-    ├── BlobExposed                 see runtime_svc.bundles.errors
+    ├── BundleSourceCorrupt         and three more: see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
     ├── TooManyCaptures             see runtime_svc.captures.errors
     ├── CaptureUnwritable           see runtime_svc.captures.errors

@@ -14,8 +14,8 @@ import structlog
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
 from bundle.errors import FieldViolation
+from bundle.file_modes import make_private_directory
 from bundle.layout import Layout
-from bundle.private_files import make_private_directory
 from bundle.verification import BlobVerifier
 from edge.errors import OptionsInvalid
 from edge.health import OVERALL

@@ -98,6 +98,12 @@ OPTIONS: Final = (
     Option("compiler-ca", PATH, "certificates that the compiler's one must lead to, PEM"),
     Option("compiler-certificate", PATH, "certificate chain for the compiler, PEM"),
     Option("compiler-key", PATH, "its private key, PEM"),
+    Option(
+        "compiler-token-file",
+        PATH,
+        "token that the compiler is shown, read again when it changes; it needs the scope `load`",
+        default_text="no token",
+    ),
     Option("bundle-store", PATH, "the BundleService's own layout, if it is on this host"),
     Option("cache", PATH, "directory for fetched blobs", is_required=True),
     Option("state", PATH, "directory for what outlives a restart", default_text="the cache"),
@@ -203,6 +209,7 @@ def _read_endpoint(options: Any) -> CompilerEndpoint | None:
         ca_path=options.compiler_ca,
         certificate_path=options.compiler_certificate,
         key_path=options.compiler_key,
+        token_path=_absolute(options.compiler_token_file),
         allow_insecure=options.allow_insecure,
     )
 

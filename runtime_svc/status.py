@@ -12,7 +12,7 @@ from edge.status import BUNDLE_STATUSES, EDGE_STATUSES, StatusTable
 from execution import errors as execution
 from execution.text import errors as text
 from runtime_svc import errors
-from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt
+from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.errors import PromptQuarantined
 from targets import errors as targets
@@ -70,6 +70,8 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.LoadQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
+        BundleSourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
+        CompilerTokenInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         BlobExposed: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BucketExceeded: grpc.StatusCode.INVALID_ARGUMENT,
         TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from bundle.errors import KilnError, ResourcesShort
-from bundle.private_files import make_private_directory
+from bundle.file_modes import make_private_directory
 from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
