@@ -130,7 +130,7 @@ class TextQueue:
         return self._process
 
     def _drop(self, task: asyncio.Task[AnswerT]) -> None:
-        """Ends a call that nobody waits for."""
+        """Ends a call whose caller has left."""
         # Marks its error as retrieved.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         if task is not self._running:
