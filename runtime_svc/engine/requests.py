@@ -248,7 +248,9 @@ class RequestTable:
     def _is_contended(self) -> bool:
         """Whether requests wait for a slot, or operations or an unload for requests."""
         scheduler = self._scheduler
-        return bool(scheduler.waiting or not scheduler.is_admitting or self._num_waiting_for_all)
+        # A request that has just come waits for a moment, also if there is room.
+        lacks_slot = bool(scheduler.waiting) and scheduler.num_running >= scheduler.max_running
+        return lacks_slot or not scheduler.is_admitting or bool(self._num_waiting_for_all)
 
     def _abandon(self, request: Request) -> None:
         if request.finish is None:

@@ -11,7 +11,7 @@ import pytest
 from tests.repository import ROOT
 
 WIRE = {"grpc", "google", "kiln", "edge"}
-#: What of `edge` knows no wire: its errors, what the engine counts with, what a request id is, how large one may be.
+#: What of `edge` knows no wire: its errors, what the engine counts with, what a request id is, how large a request is.
 WIRELESS = {"edge", "edge.errors", "edge.histogram", "edge.request_id", "edge.request_limit"}
 TENSORS = {"torch", "numpy", "safetensors", "transformers", "compiler_svc"}
 

@@ -63,7 +63,7 @@ async def test_clients_that_never_read_hold_every_slot_no_longer_than_the_stall_
         policy = None if action is None else Policy(action=action)
         silent = [generate(channel, policy) for _ in range(4)]
         await served.wait_for_slots(4)
-        async with asyncio.timeout(20 * STALL_TIMEOUT_S):
+        async with asyncio.timeout(20):
             assert tokens_of(await served.generate([7], 5)) == expected_tokens([7], 5)
         for call in silent:
             call.cancel()
@@ -117,7 +117,7 @@ async def test_chosen_timeout_ends_the_call(tmp_path: Path) -> None:
         policy.timeout.FromMilliseconds(500)
         call = generate(channel, policy)
         await served.wait_for_slots(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             while (await served.get()).load.used_slots:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with raises("ABORTED", "CLIENT_STALLED"):
@@ -143,6 +143,6 @@ async def test_weights_do_not_wait_for_a_client_that_stays_away(tmp_path: Path) 
         call = generate(channel, Policy(action=Policy.ACTION_PAUSE))
         await served.wait_for_slots(1)
         await wait_until_paused(served)
-        async with asyncio.timeout(20 * STALL_TIMEOUT_S):
+        async with asyncio.timeout(20):
             await served.load_weights("story", in_flight_policy=runtime_pb2.IN_FLIGHT_POLICY_WAIT)
         call.cancel()
