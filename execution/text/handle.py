@@ -6,15 +6,18 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
+
+import msgspec
 
 from bundle.confinement import TEXT
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call as ForkCall
-from execution.stall import read_cpu_s
+from execution.stall import Watch, read_cpu_s
 from execution.text.control import (
     LENGTH,
     MAX_ANSWER_BYTES,
@@ -62,20 +65,52 @@ def make_forkserver() -> Forkserver:
     return Forkserver("kiln-texts", ForkCall(f"{_PROCESS}:preload"))
 
 
+class _Answers(asyncio.Protocol):
+    """Receives answers, one at a time. Several tasks for each call would take longer than most calls."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._size: int | None = None
+        #: Gets the packet of the next answer, or an error if there will be none.
+        self.next: asyncio.Future[bytes] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if self._size is None and len(self._received) >= LENGTH.size:
+            (self._size,) = LENGTH.unpack_from(self._received)
+            if self._size > MAX_ANSWER_BYTES:
+                self._settle(ConnectionAbortedError("the answer is too long"))
+        if self._size is not None and len(self._received) >= LENGTH.size + self._size:
+            packet = bytes(memoryview(self._received)[LENGTH.size :])
+            self._received, self._size = bytearray(), None
+            self._settle(packet)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's name
+        self._settle(ConnectionResetError("the process has hung up"))
+
+    def _settle(self, result: bytes | Exception) -> None:
+        if self.next is None or self.next.done():
+            return
+        if isinstance(result, Exception):
+            self.next.set_exception(result)
+        else:
+            self.next.set_result(result)
+
+
 class TextProcess:
     """A text process that has loaded a tokenizer; construct with `start`. It does one call at a time."""
 
     def __init__(
         self,
         process: ChildProcess,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        transport: asyncio.Transport,
+        answers: _Answers,
         limits: TextLimits,
     ) -> None:
         """Takes over a process that has just been requested; see `start`."""
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._transport = transport
+        self._answers = answers
         self._limits = limits
         #: What the load told.
         self.loaded = Loaded(max_token_bytes=0, table=None, texts=[])
@@ -89,8 +124,9 @@ class TextProcess:
             TextLimitExceeded, TextProcessLost: See `call`.
         """
         control, process = cls._request(forkserver, limits)
-        reader, writer = await asyncio.open_unix_connection(sock=control)
-        text = cls(process, reader, writer, limits)
+        loop = asyncio.get_running_loop()
+        transport, answers = await loop.create_unix_connection(_Answers, sock=control)
+        text = cls(process, transport, answers, limits)
         try:
             await text._load(load)
         except BaseException:
@@ -106,7 +142,7 @@ class TextProcess:
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended, or has been killed."""
-        return self._process.has_ended or self._writer.is_closing()
+        return self._process.has_ended or self._transport.is_closing()
 
     async def call(self, call: Work, answer_type: type[AnswerT], work: str) -> AnswerT:
         """Calls the process and waits for the answer. If the caller is cancelled meanwhile, the process ends.
@@ -129,7 +165,7 @@ class TextProcess:
 
     def kill(self) -> None:
         """Kills the process. Has no effect if it has ended."""
-        self._writer.close()
+        self._transport.abort()
         self._process.kill()
 
     async def close(self) -> None:
@@ -157,42 +193,46 @@ class TextProcess:
         self.loaded = answer
 
     async def _exchange(self, call: Call, work: str, timeout_s: float) -> Answer:
-        exchange = asyncio.ensure_future(self._send(call))
+        if self._transport.is_closing():
+            await self.close()
+            raise self._explain_end(work)
+        next_answer = self._answers.next = asyncio.get_running_loop().create_future()
+        packet = encode(call)
+        self._transport.write(LENGTH.pack(len(packet)) + packet)
+        watch = Watch(timeout_s / _LOOKS, self._make_look(next_answer, work, timeout_s))
         try:
-            await self._watch(exchange, work, timeout_s)
-            answer = exchange.result()
-        except (OSError, asyncio.IncompleteReadError, ValueError):
+            answer = decode_answer(await next_answer)
+        # The process has ended, or what it sends is no answer.
+        except (ConnectionError, msgspec.MsgspecError):
             await self.close()
             raise self._explain_end(work) from None
         except BaseException:
-            exchange.cancel()
             self.kill()
             raise
+        finally:
+            watch.stop()
         if isinstance(answer, OutOfMemory):
             # What is left of its memory may not do for the next call.
             self.kill()
             raise self._memory_exceeded(work)
         return answer
 
-    async def _send(self, call: Call) -> Answer:
-        packet = encode(call)
-        self._writer.write(LENGTH.pack(len(packet)))
-        self._writer.write(packet)
-        await self._writer.drain()
-        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        if size > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of {size} bytes")
-        return decode_answer(await self._reader.readexactly(size))
-
-    async def _watch(self, exchange: asyncio.Future[Answer], work: str, timeout_s: float) -> None:
-        """Waits for an answer until its call has reached a limit of time."""
+    def _make_look(self, next_answer: asyncio.Future[bytes], work: str, timeout_s: float) -> Callable[[], None]:
+        """Returns what looks whether a call that begins now has reached a limit of time, and then ends it."""
         loop = asyncio.get_running_loop()
         begun_s, begun_cpu_s = loop.time(), self._read_cpu_s()
-        while not (await asyncio.wait([exchange], timeout=timeout_s / _LOOKS))[0]:
+
+        def look() -> None:
             if self._read_cpu_s() - begun_cpu_s > timeout_s:
-                raise TextLimitExceeded(work, f"{timeout_s:g} s of processor time")
-            if loop.time() - begun_s > CLOCK_FACTOR * timeout_s:
-                raise TextLimitExceeded(work, f"{CLOCK_FACTOR * timeout_s:g} s")
+                limit = f"{timeout_s:g} s of processor time"
+            elif loop.time() - begun_s > CLOCK_FACTOR * timeout_s:
+                limit = f"{CLOCK_FACTOR * timeout_s:g} s"
+            else:
+                return
+            if not next_answer.done():
+                next_answer.set_exception(TextLimitExceeded(work, limit))
+
+        return look
 
     def _read_cpu_s(self) -> float:
         return 0.0 if self._process.pid is None else read_cpu_s(self._process.pid)

@@ -1,7 +1,7 @@
 """Decodes tokens by a table of their bytes, without a tokenizer.
 
 A decoder of one of two kinds needs no more than such a table, and almost every checkpoint has one of them: byte-level,
-as GPT-2, Llama 3 and Qwen have, and byte-fallback, as Llama 2, Mistral and Phi 3 have.
+whose tokens are bytes, and byte-fallback, whose tokens are text apart from some for single bytes.
 """
 
 from __future__ import annotations

@@ -52,8 +52,6 @@ class TextQueue:
         self._running: asyncio.Task[object] | None = None
         self._dropped: set[asyncio.Task[object]] = set()
         self._is_closed = False
-        #: How often a process was replaced.
-        self.num_restarts = 0
 
     async def run(self, num_chars: int | None, call: Work, answer_type: type[AnswerT], work: str) -> AnswerT:
         """Makes a call and returns its answer.
@@ -123,7 +121,6 @@ class TextQueue:
             raise DeploymentNotReady(self._deployment_id, "UNLOADING")
         if self._process.has_ended:
             self._process = await self._start()
-            self.num_restarts += 1
             if self._is_closed:
                 await self._process.close()
                 raise DeploymentNotReady(self._deployment_id, "UNLOADING")
