@@ -81,13 +81,13 @@ def server_view(info: GetServerInfoResponse) -> RenderableType:
 
 
 def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
-    """Shows a table of deployments."""
+    """Shows a table of deployments, and below it what is wrong with which."""
     if not deployments:
         return Text("no deployments", style="dim")
     # In a contiguous cache a slot is a block, which one column says; servers that count no blocks say 0.
     has_blocks = any(one.load.total_blocks not in {0, one.load.total_slots} for one in deployments)
     blocks = ("blocks",) if has_blocks else ()
-    return rows(
+    table = rows(
         ("deployment", "state", "bundle", "weights", "epoch", "cores", "slots", *blocks, "queued", "steps"),
         (
             (
@@ -105,6 +105,7 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
             for deployment in deployments
         ),
     )
+    return Group(table, *(Text(f"{one.id}: {one.message}") for one in deployments if one.message))
 
 
 def deployment_view(deployment: Deployment) -> RenderableType:

@@ -122,6 +122,10 @@ def test_status(server: ScriptedServer, kiln: Kiln) -> None:
     assert "7 of 8 free" in shown
     assert "3.0 MB of 8.0 MB free" in shown
     assert "demo" in shown
+    failed = samples.deployment()
+    failed.message = "deployment 'demo' is quarantined"
+    server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse(deployments=[failed]))
+    assert "demo: deployment 'demo' is quarantined" in kiln("status").out
     server.script("ListDeployments", runtime_pb2.ListDeploymentsResponse())
     assert kiln("status", "--json").last["deployments"] == []
     assert "no deployments" in kiln("status").out

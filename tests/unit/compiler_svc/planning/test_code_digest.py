@@ -30,6 +30,7 @@ WITHOUT_EFFECT = {
     "execution/forkserver": "starts processes",
     "execution/isa.py": "refuses bundles, and makes none",
     "execution/ranks": "runs executables, for the golden check",
+    "execution/shared_memory.py": "runs executables, for the golden check",
     "execution/stall.py": "ends processes that hang",
     "execution/step.py": "runs executables, for the golden check",
     "execution/text": "tries the tokenizer and the chat template, and changes neither",
