@@ -144,7 +144,7 @@ FAULTS: Final = (
         fill_disk,
         free_disk,
         (1.0, 4.0),
-        streams=frozenset({"CAPTURE_UNWRITABLE"}),
+        streams=SHORT | {"CAPTURE_UNWRITABLE"},
         calls=SHORT | {"STATE_UNWRITABLE"},
         needs_small_disk=True,
     ),

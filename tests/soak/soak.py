@@ -112,9 +112,9 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
         os.nice(CLIENT_NICENESS)
         try:
             async with asyncio.TaskGroup() as tasks:
-                over = asyncio.Event()
+                over, all_done = asyncio.Event(), asyncio.Event()
                 sampling = tasks.create_task(sampler.run())
-                clients = tasks.create_task(run_clients(site, random.Random(f"{seed} clients"), over))
+                clients = tasks.create_task(run_clients(site, random.Random(f"{seed} clients"), all_done))
                 lanes = [
                     tasks.create_task(run_lane(lane, random.Random(f"{seed} {lane.name}"), over))
                     for lane in (
@@ -127,7 +127,10 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
                     show(site, sampler, minutes)
                     if time.monotonic() - site.begun_s > minutes * 60:
                         over.set()
-                await asyncio.gather(clients, *lanes)
+                # The last fault may stop a rank, which is noticed at the next step: clients call until it is over.
+                await asyncio.gather(*lanes)
+                all_done.set()
+                await clients
                 sampling.cancel()
         finally:
             stalls = await asyncio.to_thread(stop_witness, witness, site)
