@@ -16,7 +16,7 @@ BASES: Final[dict[str, dict[str, Any]]] = {
 }
 #: What attributes are tried with, and how many of these each attribute is tried with in a run.
 DRAWN: Final = 12
-VALUES: Final = (
+VALUES: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, -1, 1, 2, 7, 2**31 - 1, 2**31, 2**63 - 1, 2**64, 10**400),
     *(
         0.5,

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,14 +14,11 @@ from google.longrunning import operations_pb2
 from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
-from bundle.layout import Layout
-from bundle.oci import BUNDLE_TYPE
-from bundle.reader import open_bundle
-from bundle.verification import BlobVerifier
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.processes import living_descendants, name_of
 from tests.servers.compiler_process import CompilerProcess, run_compiler, wait_until_gone
 from tests.servers.running_compiler import response_of, serve_compiler
+from tests.servers.stores import check_store
 from tests.system.compiler_svc.builds.crash_points import RESULT, STAGED, Found, Message, blobs, listed, lowered
 
 Point = Message | Found
@@ -137,17 +133,6 @@ async def kill(compiler: CompilerProcess) -> None:
     builds = [child for build in compiler.builds() for child in (build, *living_descendants(build.pid))]
     os.kill(compiler.process.pid, signal.SIGKILL)
     await wait_until_gone(*builds)
-
-
-def check_store(home: Path) -> set[str]:
-    """Makes sure that the database is sound and every bundle whole; returns their digests."""
-    with sqlite3.connect(home / "store" / "kiln.db") as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    layout = Layout(home / "store")
-    digests = {entry.digest for entry in layout.read_index().manifests if entry.artifact_type == BUNDLE_TYPE}
-    for digest in digests:
-        open_bundle(layout, digest).verify(BlobVerifier(None))
-    return digests
 
 
 async def digest_of(compiler: CompilerProcess, ref: str) -> str:

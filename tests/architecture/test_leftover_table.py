@@ -1,0 +1,43 @@
+"""The table of leftovers in docs/operations.md says what the code does, of processes that the page knows."""
+
+from __future__ import annotations
+
+import re
+
+from tests.architecture.leftover_table import PAGE, render_page
+from tests.leftovers import DESCRIPTORS, KEPT, LEFTOVERS, PLACES
+from tests.system.kills.compiler_matrix import COMPILER_KILLS
+from tests.system.kills.runtime_matrix import RUNTIME_KILLS
+
+#: Programs that a lowering runs; its row speaks for them.
+FOREIGN = {"cc1plus"}
+
+
+def named_processes() -> set[str]:
+    """The processes of the table at the head of the page, by the names that the matrix gives them."""
+    table = PAGE.read_text().partition("## Processes")[2].partition("\n\n`kiln serve")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][1:]
+    return {name[0] if (name := re.findall(r"`(kiln-[^`]+)`", row)) else row.strip() for row in rows}
+
+
+def test_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text() == render_page(PAGE.read_text()), "run `make docs`"
+
+
+def test_rows_name_known_processes_and_places() -> None:
+    processes = {name for row in LEFTOVERS for name in row.processes} | {
+        name for row in DESCRIPTORS for name in row.holders
+    }
+    assert processes <= named_processes()
+    assert {row.place for row in LEFTOVERS} <= set(PLACES) == set(KEPT)
+
+
+def test_every_process_is_killed_in_the_matrix() -> None:
+    """A new process needs rows in the matrix, and what it leaves needs rows in the table."""
+    killed = {re.sub(r"kiln-rank-\d", "kiln-rank-N", kill.victim) for kill in (*COMPILER_KILLS, *RUNTIME_KILLS)}
+    assert killed - FOREIGN == named_processes()
+
+
+def test_the_matrix_has_sixty_points() -> None:
+    kills = [*map(str, COMPILER_KILLS), *map(str, RUNTIME_KILLS)]
+    assert len(set(kills)) == len(kills) >= 60
