@@ -12,7 +12,8 @@ EdgeError
 ├── ClientStalled             a stream whose client has not read for too long
 ├── TooManyCalls              a call of a client that has as many as it may
 ├── RequestTooLarge           a request that is larger than any that the server takes now
-└── ShuttingDown              a new call while the server drains
+├── ShuttingDown              a new call while the server drains
+└── AccessError               who may do what; see edge/access/errors.py
 
 A starting server raises the first seven; clients never see them.
 """
