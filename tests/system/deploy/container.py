@@ -41,6 +41,10 @@ class Container:
     def start(self) -> None:
         """Starts the entrypoint with the command."""
         words = [*self._entrypoint(), *(self._service.get("command") or self._image.command)]
+        if any(word.startswith("--address=0.0.0.0:") for word in words):
+            words.append(
+                "--require-auth"
+            )  # as the service does by itself at that address, which loopback stands for here
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._here(words), stdout=log, stderr=log, env=self._environment(), cwd=self._workdir()
