@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -41,8 +42,9 @@ async def test_streams_end_and_the_damage_is_named(tmp_path: Path) -> None:
         stream = await hold(served, token_request([5]))
         overwrite(find_weights(served, digest))
         async with raises("UNAVAILABLE", "MAPPED_FILE_CHANGED"):
-            async for _ in stream:
-                pass
+            async with asyncio.timeout(5):
+                async for _ in stream:
+                    pass
         deployment = await served.wait_for_state("FAILED", "d")
         assert "is corrupt" in deployment.message
 
