@@ -86,6 +86,7 @@ docs: setup
 	$(BIN)/python -m tests.architecture.error_table
 	$(BIN)/python -m tests.architecture.config_table
 	$(BIN)/python -m tests.architecture.option_table
+	$(BIN)/python -m tests.architecture.scope_table
 
 # What five kinds of new users do in their first hour, on a fresh clone of the last commit; writes docs/first-hour.md.
 first-hour: setup

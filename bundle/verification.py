@@ -14,7 +14,7 @@ from typing import Final
 
 from bundle.digest import Progress, parse_digest, sha256_stream
 from bundle.errors import BlobCorrupt, BlobNotFound
-from bundle.private_files import make_private_database
+from bundle.file_modes import make_private_database
 
 _log = logging.getLogger(__name__)
 

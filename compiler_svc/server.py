@@ -13,8 +13,8 @@ from google.longrunning import operations_pb2_grpc
 from kiln.bundle.v1 import bundle_pb2_grpc
 from kiln.compiler.v1 import compiler_pb2_grpc
 
+from bundle.file_modes import make_private_directory
 from bundle.layout import Layout
-from bundle.private_files import make_private_directory
 from bundle.process_lock import ProcessLock
 from bundle.verification import BlobVerifier
 from compiler_svc.api.access_rules import RULES

@@ -33,8 +33,8 @@ RUN ls /opt/kiln/lib/python3.11/site-packages/execution/_collectives*.so
 FROM ${PYTHON_IMAGE}
 # One user id in both images: what the compiler publishes in the shared store, the runtime may read.
 RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/kiln --shell /usr/sbin/nologin kiln
-# A volume that is mounted here for the first time takes over this owner.
-RUN install --directory --owner kiln --group kiln /var/lib/kiln/store /var/lib/kiln/state /var/lib/kiln/cache
+# A volume that is mounted here for the first time takes over this owner and mode.
+RUN install --directory --mode 0700 --owner kiln --group kiln /var/lib/kiln/store /var/lib/kiln/state /var/lib/kiln/cache /var/lib/kiln/keys /var/lib/kiln/auth
 COPY --from=build /opt/kiln /opt/kiln
 USER 10001:10001
 WORKDIR /var/lib/kiln

@@ -62,6 +62,7 @@ class EdgeConfig:
         max_connection_age_s: Age at which the server asks a client to connect anew, give or take a tenth; calls that
             run on the old connection finish. Behind a balancer of connections, clients so find new replicas.
         max_connection_age_grace_s: How long calls may go on then; None lets them finish.
+        handshake_timeout_s: Time in which a new connection must speak TLS, if the server does, and HTTP/2.
         max_connection_idle_s: Time after which the server closes a connection without a call.
         max_connections: Connections at once; the server closes every further one as soon as it has accepted it.
         max_streams_per_connection: Calls of one connection at once; a client lets its further ones wait.
@@ -88,7 +89,8 @@ class EdgeConfig:
     drain_timeout_s: float = 30.0
     max_connection_age_s: float = 3600.0
     max_connection_age_grace_s: float | None = None
-    max_connection_idle_s: float = 600.0
+    handshake_timeout_s: float = 20.0
+    max_connection_idle_s: float = 300.0
     max_connections: int = MAX_CONNECTIONS
     max_streams_per_connection: int = 2048
     max_calls_per_peer: int = 1024
@@ -139,6 +141,7 @@ class EdgeConfig:
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", round(self.keepalive_time_s * 1000)),
             ("grpc.max_connection_age_ms", round(self.max_connection_age_s * 1000)),
+            ("grpc.server_handshake_timeout_ms", round(self.handshake_timeout_s * 1000)),
             ("grpc.max_connection_idle_ms", round(self.max_connection_idle_s * 1000)),
             ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_concurrent_streams", self.max_streams_per_connection),

@@ -116,8 +116,8 @@ class ClientStalled(EdgeError):
 
     reason = "CLIENT_STALLED"
 
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"the client has read nothing for {timeout_s:g} s", timeout_s=timeout_s)
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(f"the client has kept its stream waiting for {waited_s:.3g} s", waited_s=waited_s)
 
 
 class TooManyCalls(EdgeError):

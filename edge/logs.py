@@ -22,7 +22,7 @@ from typing import Final
 
 import structlog
 
-from bundle.private_files import open_private, take_from_others
+from bundle.file_modes import open_private, take_from_others
 from edge.errors import LogFileInvalid
 
 LEVELS: Final = ("debug", "info", "warning", "error")

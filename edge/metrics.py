@@ -37,6 +37,8 @@ class MetricRow:
         help: What it is, in one phrase.
         labels: The names of its labels.
         read: Returns its samples. A histogram's are `Histogram`s.
+        is_slow: Whether `read` takes long, and runs in the thread of a scrape: it must read nothing that the event loop
+            changes.
     """
 
     name: str
@@ -44,10 +46,11 @@ class MetricRow:
     help: str
     labels: tuple[str, ...]
     read: Callable[[], Iterable[Sample]]
+    is_slow: bool = False
 
 
 class _LoopCollector(Collector):
-    """Reads rows on the event loop, which alone changes what they read."""
+    """Reads rows on the event loop, which alone changes what they read; slow ones in the thread of the scrape."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rows: Sequence[MetricRow]) -> None:
         self._loop = loop
@@ -55,14 +58,15 @@ class _LoopCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Returns every metric; called by the thread of a scrape."""
-        return asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(SCRAPE_TIMEOUT_S)
+        slow = [_make_family(row) for row in self._rows if row.is_slow]
+        return [*asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(SCRAPE_TIMEOUT_S), *slow]
 
     def describe(self) -> Iterable[Metric]:
         """Returns nothing, so that registering reads nothing."""
         return ()
 
     async def _collect(self) -> list[Metric]:
-        return [_make_family(row) for row in self._rows]
+        return [_make_family(row) for row in self._rows if not row.is_slow]
 
 
 _FAMILIES: Final[Mapping[str, Any]] = {

@@ -160,7 +160,7 @@ SERVER_OPTIONS: Final = (
         "time that running calls may take then; they are cut after it",
         default_text="as long as they take",
     ),
-    Option("max-connection-idle", SECONDS, "time after which a connection without a call is closed", default=600.0),
+    Option("max-connection-idle", SECONDS, "time after which a connection without a call is closed", default=300.0),
     Option(
         "max-connections",
         COUNT,

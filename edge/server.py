@@ -222,6 +222,7 @@ class EdgeServer:
                 "Connections of clients",
                 (),
                 lambda: [] if self._port is None else [((), count_connections(self._port))],
+                is_slow=True,
             ),
         ]
 

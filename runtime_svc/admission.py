@@ -20,6 +20,7 @@ from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.request_limits import RequestLimits
+from runtime_svc.stall_policy import StallCall
 
 MAX_STOP_STRING_CHARS: Final = 256
 MAX_TOOLS: Final = 128
@@ -71,6 +72,7 @@ class GenerationCall:
     logprobs: int | None = None
     logits: bool = False
     capture: CaptureCall | None = None
+    stall: StallCall | None = None
     #: Values of the fields in UNSERVED that the client set.
     unserved: Mapping[str, object] = field(default_factory=dict)
 
@@ -197,6 +199,7 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         top_logprobs=call.logprobs,
         wants_logits=call.logits,
         capture=_resolve_capture(call.capture),
+        stall=None if call.stall is None else call.stall.resolve(capabilities.stall_timeouts),
     )
 
 
@@ -312,8 +315,7 @@ def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> It
         yield FieldViolation("sampling.temperature", _number(call.temperature), "a number of at least 0")
     max_top_k = capabilities.max_top_k or capabilities.vocab_size
     if call.top_k is not None and not -1 <= call.top_k <= max_top_k:
-        accepted = f"1 to {max_top_k}; 0 or -1 for no limit"
-        yield FieldViolation("sampling.top_k", str(call.top_k), accepted)
+        yield FieldViolation("sampling.top_k", str(call.top_k), f"1 to {max_top_k}; 0 or -1 for no limit")
     if call.top_p is not None and not 0 < call.top_p <= 1:
         yield FieldViolation("sampling.top_p", _number(call.top_p), "a number above 0, at most 1")
 
@@ -338,6 +340,8 @@ def _output_violations(call: GenerationCall, capabilities: Capabilities) -> Iter
     max_logprobs = capabilities.max_logprobs or MAX_TOP_LOGPROBS
     if call.logprobs is not None and not 0 <= call.logprobs <= max_logprobs:
         yield FieldViolation("output.logprobs", str(call.logprobs), f"0 to {max_logprobs}")
+    if call.stall is not None:
+        yield from call.stall.find_violations(capabilities.stall_timeouts, wants_logits=call.logits)
     if call.capture is not None:
         first_step, num_steps = call.capture.first_step, call.capture.num_steps
         if first_step < 0:
@@ -360,8 +364,7 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
         cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")
     if call.capture is not None and not capabilities.input_capture:
-        accepted = "unset: this runtime has no --capture-directory"
-        yield FieldViolation("output.capture_inputs", "set", accepted)
+        yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:
         yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
     default = capabilities.default_sampling

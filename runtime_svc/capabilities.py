@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from bundle.manifest import DTYPE_SIZES_BYTES, Executable, GenerationDefaults, Manifest
 from execution.ranks.step_memory import max_top_logprobs
+from runtime_svc.engine.request import StallTimeouts
 from runtime_svc.engine.scheduler.buckets import BucketTable
 
 #: Features that every deployment of this runtime has.
@@ -83,14 +84,18 @@ class Capabilities:
     async_mode: bool = True
     adapters: tuple[str, ...] = ()
     speculation_length: int = 0
+    stall_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest, *, input_capture: bool = False) -> Capabilities:
+    def from_manifest(
+        cls, manifest: Manifest, *, input_capture: bool = False, stall_timeouts: StallTimeouts | None = None
+    ) -> Capabilities:
         """Reads the capabilities off a bundle's manifest.
 
         Args:
             manifest: The manifest of a bundle with executables.
             input_capture: Whether this runtime has a directory for captured inputs.
+            stall_timeouts: This runtime's bounds; None for the default ones.
 
         Raises:
             ManifestInvalid: The executables do not cover the limits that the manifest states.
@@ -119,6 +124,7 @@ class Capabilities:
             input_capture=input_capture,
             input_truncation=manifest.serving.input_truncation,
             padding_side="left" if is_left_padded else "right",
+            stall_timeouts=stall_timeouts or StallTimeouts(),
             submodels=tuple(map(_shapes_of, (buckets.context_encoding, buckets.token_generation))),
         )
 

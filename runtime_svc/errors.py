@@ -17,6 +17,7 @@ KilnError
     ├── QueueFull
     ├── RequestAborted
     ├── DeadlineExceeded
+    ├── PromptQuarantined           see runtime_svc.engine.errors
     ├── NumericsInvalid             a request whose logits are NaN or infinite
     ├── ShuttingDown
     ├── CoresUnavailable
@@ -29,11 +30,10 @@ KilnError
     ├── LoadInProgress
     ├── LoadQuarantined             a load that has taken the runtime down too often
     ├── BundleSourceUnavailable
-    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
-    ├── BlobExposed                 see runtime_svc.bundles.errors
+    ├── BundleSourceCorrupt         and three more: see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
-    ├── TooManyCaptures
-    ├── CaptureUnwritable           a disk that does not take captured inputs
+    ├── TooManyCaptures             see runtime_svc.captures.errors
+    ├── CaptureUnwritable           see runtime_svc.captures.errors
     ├── EngineFailed                an engine that a bug of Kiln stopped
     └── StateUnwritable             a disk that does not take the records of deployments
 """
@@ -361,26 +361,6 @@ class BucketExceeded(RuntimeServiceError):
     def __init__(self, submodel: str, dimension: str, needed: int, largest: int) -> None:
         message = f"{needed} {dimension} exceed the largest bucket of {submodel}, {largest}"
         super().__init__(message, submodel=submodel, dimension=dimension, needed=needed, largest=largest)
-
-
-class TooManyCaptures(RuntimeServiceError):
-    """A request for captured inputs while the allowed number of requests captures."""
-
-    reason = "TOO_MANY_CAPTURES"
-
-    def __init__(self, limit: int, retry_after_s: float) -> None:
-        super().__init__(f"{limit} requests capture inputs already", retry_after_s=retry_after_s, limit=limit)
-
-
-class CaptureUnwritable(RuntimeServiceError):
-    """A disk that does not take captured inputs."""
-
-    reason = "CAPTURE_UNWRITABLE"
-
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(
-            f"captured inputs cannot be written to {path} in the capture directory: {detail}", path=path, detail=detail
-        )
 
 
 class EngineFailed(RuntimeServiceError):

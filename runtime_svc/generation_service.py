@@ -17,6 +17,7 @@ from kiln.runtime.v1 import generation_pb2_grpc
 
 from edge.access_log import bind_request_id, bound_request_id, describe_call
 from edge.request_id import REQUEST_ID
+from edge.rpc_handlers import change_stall_timeout
 from edge.spans import TRACER, record_span
 from runtime_svc.captures.directory import CapturingStream
 from runtime_svc.deployments.registry import Deployments
@@ -53,6 +54,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             prompt_size_from_pb(request), request.ByteSize(), partial(call_from_pb, request, request_id=request_id)
         )
         stream = await deployment.generate(call, deadline_s=deadline_s)
+        if stream.stall_timeout_s is not None:
+            change_stall_timeout(stream.stall_timeout_s)
         with conclude_stream(stream, arrived_ns):
             async for event in stream:
                 yield event_to_pb(event)

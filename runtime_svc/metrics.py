@@ -141,6 +141,12 @@ _ENGINE_METRICS: Final = (
         lambda engine: [((), engine.scheduler.statistics.invalid_requests)],
     ),
     _EngineMetric(
+        "kiln:quarantined_requests",
+        "counter",
+        "Requests that were refused because ranks had been lost over their prompts",
+        lambda engine: [((), engine.scheduler.statistics.quarantined_requests)],
+    ),
+    _EngineMetric(
         "kiln:rank_restarts",
         "counter",
         "How often dead ranks were replaced",

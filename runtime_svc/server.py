@@ -14,8 +14,8 @@ import structlog
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 
 from bundle.errors import FieldViolation
+from bundle.file_modes import make_private_directory
 from bundle.layout import Layout
-from bundle.private_files import make_private_directory
 from bundle.verification import BlobVerifier
 from edge.errors import OptionsInvalid
 from edge.health import OVERALL
@@ -189,7 +189,11 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             cache=Layout.create(settings.cache / "blobs"),
             verifier=BlobVerifier(settings.cache / "verified.db", always=settings.verify_always),
         )
-        engine = EngineConfig(queue_capacity=settings.queue_capacity, stream_capacity=settings.stream_capacity)
+        engine = EngineConfig(
+            queue_capacity=settings.queue_capacity,
+            stream_capacity=settings.stream_capacity,
+            stall_timeouts=settings.stall_timeouts,
+        )
         workers = TextWorkers()
         stack.callback(workers.close)
         texts = make_forkserver()

@@ -30,6 +30,7 @@ from edge.options import (
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
 from execution.text.handle import TextLimits
 from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.engine.request import StallTimeouts
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
 _MEMORY_SHARE: Final = 0.8
@@ -56,6 +57,7 @@ class Settings:
         follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
+        stall_timeouts: How long responses may wait for clients that do not read.
         min_step_timeout_s: Time after which a step whose ranks stand still counts as hung.
         text_limits: What the text process of a deployment may take.
         logs: What is logged, and where.
@@ -77,6 +79,7 @@ class Settings:
     follow_interval_s: float
     queue_capacity: int
     stream_capacity: int
+    stall_timeouts: StallTimeouts
     min_step_timeout_s: float
     text_limits: TextLimits
     logs: LogConfig
@@ -95,6 +98,12 @@ OPTIONS: Final = (
     Option("compiler-ca", PATH, "certificates that the compiler's one must lead to, PEM"),
     Option("compiler-certificate", PATH, "certificate chain for the compiler, PEM"),
     Option("compiler-key", PATH, "its private key, PEM"),
+    Option(
+        "compiler-token-file",
+        PATH,
+        "token that the compiler is shown, read again when it changes; it needs the scope `load`",
+        default_text="no token",
+    ),
     Option("bundle-store", PATH, "the BundleService's own layout, if it is on this host"),
     Option("cache", PATH, "directory for fetched blobs", is_required=True),
     Option("state", PATH, "directory for what outlives a restart", default_text="the cache"),
@@ -124,6 +133,12 @@ OPTIONS: Final = (
     Option("follow-interval", SECONDS, "how often to ask which versions followed aliases name", default=5.0),
     Option("queue-capacity", COUNT, "requests that may wait for a slot", default=256),
     Option("stream-capacity", COUNT, "events that may wait for a slow client", default=64),
+    Option(
+        "max-stall-timeout",
+        SECONDS,
+        "longest stall timeout that a client may choose for its Generate; never less than `stall-timeout`",
+        default=StallTimeouts.max_s,
+    ),
     Option(
         "min-step-timeout",
         SECONDS,
@@ -171,6 +186,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
+        stall_timeouts=StallTimeouts(options.stall_timeout, max(options.stall_timeout, options.max_stall_timeout)),
         min_step_timeout_s=options.min_step_timeout,
         text_limits=TextLimits(timeout_s=options.text_timeout, max_memory_bytes=options.text_memory),
         logs=read_log_config(options),
@@ -193,6 +209,7 @@ def _read_endpoint(options: Any) -> CompilerEndpoint | None:
         ca_path=options.compiler_ca,
         certificate_path=options.compiler_certificate,
         key_path=options.compiler_key,
+        token_path=_absolute(options.compiler_token_file),
         allow_insecure=options.allow_insecure,
     )
 

@@ -7,16 +7,21 @@ from typing import Final
 
 import grpc
 
-from edge.status import BUNDLE_STATUSES, StatusTable
+from edge.errors import ClientStalled
+from edge.status import BUNDLE_STATUSES, EDGE_STATUSES, StatusTable
 from execution import errors as execution
 from execution.text import errors as text
 from runtime_svc import errors
-from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt
+from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
+from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
+from runtime_svc.engine.errors import PromptQuarantined
 from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
     {
         **BUNDLE_STATUSES,
+        # Of sequences that end before their calls do.
+        ClientStalled: EDGE_STATUSES[ClientStalled],
         targets.IsaUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
         targets.FormatUnknown: grpc.StatusCode.FAILED_PRECONDITION,
         targets.FormatInvalid: grpc.StatusCode.FAILED_PRECONDITION,
@@ -50,6 +55,7 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.RequestAborted: grpc.StatusCode.ABORTED,
+        PromptQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.NumericsInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
         errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,
@@ -64,10 +70,12 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.LoadQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
+        BundleSourceRefused: grpc.StatusCode.FAILED_PRECONDITION,
+        CompilerTokenInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         BlobExposed: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BucketExceeded: grpc.StatusCode.INVALID_ARGUMENT,
-        errors.TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        errors.CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,
+        TooManyCaptures: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        CaptureUnwritable: grpc.StatusCode.FAILED_PRECONDITION,
         errors.EngineFailed: grpc.StatusCode.INTERNAL,
         errors.StateUnwritable: grpc.StatusCode.INTERNAL,
     }

@@ -68,14 +68,14 @@ def nearly(*texts: str) -> st.SearchStrategy[str]:
 
 def broken(data: bytes) -> st.SearchStrategy[bytes]:
     """Bytes with a few of them changed, inserted, removed or cut off."""
-    return st.integers(0, 2**64 - 1).map(lambda number: _break_bytes(random.Random(number), data))
+    return st.integers(0, 2**64 - 1).map(lambda number: break_bytes(random.Random(number), data))
 
 
 def _mutate_document(choose: random.Random, document: Any) -> bytes:
     for _ in range(choose.randint(1, 4)):
         document = _mutate(choose, document)
     data = json.dumps(document).encode()
-    return _break_bytes(choose, data) if choose.random() < 0.1 else data
+    return break_bytes(choose, data) if choose.random() < 0.1 else data
 
 
 def _mutate(choose: random.Random, node: Any) -> Any:
@@ -122,7 +122,7 @@ def _mutate_text(choose: random.Random, text: str) -> str:
     return text[:start] + added + text[stop:]
 
 
-def _break_bytes(choose: random.Random, data: bytes) -> bytes:
+def break_bytes(choose: random.Random, data: bytes) -> bytes:
     for _ in range(choose.randint(1, 4)):
         start = choose.randint(0, len(data))
         stop = min(len(data), start + choose.choice((0, 1, 1, 4, 1000)))

@@ -18,6 +18,7 @@ from compiler_svc.weights.errors import CheckpointError, CheckpointNotFound
 from edge.status import BUNDLE_STATUSES, StatusTable, status_from_error
 from execution.errors import ExecutionError
 from execution.failure import Failure
+from execution.text.errors import TextError, TextProcessLost
 from targets.errors import IsaUnknown, TargetError
 
 STATUS_TABLE: Final[StatusTable] = {
@@ -66,6 +67,8 @@ STATUS_TABLE: Final[StatusTable] = {
     TargetError: grpc.StatusCode.FAILED_PRECONDITION,
     IsaUnknown: grpc.StatusCode.INVALID_ARGUMENT,
     ExecutionError: grpc.StatusCode.INTERNAL,
+    TextError: grpc.StatusCode.INTERNAL,
+    TextProcessLost: grpc.StatusCode.UNAVAILABLE,
 }
 
 

@@ -24,10 +24,12 @@ class Forkservers:
     Attributes:
         ranks: Returns the forkserver of the golden check's ranks.
         lowerings: The forkserver of all builds' lowerings.
+        texts: The forkserver of the process that tries tokenizer and chat template.
     """
 
     ranks: OpenForkserver
     lowerings: ForkserverClient
+    texts: ForkserverClient
 
 
 @dataclass(frozen=True)

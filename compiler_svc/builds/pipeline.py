@@ -28,6 +28,7 @@ from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
 from compiler_svc.builds.progress import ProgressReport
+from compiler_svc.builds.text_stage import check_text
 from compiler_svc.builds.weight_stage import WeightStage, with_shards
 from compiler_svc.config import InferenceConfig
 from compiler_svc.config.interchange import to_neuron_config_json
@@ -100,6 +101,7 @@ def build_bundle(
     """
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
+    text_warnings = check_text(checkpoint, plan.tokens, forkservers.texts)
     build = Build(
         job=job,
         spec=spec,
@@ -149,7 +151,7 @@ def build_bundle(
         executables=results,
         new_executables={built.traced.action_digest: built.lowered for built in executables if not built.is_cached},
         facts=describe_facts(build, executables),
-        warnings=warnings,
+        warnings=(*warnings, *text_warnings),
     )
 
 
@@ -170,6 +172,7 @@ def build_weights(
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
+    text_warnings = check_text(checkpoint, plan.tokens, forkservers.texts)
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
     shards = WeightStage(plan, checkpoint, report).publish(layout, writer)
@@ -205,6 +208,7 @@ def build_weights(
     origin, warnings = read_origin(checkpoint)
     digest = writer.publish(weights_only, origin=origin)
     recorder.attach(layout, digest, weights_only, ())
+    warnings = (*warnings, *text_warnings)
     return BuildResult(bundle_digest=digest, executables=(), new_executables={}, warnings=warnings)
 
 

@@ -29,8 +29,12 @@ from execution.failure import Failure
 from execution.forkserver.client import ForkserverClient
 from targets.cpu import EXPORTED_PROGRAM
 
-#: Modules that every build imports, besides its own code.
-_LOADED: Final = ("torch.export._trace", *(family.reference.partition(":")[0] for family in list_families().values()))
+#: Modules that every build imports, besides its own code, or the text process that it starts.
+_LOADED: Final = (
+    "torch.export._trace",
+    "execution.text.process",
+    *(family.reference.partition(":")[0] for family in list_families().values()),
+)
 
 
 def preload() -> None:
@@ -46,14 +50,14 @@ def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> N
     Args:
         path: The directory.
         progress_fd: The socket that receives the build's news.
-        builds_fd: Connection to the forkserver of builds, which has also loaded what ranks need. Ranks set their number
-            of threads themselves, so it serves ranks of any kind.
+        builds_fd: Connection to the forkserver of builds, which has also loaded what ranks and text processes need.
+            Ranks set their number of threads themselves, so it serves ranks of any kind.
         lowerings_fd: Connection to the forkserver of lowerings.
     """
     configure_logging("compiler-build")
     directory = JobDirectory(Path(path))
     builds, lowerings = (ForkserverClient(socket.socket(fileno=fd)) for fd in (builds_fd, lowerings_fd))
-    forkservers = Forkservers(ranks=lambda _num_threads, _executable_format: builds, lowerings=lowerings)
+    forkservers = Forkservers(ranks=lambda _num_threads, _executable_format: builds, lowerings=lowerings, texts=builds)
     with socket.socket(fileno=progress_fd) as progress, directory.working():
         outcome = _build(directory, progress, forkservers)
         try:

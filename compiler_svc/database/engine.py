@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from bundle.errors import ResourcesShort
-from bundle.private_files import make_private_database
+from bundle.file_modes import make_private_database
 from bundle.shortage import RETRY_AFTER_S, name_shortage, outlast_shortages
 from compiler_svc.database.schema import prepare_schema
 from compiler_svc.errors import DatabaseUnavailable

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
+from filelock import FileLock
 from torch._inductor import codecache, config, cpu_vec_isa
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
@@ -145,11 +146,13 @@ def _write_compiler_script(job: LoweringJob) -> Path:
         directory=_JOB_ENVIRONMENT,
         objects=_OBJECTS_FILE,
     )
-    if not script.exists() or script.read_text() != text:
-        # Writes to a neighbour first, because the job's directory may be on another file system.
-        new = script.with_name(f"{GXX.name}.{os.getpid()}")
-        new.write_text(text)
-        new.chmod(0o755)
-        new.replace(script)
+    with FileLock(script.with_suffix(".lock")):
+        if not script.exists() or script.read_text() != text:
+            # Writes to a neighbour first, because the job's directory may be on another file system. Of a killed
+            # process's neighbour nothing is left once the next one has written its own.
+            new = script.with_suffix(".new")
+            new.write_text(text)
+            new.chmod(0o755)
+            new.replace(script)
     os.environ[_JOB_ENVIRONMENT] = str(job.directory)
     return script

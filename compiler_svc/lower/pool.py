@@ -24,10 +24,11 @@ from execution.failure import Failure
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 from execution.forkserver.watch import PATIENCE_S
+from execution.ranks.forkservers import INDUCTOR_ENVIRONMENT
 
-#: Otherwise Inductor starts a pool of processes and a thread that reads their answers, and a process with threads
-#: cannot fork. Inductor reads the variable when it is loaded.
-LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+#: Inductor reads these variables when it is loaded. Without the first it starts a pool of processes and a thread that
+#: reads their answers, and a process with threads cannot fork.
+LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **INDUCTOR_ENVIRONMENT}
 
 #: Named, not imported: the module loads torch, which the service must not.
 _LOWERING_PROCESS: Final = "compiler_svc.lower.process"

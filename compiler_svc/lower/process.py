@@ -29,12 +29,8 @@ _CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 def preload() -> None:
     """Imports the modules that lowerings need, besides those of this module."""
-    with tempfile.TemporaryDirectory() as directory:
-        # Inductor makes its cache directory when it is imported; each lowering has a cache directory of its own.
-        os.environ[_CACHE_VARIABLE] = directory
-        for module in _list_needed():
-            import_module(module)
-    del os.environ[_CACHE_VARIABLE]
+    for module in _list_needed():
+        import_module(module)
 
 
 def _list_needed() -> Iterator[str]:

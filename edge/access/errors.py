@@ -4,6 +4,7 @@ AccessError
 ├── AnonymousRefused          an address that others can reach, without anything that tells clients apart
 ├── KeySetInvalid             public keys that cannot be read
 ├── IdentitiesInvalid         a file of certificates' identities that cannot be read
+├── SigningKeyInvalid         a private key that tokens cannot be signed with
 ├── KeysUnavailable           no public keys yet, because their URL has not answered
 ├── PrincipalBusy             a principal that has as many streams or builds as it may
 ├── Unauthenticated
@@ -16,7 +17,7 @@ AccessError
     ├── DeploymentForbidden   a deployment that the principal may not use
     └── AliasForbidden        an alias that the principal may not move
 
-A starting server raises the first three; clients never see them.
+A starting server raises the first three, an issuer of tokens the fourth; clients never see them.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class IdentitiesInvalid(AccessError):
 
     def __init__(self, place: str, detail: str) -> None:
         super().__init__(f"identities {place}: {detail}", place=place, detail=detail)
+
+
+class SigningKeyInvalid(AccessError):
+    """A private key that tokens cannot be signed with."""
+
+    reason = "SIGNING_KEY_INVALID"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"key {path}: {detail}", path=path, detail=detail)
 
 
 class KeysUnavailable(AccessError):

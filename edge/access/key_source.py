@@ -71,7 +71,7 @@ class KeyFile:
         await self._file.read()
 
     async def close(self) -> None:
-        """Does nothing: no file stays open."""
+        """Ends nothing: no file stays open."""
 
     async def get(self) -> KeySet:
         """Returns the keys; looks once a second whether the file has changed."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 from execution.forkserver.watch import PATIENCE_S
 from execution.threads import thread_environment
+
+#: torch's Inductor makes its cache directory when a process imports it, and no rank or build ever writes there: one
+#: that exists is not left behind.
+INDUCTOR_ENVIRONMENT: Final = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
 
 #: Returns the forkserver for a number of threads per rank and an executable format.
 OpenForkserver = Callable[[int, str], ForkserverClient]
@@ -41,7 +46,7 @@ class RankForkservers:
             self._forkservers[kind] = Forkserver(
                 "kiln-forkserver",
                 Call("execution.ranks.process:preload", (executable_format,)),
-                environment=thread_environment(num_threads, num_ranks=self._num_ranks),
+                environment={**thread_environment(num_threads, num_ranks=self._num_ranks), **INDUCTOR_ENVIRONMENT},
                 patience_s=self._patience_s,
             )
         return self._forkservers[kind]

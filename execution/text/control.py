@@ -8,10 +8,12 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 import msgspec
 
+from bundle.manifest import Tokens
 from execution.text.prompt import ChatPrompt
 from execution.text.token_table import TokenTable
 
@@ -40,6 +42,19 @@ class Load(_Message, frozen=True):
     tokenizer_config: str | None = None
     special_ids: dict[str, int] = {}
     chat_template: str | None = None
+
+    @classmethod
+    def of(
+        cls, tokenizer: Path, tokenizer_config: Path | None = None, *, chat_template: str | None, tokens: Tokens
+    ) -> Self:
+        """Describes the files of a bundle or a checkpoint, and the special tokens that its manifest has."""
+        ids = {"bos_token": tokens.bos, "eos_token": tokens.eos[0] if tokens.eos else None, "pad_token": tokens.pad}
+        return cls(
+            tokenizer=str(tokenizer),
+            tokenizer_config=None if tokenizer_config is None else str(tokenizer_config),
+            special_ids={name: token_id for name, token_id in ids.items() if token_id is not None},
+            chat_template=chat_template,
+        )
 
 
 class EncodeText(_Message, frozen=True):

@@ -11,12 +11,13 @@ from kiln.bundle.v1 import bundle_pb2, bundle_pb2_grpc
 from bundle.errors import BlobNotFound, BundleNotFound, KilnError
 from bundle.manifest import parse_manifest
 from bundle.oci import TITLE, BlobDescriptor
-from runtime_svc.bundles.channel import CompilerEndpoint
-from runtime_svc.bundles.errors import BundleSourceCorrupt
+from runtime_svc.bundles.channel import CompilerEndpoint, CompilerToken
+from runtime_svc.bundles.errors import BundleSourceCorrupt, BundleSourceRefused
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.errors import BundleSourceUnavailable
 
 LOOKUP_TIMEOUT_S: Final = 20.0
+_REFUSALS: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 class GrpcBundleSource:
@@ -30,12 +31,15 @@ class GrpcBundleSource:
         """
         self._address = endpoint.address
         self._channel = endpoint.connect()
+        self._token = CompilerToken(endpoint.token_path)
         self._stub = bundle_pb2_grpc.BundleServiceStub(self._channel)
 
     async def resolve(self, ref: str) -> ResolvedBundle:
         """See `BundleSource.resolve`."""
         try:
-            response = await self._stub.GetBundle(bundle_pb2.GetBundleRequest(ref=ref), timeout=LOOKUP_TIMEOUT_S)
+            response = await self._stub.GetBundle(
+                bundle_pb2.GetBundleRequest(ref=ref), timeout=LOOKUP_TIMEOUT_S, metadata=await self._token.metadata()
+            )
         except grpc.aio.AioRpcError as error:
             # The compiler says which versions there are.
             detail = (error.details() or "").partition(f"no bundle {ref!r}: ")[2]
@@ -51,7 +55,8 @@ class GrpcBundleSource:
     async def read_blob(self, digest: str) -> AsyncIterator[bytes]:
         """See `BundleSource.read_blob`."""
         try:
-            async for response in self._stub.ReadBlob(bundle_pb2.ReadBlobRequest(digest=digest)):
+            request = bundle_pb2.ReadBlobRequest(digest=digest)
+            async for response in self._stub.ReadBlob(request, metadata=await self._token.metadata()):
                 yield response.data
         except grpc.aio.AioRpcError as error:
             raise self._translate(error, BlobNotFound(digest)) from error
@@ -61,7 +66,7 @@ class GrpcBundleSource:
         request = bundle_pb2.LeaseBundleRequest(ref=digest, holder=holder)
         request.duration.FromNanoseconds(round(duration_s * 1e9))
         try:
-            await self._stub.LeaseBundle(request, timeout=LOOKUP_TIMEOUT_S)
+            await self._stub.LeaseBundle(request, timeout=LOOKUP_TIMEOUT_S, metadata=await self._token.metadata())
         except grpc.aio.AioRpcError as error:
             raise self._translate(error, BundleNotFound(digest)) from error
 
@@ -69,7 +74,7 @@ class GrpcBundleSource:
         """See `BundleSource.release`."""
         request = bundle_pb2.ReleaseLeaseRequest(holder=holder, digest=digest)
         try:
-            await self._stub.ReleaseLease(request, timeout=LOOKUP_TIMEOUT_S)
+            await self._stub.ReleaseLease(request, timeout=LOOKUP_TIMEOUT_S, metadata=await self._token.metadata())
         except grpc.aio.AioRpcError as error:
             raise self._translate(error, BundleNotFound(digest)) from error
 
@@ -83,6 +88,8 @@ class GrpcBundleSource:
         if error.code() is grpc.StatusCode.DATA_LOSS:
             # Waiting does not bring the bytes back.
             return BundleSourceCorrupt(self._address, error.details() or "")
+        if error.code() in _REFUSALS:
+            return BundleSourceRefused(self._address, error.details() or "")
         return BundleSourceUnavailable(self._address, f"{error.code().name}: {error.details()}")
 
 

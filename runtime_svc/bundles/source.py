@@ -36,6 +36,8 @@ class BundleSource(Protocol):
         Raises:
             BundleNotFound: The reference names no bundle.
             BundleSourceUnavailable, BundleSourceCorrupt: The service does not answer, or its store is damaged.
+            BundleSourceRefused, CompilerTokenInvalid: It does not take this runtime's token, or there is none to show;
+                so for the other methods.
             ManifestInvalid, AbiUnsupported: This code cannot read the bundle's manifest.
         """
 

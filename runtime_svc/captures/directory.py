@@ -6,6 +6,7 @@ Clients cannot choose a path outside the directory, a file is whole or absent, a
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterable
@@ -21,13 +22,13 @@ import msgspec
 import structlog
 
 from bundle.errors import KilnError, ResourcesShort
-from bundle.private_files import make_private_directory
+from bundle.file_modes import make_private_directory
 from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.captures.capture_file import render_capture
+from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.capture import InputCapture
 from runtime_svc.engine.events import Event, Finished
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 
 #: How many requests may capture at once, from admission until the file is written.
 MAX_CAPTURES: Final = 16
@@ -36,6 +37,7 @@ RETRY_AFTER_S: Final = 1.0
 WRITE_DELAYS_S: Final = (0.05, 0.2)
 
 SUFFIX: Final = ".safetensors"
+_UNFINISHED: Final = ".partial"
 # File systems take names of 255 bytes.
 _MAX_NAME_CHARS: Final = 200
 
@@ -54,8 +56,12 @@ class CaptureDirectory:
     """The directory of captures. Files are `DEPLOYMENT/REQUEST.safetensors`, readable by their owner only."""
 
     def __init__(self, root: Path) -> None:
-        """Takes the directory's absolute path; the first capture makes the directory."""
+        """Takes the directory's absolute path, and removes the unfinished files of a killed runtime from it.
+
+        The first capture makes the directory.
+        """
         self._root = root
+        _sweep_unfinished(root)
         # One write at a time, so that a later request with the same id replaces the file of an earlier one.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="captures")
         self._num_open = 0
@@ -182,6 +188,11 @@ class CapturingStream:
         """See `OutputStream.finished`."""
         return self._stream.finished
 
+    @property
+    def stall_timeout_s(self) -> float | None:
+        """See `OutputStream`."""
+        return self._stream.stall_timeout_s
+
     def close(self) -> None:
         """Ends the request unless it has ended, and writes its capture. The consumer calls it when it leaves."""
         self._stream.close()
@@ -227,8 +238,10 @@ def _probe(directory: Path) -> None:
 
 
 def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=_UNFINISHED)
     partial = Path(name)
+    # Tells a sweep that the writer is alive.
+    fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         with os.fdopen(fd, "wb") as file:
             file.writelines(pieces)
@@ -237,6 +250,14 @@ def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def _sweep_unfinished(root: Path) -> None:
+    """Removes the files that no living writer holds locked, as far as the disk lets it."""
+    for path in root.glob(f"*/.*{_UNFINISHED}"):
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _describe(error: Exception) -> str:

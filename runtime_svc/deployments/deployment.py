@@ -220,11 +220,10 @@ class Deployment:
             self._recorded_epoch = 1
 
     def succeed(self, serving: Serving) -> None:
-        """Ends the load; the deployment serves with `serving`."""
+        """The load has succeeded; the deployment serves with `serving`. The registry closes the progress."""
         self._serving = serving
         self.last_error = None
         serving.engine.on_state_changed = self._tell_state
-        self.progress.close()
         self._tell_state()
 
     def fail(self, error: KilnError) -> None:

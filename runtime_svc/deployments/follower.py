@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from bundle.errors import BlobCorrupt, KilnError, ManifestInvalid
+from bundle.shortage import naming_shortages
 from execution.errors import ExecutableInvalid, WeightsInvalid
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.backoff import backoff_delays
@@ -78,7 +79,8 @@ class AliasFollower:
     async def _poll_ref(self, ref: str, deployments: list[Deployment]) -> None:
         followers = [deployment for deployment in deployments if deployment.followed_alias == ref]
         try:
-            resolved = await self._deployments.library.resolve(ref)
+            with naming_shortages():
+                resolved = await self._deployments.library.resolve(ref)
         except KilnError as error:
             for deployment in followers:
                 deployment.follow_message = str(error)
@@ -108,7 +110,8 @@ class AliasFollower:
         name = deployment.deployment_id
         load = WeightsLoad(find, ProgressFeed(), InFlightPolicy.WAIT, keep_kv=False)
         try:
-            receipt = await self._deployments.load_weights(deployment, load)
+            with naming_shortages():
+                receipt = await self._deployments.load_weights(deployment, load)
         except KilnError as error:
             deployment.follow_message = f"{resolved.digest} does not serve: {error}"
             is_final = isinstance(error, FINAL_ERRORS)

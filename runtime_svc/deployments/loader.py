@@ -21,7 +21,7 @@ from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.deployments.weights import compare_manifests
 from runtime_svc.engine.engine import Engine, EngineConfig
 from runtime_svc.request_limits import RequestLimits
-from runtime_svc.text.codec import TextCodec, describe_load
+from runtime_svc.text.codec import TextCodec
 from runtime_svc.text.workers import TextWorkers
 
 
@@ -81,7 +81,11 @@ class Loader:
             text = await opening
             if text.decodes_steps:
                 engine.requests.decode_step = text.decode_step
-            capabilities = Capabilities.from_manifest(bundle.manifest, input_capture=self.captures is not None)
+            capabilities = Capabilities.from_manifest(
+                bundle.manifest,
+                input_capture=self.captures is not None,
+                stall_timeouts=self.engine.stall_timeouts,
+            )
             limits = RequestLimits.of(capabilities, text.max_token_bytes)
             return Serving(engine, text, capabilities, self.workers, limits, self.captures)
         except BaseException:
@@ -119,8 +123,12 @@ def _describe_text(bundle: Bundle) -> Load | None:
     files = {file.title: bundle.blob_path(file.blob) for file in tokenizer.files} if tokenizer is not None else {}
     if tokenizer is None or "tokenizer.json" not in files:
         return None
-    config = files.get("tokenizer_config.json")
-    return describe_load(files["tokenizer.json"], config, tokenizer.chat_template, bundle.manifest.tokens)
+    return Load.of(
+        files["tokenizer.json"],
+        files.get("tokenizer_config.json"),
+        chat_template=tokenizer.chat_template,
+        tokens=bundle.manifest.tokens,
+    )
 
 
 async def _abandon(opening: asyncio.Task[TextCodec]) -> None:

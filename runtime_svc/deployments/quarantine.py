@@ -27,6 +27,8 @@ from runtime_svc.errors import BundleSourceUnavailable, LoadQuarantined
 
 #: Deaths of the process after which a load is quarantined.
 MAX_DEATHS: Final = 2
+#: Seconds for which the end of a load waits until it is recorded.
+MAX_WAIT_S: Final = 1.0
 
 #: Attempts that end so are repeated, so they prove nothing.
 _INCONCLUSIVE: Final = (asyncio.CancelledError, BundleSourceUnavailable, ResourcesShort)
@@ -98,6 +100,9 @@ class LoadQuarantine:
                 raise
             finally:
                 self._end(deployment_id, is_over=is_over or not deaths)
+        if self._writes:
+            # The client that learns of the success may rely on the record, unless the disk takes too long.
+            await asyncio.wait(self._writes, timeout=MAX_WAIT_S)
 
     async def lift(self, deployment_id: str) -> None:
         """Forgets what is known of a deployment's loads: someone has asked for it or for its end.

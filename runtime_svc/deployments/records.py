@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from bundle.private_files import make_private_database, make_private_directory
+from bundle.file_modes import make_private_database, make_private_directory
 from bundle.process_lock import ProcessLock
 from bundle.shortage import name_shortage, outlast_shortages
 from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin

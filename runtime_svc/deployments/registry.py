@@ -13,6 +13,7 @@ import structlog
 from bundle.errors import BundleNotFound, KilnError, ResourcesShort
 from bundle.shortage import naming_shortages, outlast_shortages
 from edge.request_limit import RequestLimit
+from runtime_svc.bundles.errors import BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.backoff import backoff_delays
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
@@ -38,6 +39,15 @@ from runtime_svc.errors import (
 )
 
 _log = structlog.get_logger("deployments")
+
+#: What keeps a declared or recorded deployment waiting for its load: what others can put right.
+_RETRIED: Final = (
+    BundleSourceUnavailable,
+    BundleSourceRefused,
+    CompilerTokenInvalid,
+    BundleNotFound,
+    ResourcesShort,
+)
 
 # When the runtime shuts down, its streams get this long to deliver their terminal events.
 FAREWELL_S: Final = 0.5
@@ -271,6 +281,7 @@ class Deployments:
             _log.exception("load failed", deployment_id=deployment.deployment_id)
             self._fail(deployment, EngineFailed(deployment.deployment_id))
         finally:
+            deployment.progress.close()
             del self._loads[deployment.deployment_id]
 
     async def _load_with_retries(self, deployment: Deployment) -> None:
@@ -280,7 +291,7 @@ class Deployments:
             try:
                 with naming_shortages():
                     await self._attempt(deployment)
-            except (BundleSourceUnavailable, BundleNotFound, ResourcesShort) as error:
+            except _RETRIED as error:
                 # A pinned bundle that the service no longer has does not come back.
                 if isinstance(error, BundleNotFound) and deployment.digest is not None:
                     raise

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -21,14 +21,14 @@ import structlog
 from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankHung, RankLost
-from runtime_svc.engine.capture import CapturedRow, CaptureLog
+from runtime_svc.engine.capture import CaptureLog
 from runtime_svc.engine.inputs import StepBuilder
 from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.publisher import OutputText, StepOutcome, StepOutput
 from runtime_svc.engine.ranks import RankLauncher, Ranks
 from runtime_svc.engine.relaunch import relaunch
-from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.request import Finish, FinishReason, Request, StallTimeouts
 from runtime_svc.engine.requests import RequestTable
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
@@ -49,12 +49,14 @@ class EngineConfig:
     Attributes:
         queue_capacity: Requests that may wait beyond those that can start at once.
         stream_capacity: Events that may wait for a slow client before its request is paused.
+        stall_timeouts: How long responses may wait for clients that do not read.
         async_scheduling: Call a step while the previous one runs, if it lacks only the tokens of that one. Tokens are
             the same without.
     """
 
     queue_capacity: int = 256
     stream_capacity: int = 64
+    stall_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
     async_scheduling: bool = True
 
 
@@ -86,12 +88,15 @@ class Engine:
             self.scheduler,
             queue_capacity=config.queue_capacity,
             stream_capacity=config.stream_capacity,
+            stall_timeout_s=config.stall_timeouts.default_s,
             wake=self._work.set,
         )
         self.requests.weight_epoch = weight_epoch
         # Tokens that the host picks are on one rank only, so no step can take them from the ranks.
         is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
         self._async_scheduling = AsyncScheduling(self.scheduler, buckets, self._begin, is_on=is_async)
+        # The step whose result the loop waits for.
+        self._running: RunningStep | None = None
         # Set if a swap may have reached some ranks only.
         self._half_swapped: ExecutionError | None = None
         self._operations = OperationQueue(self.scheduler, self.requests, wake=self._work.set)
@@ -252,6 +257,8 @@ class Engine:
                 raise
             self.launcher = launcher
             self.requests.weight_epoch += 1
+            # Other weights compute other numbers.
+            self.requests.suspects.entries.clear()
             on_swapped()
             self.on_state_changed()
 
@@ -292,7 +299,7 @@ class Engine:
     async def _advance(self) -> None:
         if self._ranks.died.done():
             raise self._ranks.died.result()
-        running = self._async_scheduling.take() or await self._begin_next()
+        self._running = running = self._async_scheduling.take() or await self._begin_next()
         # The ranks compute meanwhile, if there is anything to compute.
         self.requests.publish()
         if running is None:
@@ -304,6 +311,7 @@ class Engine:
         if self._operations.is_empty and not self.requests.num_captures:
             await self._async_scheduling.begin_behind(running)
         result = await running.result
+        self._running = None
         self.num_steps += 1
         self.requests.end_invalid(running.plan, result.invalid_rows)
         outcome = StepOutcome.from_result(result)
@@ -331,12 +339,7 @@ class Engine:
     async def _begin(self, plan: StepPlan) -> RunningStep:
         step = self._builder.build(plan)
         if self.requests.num_captures:
-            captured = [
-                CapturedRow(row.request.capture, row.row, row.num_tokens)
-                for row in plan.rows
-                if row.request.capture is not None
-            ]
-            self._captures.record(step, captured, self.weight_epoch)
+            self._captures.record(step, plan.list_captured(), self.weight_epoch)
         return RunningStep(plan, await self._ranks.begin(step))
 
     async def _zero_state(self) -> int:
@@ -352,7 +355,9 @@ class Engine:
             KilnError: The ranks do not come up again.
         """
         self._change_state(EngineState.RECOVERING)
-        self._async_scheduling.take()
+        steps = [step for step in (self._running, self._async_scheduling.take()) if step is not None]
+        self._running = None
+        self.requests.note_loss({row.request for step in steps for row in step.plan.rows})
         _log.error("ranks are down", deployment_id=self._deployment_id, error=str(error))
         self.scheduler.statistics.rank_hangs += isinstance(error, RankHung)
         for request in self.scheduler.running:

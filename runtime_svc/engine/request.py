@@ -43,6 +43,40 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
 
 
+class StallAction(enum.Enum):
+    """What a sequence does while its client does not read; the API explains each."""
+
+    ABORT = enum.auto()
+    PAUSE = enum.auto()
+    COALESCE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class StallPolicy:
+    """What becomes of a sequence while its client does not read.
+
+    Attributes:
+        action: What it does.
+        timeout_s: How long a response may wait for the client before the call ends.
+    """
+
+    action: StallAction
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class StallTimeouts:
+    """The server's bounds on how long responses may wait for clients that do not read.
+
+    Attributes:
+        default_s: For clients that choose none; the longest for ABORT, and while others want what a request holds.
+        max_s: The longest that a client may choose for PAUSE and COALESCE.
+    """
+
+    default_s: float = 30.0
+    max_s: float = 300.0
+
+
 class FinishReason(enum.Enum):
     """Why a sequence ended; the API explains each."""
 
@@ -131,6 +165,8 @@ class Request:
     top_logprobs: int | None = None
     #: Report all logits with each token.
     wants_logits: bool = False
+    #: What becomes of it while its client does not read; None for what the server does by default.
+    stall: StallPolicy | None = None
     #: Takes the inputs of its steps, if the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)
@@ -140,6 +176,10 @@ class Request:
     num_kv_blocks: int = 0
     #: Set while the client reads too slowly; the request keeps its part of the KV cache.
     is_paused: bool = False
+    #: While it has fewer tokens, no other request runs beside it; see `suspects`.
+    num_tokens_alone: int = 0
+    #: How long it was paused, the pause that lasts apart.
+    paused_s: float = 0.0
     #: How the request ended; only the first cause sets it.
     finish: Finish | None = None
     bucket_steps: Counter[BucketKey] = field(default_factory=Counter)
@@ -154,6 +194,11 @@ class Request:
     def num_missing_tokens(self) -> int:
         """Tokens that may still be generated."""
         return self.stop.max_new_tokens - len(self.output_token_ids)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other request may run beside it now. One that its client pauses holds up none."""
+        return self.num_tokens < self.num_tokens_alone and not self.is_paused
 
     def tokens_at(self, start: int, count: int) -> list[int]:
         """Tokens from position `start` on, `count` of them or as many as there are."""

@@ -7,12 +7,21 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 from bundle.errors import KilnError
+from runtime_svc.engine.errors import PromptQuarantined
+from runtime_svc.engine.pauses import PausedRequests
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
-from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.request import Finish, FinishReason, Request, StallAction, StallTimeouts
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.streams import OutputStream
-from runtime_svc.errors import DeadlineExceeded, NumericsInvalid, QueueFull, RequestAborted, RequestIdInUse
+from runtime_svc.engine.suspects import SuspectPrompts
+from runtime_svc.errors import (
+    DeadlineExceeded,
+    NumericsInvalid,
+    QueueFull,
+    RequestAborted,
+    RequestIdInUse,
+)
 
 #: Output texts, each with its new tokens -> for each the error that ends its request; None if the text is made.
 DecodeStep = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
@@ -20,6 +29,8 @@ DecodeStep = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[Kiln
 # Weight of the newest observation in the mean time that a request runs.
 SMOOTHING: Final = 0.2
 MIN_RETRY_S: Final = 0.1
+#: Ends that a request comes to by itself.
+_GOOD_ENDS: Final = frozenset({FinishReason.STOP_TOKEN, FinishReason.STOP_STRING, FinishReason.LENGTH})
 
 
 class RequestTable:
@@ -30,7 +41,13 @@ class RequestTable:
     """
 
     def __init__(
-        self, scheduler: Scheduler, *, queue_capacity: int, stream_capacity: int, wake: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        *,
+        queue_capacity: int,
+        stream_capacity: int,
+        wake: Callable[[], None],
+        stall_timeout_s: float = StallTimeouts.default_s,
     ) -> None:
         """Starts empty.
 
@@ -39,6 +56,7 @@ class RequestTable:
             queue_capacity: Requests that may wait beyond those that can start at once.
             stream_capacity: Events that may wait for a slow client before its request is paused.
             wake: Called when there may be something to schedule.
+            stall_timeout_s: How long a request may be paused while others want what it holds.
         """
         self._scheduler = scheduler
         self._stream_capacity = stream_capacity
@@ -48,8 +66,13 @@ class RequestTable:
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._unpublished: list[StepOutput] = []
         self._tainted_blocks: set[int] = set()
+        #: The prompts that may have cost ranks.
+        self.suspects = SuspectPrompts()
         self._became_empty = asyncio.Event()
         self._became_empty.set()
+        self._pauses = PausedRequests(stall_timeout_s, is_contended=self._is_contended, end=self.end)
+        # Callers of `wait_until_empty`.
+        self._num_waiting_for_all = 0
         self._mean_running_s = 0.0
         self.queue_capacity = queue_capacity
         #: Makes the text of a step's tokens, for sequences that cannot make it themselves; None if they can.
@@ -73,6 +96,7 @@ class RequestTable:
         Raises:
             RequestIdInUse: A request with this id has not ended.
             QueueFull: Too many wait.
+            PromptQuarantined: Ranks were lost over its prompt.
         """
         if request.request_id in self._publishers:
             raise RequestIdInUse(request.request_id)
@@ -80,10 +104,14 @@ class RequestTable:
         num_free = scheduler.max_running - scheduler.num_running
         if len(scheduler.waiting) >= self.queue_capacity + num_free:
             raise QueueFull(self.queue_capacity, max(MIN_RETRY_S, self._mean_running_s / scheduler.max_running))
+        if self.suspects.entries:
+            self._admit(request)
         stream = OutputStream(
             self._stream_capacity,
             on_drained=lambda: self._resume(request),
             on_closed=lambda: self._abandon(request),
+            joins=request.stall is not None and request.stall.action is StallAction.COALESCE,
+            stall_timeout_s=None if request.stall is None else request.stall.timeout_s,
         )
         publisher = SequencePublisher(request, text, stream)
         publisher.accept(self.weight_epoch)
@@ -131,6 +159,15 @@ class RequestTable:
                 if error is not None:
                     self.end(row.request, Finish(FinishReason.ERROR, error=error))
 
+    def note_loss(self, requests: Collection[Request]) -> None:
+        """Takes in that ranks were lost over these requests; ends waiting ones whose prompts are quarantined now."""
+        self.suspects.note_loss(requests, self._loop.time())
+        for request in tuple(self._scheduler.waiting):
+            try:
+                self._admit(request)
+            except PromptQuarantined as error:
+                self.end(request, Finish(FinishReason.ERROR, error=error))
+
     def take_tainted_blocks(self) -> list[int]:
         """Returns the blocks that may hold NaN since the last call; attention weighs it by 0, which is NaN again."""
         tainted, self._tainted_blocks = sorted(self._tainted_blocks), set()
@@ -155,7 +192,18 @@ class RequestTable:
 
     async def wait_until_empty(self) -> None:
         """Returns when no request is left."""
-        await self._became_empty.wait()
+        self._num_waiting_for_all += 1
+        try:
+            await self._became_empty.wait()
+        finally:
+            self._num_waiting_for_all -= 1
+
+    def _admit(self, request: Request) -> None:
+        try:
+            self.suspects.admit(request, self._loop.time())
+        except PromptQuarantined:
+            self._scheduler.statistics.quarantined_requests += 1
+            raise
 
     def _publish(self, new: RowTokens, output: StepOutput) -> None:
         request = new.row.request
@@ -168,8 +216,8 @@ class RequestTable:
                 self._scheduler.remove(request)
         if finish is not None:
             self._conclude(request, finish)
-        else:
-            request.is_paused = publisher.stream.is_full
+        elif publisher.stream.is_full:
+            self._pauses.pause(request, publisher.stream)
 
     def _conclude(self, request: Request, finish: Finish) -> None:
         self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
@@ -178,6 +226,10 @@ class RequestTable:
         statistics.finished[finish.reason] += 1
         statistics.request_s.observe(timeline.ended_s - timeline.arrived_s)
         self.num_captures -= request.capture is not None
+        if self.suspects.entries and finish.reason in _GOOD_ENDS:
+            self.suspects.forget(request)
+        if request.is_paused:
+            self._pauses.resume(request)
         deadline = self._deadlines.pop(request.request_id, None)
         if deadline is not None:
             deadline.cancel()
@@ -189,8 +241,14 @@ class RequestTable:
         self._wake()
 
     def _resume(self, request: Request) -> None:
-        request.is_paused = False
-        self._wake()
+        if request.is_paused:
+            self._pauses.resume(request)
+            self._wake()
+
+    def _is_contended(self) -> bool:
+        """Whether requests wait for a slot, or operations or an unload for requests."""
+        scheduler = self._scheduler
+        return bool(scheduler.waiting or not scheduler.is_admitting or self._num_waiting_for_all)
 
     def _abandon(self, request: Request) -> None:
         if request.finish is None:

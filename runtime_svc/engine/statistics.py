@@ -46,5 +46,7 @@ class EngineStatistics:
         self.rank_hangs = 0
         #: Requests whose logits were NaN or infinite.
         self.invalid_requests = 0
+        #: Requests that were refused because ranks had been lost over their prompts.
+        self.quarantined_requests = 0
         #: How often dead ranks were replaced.
         self.rank_restarts = 0

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
+from typing import Final
 
-from runtime_svc.engine.events import Event, Finished, Payload
+from runtime_svc.engine.events import Event, Finished, Payload, TokenDelta
+
+#: Tokens and alternatives that one joined event may hold: some hundred kilobytes on the wire.
+MAX_JOINED_VALUES: Final = 4096
 
 
 class OutputStream:
@@ -16,35 +21,54 @@ class OutputStream:
     the events of the running step, and by the terminal event.
     """
 
-    def __init__(self, capacity: int, *, on_drained: Callable[[], None], on_closed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        on_drained: Callable[[], None],
+        on_closed: Callable[[], None],
+        joins: bool = False,
+        stall_timeout_s: float | None = None,
+    ) -> None:
         """Starts empty.
 
         Args:
             capacity: Events that may wait for the client.
             on_drained: Called when a full stream has room again.
             on_closed: Called when the consumer leaves.
+            joins: Whether token deltas that wait become one. Then `MAX_JOINED_VALUES` values may wait, however many
+                events they are.
+            stall_timeout_s: How long the consumer may let the client wait with reading; None for the server's default.
         """
         self._capacity = capacity
         self._on_drained = on_drained
         self._on_closed = on_closed
-        self._events: deque[Event] = deque()
+        self._joins = joins
+        self._events: deque[tuple[Payload, int]] = deque()
+        # Only of a stream that joins: counting takes time.
+        self._num_values = 0
         self._arrived: asyncio.Future[None] | None = None
-        self._next_sequence_number = 0
+        #: Events that the consumer has taken; the next one has this number.
+        self.num_taken = 0
+        self.stall_timeout_s = stall_timeout_s
         #: The terminal event's payload, once there is one; it is here also if the consumer leaves without taking it.
         self.finished: Finished | None = None
 
     @property
     def is_full(self) -> bool:
         """Whether the client reads too slowly."""
-        return len(self._events) >= self._capacity
+        if len(self._events) < self._capacity:
+            return False
+        return not self._joins or self._num_values >= MAX_JOINED_VALUES
 
     def put(self, payload: Payload, weight_epoch: int) -> None:
         """Appends an event; nothing may follow `Finished`."""
         assert self.finished is None, "an event after the terminal one"
         if isinstance(payload, Finished):
             self.finished = payload
-        self._events.append(Event(self._next_sequence_number, weight_epoch, payload))
-        self._next_sequence_number += 1
+        self._events.append((payload, weight_epoch))
+        if self._joins:
+            self._num_values += _count_values(payload)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -62,7 +86,39 @@ class OutputStream:
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
         was_full = self.is_full
-        event = self._events.popleft()
+        payload, weight_epoch = self._events.popleft()
+        if self._joins:
+            payload = self._join_waiting(payload, weight_epoch)
+        event = Event(self.num_taken, weight_epoch, payload)
+        self.num_taken += 1
         if was_full and not self.is_full:
             self._on_drained()
         return event
+
+    def _join_waiting(self, first: Payload, weight_epoch: int) -> Payload:
+        """Joins a payload that was taken with the token deltas of the same epoch that wait behind it."""
+        num_values = _count_values(first)
+        joined = [first] if isinstance(first, TokenDelta) else []
+        while joined and self._events:
+            payload, epoch = self._events[0]
+            if epoch != weight_epoch or not isinstance(payload, TokenDelta):
+                break
+            num_more = _count_values(payload)
+            if num_values + num_more > MAX_JOINED_VALUES:
+                break
+            joined.append(payload)
+            num_values += num_more
+            self._events.popleft()
+        self._num_values -= num_values
+        if len(joined) < 2:
+            return first
+        return TokenDelta(
+            "".join([delta.text for delta in joined]), tuple(chain.from_iterable([delta.tokens for delta in joined]))
+        )
+
+
+def _count_values(payload: Payload) -> int:
+    """Returns the tokens and alternatives of an event."""
+    if not isinstance(payload, TokenDelta):
+        return 0
+    return sum([1 + len(token.top_logprobs) for token in payload.tokens])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from bundle.errors import KilnError
-from bundle.manifest import Tokens
 from execution.forkserver.client import ForkserverClient
 from execution.text.control import (
     Decode,
@@ -152,21 +150,3 @@ class TextCodec:
     async def _decode_alone(self, new_tokens: tuple[PiecewiseText, Sequence[int]]) -> KilnError | None:
         (error,) = await self.decode_step([new_tokens])
         return error
-
-
-def describe_load(tokenizer: Path, tokenizer_config: Path | None, chat_template: str | None, tokens: Tokens) -> Load:
-    """Describes what a text process loads.
-
-    Args:
-        tokenizer: The `tokenizer.json`.
-        tokenizer_config: The `tokenizer_config.json`, if there is one.
-        chat_template: The Jinja source; None if there is none.
-        tokens: Special tokens that templates get if there is no `tokenizer_config.json`.
-    """
-    ids = {"bos_token": tokens.bos, "eos_token": tokens.eos[0] if tokens.eos else None, "pad_token": tokens.pad}
-    return Load(
-        tokenizer=str(tokenizer),
-        tokenizer_config=None if tokenizer_config is None else str(tokenizer_config),
-        special_ids={name: token_id for name, token_id in ids.items() if token_id is not None},
-        chat_template=chat_template,
-    )

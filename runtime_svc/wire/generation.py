@@ -24,7 +24,8 @@ from execution.text.prompt import (
 )
 from runtime_svc.admission import UNSERVED, CaptureCall, GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
-from runtime_svc.engine.request import FinishReason, SamplingParams, Usage
+from runtime_svc.engine.request import FinishReason, SamplingParams, StallAction, Usage
+from runtime_svc.stall_policy import StallCall
 from runtime_svc.status import STATUS_TABLE
 
 #: Of a list that may be longer than any that admission takes, only so many elements are converted.
@@ -37,6 +38,13 @@ _FINISH_REASONS = {
     FinishReason.TIME: pb.FINISH_REASON_TIME,
     FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+_STALL_ACTIONS = {
+    pb.StallPolicy.ACTION_UNSPECIFIED: StallAction.ABORT,
+    pb.StallPolicy.ACTION_ABORT: StallAction.ABORT,
+    pb.StallPolicy.ACTION_PAUSE: StallAction.PAUSE,
+    pb.StallPolicy.ACTION_COALESCE: StallAction.COALESCE,
 }
 
 
@@ -57,6 +65,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
         logprobs=request.output.logprobs if request.output.HasField("logprobs") else None,
         logits=request.output.logits,
         capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
+        stall=_stall_from_pb(request.stall_policy) if request.HasField("stall_policy") else None,
         unserved=dict(_find_unserved(request)),
     )
 
@@ -142,6 +151,11 @@ def _find_unserved(request: pb.GenerateRequest) -> Iterator[tuple[str, object]]:
 
 def _capture_from_pb(capture: pb.InputCapture) -> CaptureCall:
     return CaptureCall(capture.first_step, capture.num_steps if capture.HasField("num_steps") else None)
+
+
+def _stall_from_pb(policy: pb.StallPolicy) -> StallCall:
+    timeout_s = policy.timeout.ToNanoseconds() / 1e9 if policy.HasField("timeout") else None
+    return StallCall(_STALL_ACTIONS.get(policy.action, policy.action), timeout_s)
 
 
 def _accepted_to_pb(accepted: Accepted) -> pb.Accepted:

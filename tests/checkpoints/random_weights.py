@@ -29,13 +29,16 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+#: Loads, and makes no token of any text.
+EMPTY_TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+
 
 def write_checkpoint(path: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a checkpoint; `changes` are made to `config.json`, and to nothing else."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(CONFIG | changes))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
-    (path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "BPE"}}))
+    (path / "tokenizer.json").write_text(json.dumps(EMPTY_TOKENIZER))
     save_file(random_tensors(CONFIG, seed), path / "model.safetensors")
     return path
 

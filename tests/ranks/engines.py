@@ -13,7 +13,15 @@ import pytest
 from runtime_svc.engine.engine import Engine, EngineConfig
 from runtime_svc.engine.events import Event, Finished, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
-from runtime_svc.engine.request import Finish, FinishReason, Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.engine.request import (
+    Finish,
+    FinishReason,
+    Request,
+    SamplingParams,
+    StallPolicy,
+    StopConditions,
+    Timeline,
+)
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.text.output import SequenceText
 from tests.ranks.fakes import FakeLauncher, make_manifest
@@ -61,6 +69,7 @@ class EngineHarness:
         stop_strings: tuple[str, ...] = (),
         stop_token_ids: tuple[int, ...] = (),
         top_logprobs: int | None = None,
+        stall: StallPolicy | None = None,
         deadline_s: float | None = None,
     ) -> OutputStream:
         self._count += 1
@@ -72,6 +81,7 @@ class EngineHarness:
             stop=StopConditions(max_new_tokens, stop_strings, frozenset(stop_token_ids)),
             timeline=Timeline(now_s),
             top_logprobs=top_logprobs,
+            stall=stall,
         )
         text = SequenceText(LetterTokenizer(), stop_strings)  # type: ignore[arg-type]
         absolute_s = None if deadline_s is None else now_s + deadline_s

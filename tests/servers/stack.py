@@ -48,7 +48,7 @@ class Stack:
     loaded: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, home: Path, *, cores: int = 8, shared: SharedBundles | None = None) -> Stack:
+    def start(cls, home: Path, *options: str, cores: int = 8, shared: SharedBundles | None = None) -> Stack:
         models = home / "extra-models"
         models.mkdir(parents=True, exist_ok=True)
         share_lowering_cache(home / "cache/compiler")
@@ -58,7 +58,7 @@ class Stack:
         if shared is not None:
             command += ["--import-root", str(shared.layout.root)]
         levels = {f"KILN_{service}_LOG_LEVEL": "debug" for service in ("COMPILER", "RUNTIME")}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | levels)
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=os.environ | levels)
         assert process.stdout is not None
         line = process.stdout.readline()
         event = json.loads(line) if line else {}
@@ -72,8 +72,9 @@ class Stack:
         return self.process.wait(timeout=60)
 
     def kiln(self, *arguments: str | Path, check: bool = True) -> Outcome:
-        """Runs `kiln ARGUMENTS --json`."""
-        environment = os.environ | {"KILN_COMPILER": self.compiler, "KILN_RUNTIME": self.runtime}
+        """Runs `kiln ARGUMENTS --json`, which finds the token of the home."""
+        addresses = {"KILN_COMPILER": self.compiler, "KILN_RUNTIME": self.runtime}
+        environment = os.environ | addresses | {"KILN_HOME": str(self.home)}
         command = [KILN, *map(str, arguments), "--json"]
         result = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=280, cwd=ROOT, check=False

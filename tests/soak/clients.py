@@ -15,7 +15,7 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc
 
-from tests.soak.references import MAX_ANSWER, PROMPTS, greedy_request
+from tests.soak.references import LAST_PROMPT, MAX_ANSWER, PROMPTS, greedy_request
 from tests.soak.relay import open_relay
 from tests.soak.services import STALL_TIMEOUT_S
 from tests.soak.site import END_TIMEOUT_S, LASTING, Site
@@ -212,7 +212,7 @@ async def call_once(client: Client, behaviour: Behaviour) -> None:
     site, choose = client.site, client.choose
     is_passing = site.passing and choose.random() < PASSING_SHARE
     deployment_id = choose.choice(site.passing if is_passing else list(LASTING))
-    prompt, count = choose.choice(list(PROMPTS)), choose.choice(COUNTS)
+    prompt, count = choose.choice([one for one in PROMPTS if one != LAST_PROMPT]), choose.choice(COUNTS)
     request = greedy_request(deployment_id, prompt, count)
     client.num_requests += 1
     request.request_id = f"c{client.number}-{client.num_requests}"

@@ -24,6 +24,8 @@ BALLAST: Final = "ballast"
 FEW_DESCRIPTORS: Final = 4
 NOT_READY: Final = frozenset({"DEPLOYMENT_NOT_READY"})
 SHORT: Final = frozenset({"RESOURCES_SHORT"})
+TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST", "TEXT_LIMIT_EXCEEDED"})
+NO_TEXT_PROCESSES: Final = "text processes, which do not exist yet"
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,15 @@ def find_ranks(services: Services) -> list[psutil.Process]:
     return services.runtime.ranks()
 
 
-def find_forkservers(services: Services) -> list[psutil.Process]:
-    """The forkservers of ranks that live."""
-    return [one for one in services.groups().get("kiln-forkserver", []) if lives(one)]
-
-
 Find = Callable[[Services], list[psutil.Process]]
+
+
+def named(name: str) -> Find:
+    """The runtime's processes of a name that live."""
+    return lambda services: [one for one in services.groups().get(name, []) if lives(one)]
+
+
+find_forkservers = named("kiln-forkserver")
 
 
 def signal_one(find: Find, number: signal.Signals) -> Callable[[Services, random.Random], list[psutil.Process]]:
@@ -152,6 +157,14 @@ FAULTS: Final = (
         streams=RANKS_LOST | SHORT | {""},
         calls=RANKS_LOST | NOT_READY | SHORT | {""},
         awaits="recovery from a shortage of descriptors: one OSError makes the deployment FAILED for good",
+    ),
+    *(
+        Fault(name, 2, signal_one(named(process), number), ends=True, streams=TEXT_LOST, calls=TEXT_LOST, awaits=reason)
+        for name, process, number, reason in (
+            ("kill a text process", "kiln-text", signal.SIGKILL, NO_TEXT_PROCESSES),
+            ("stop a text process", "kiln-text", signal.SIGSTOP, NO_TEXT_PROCESSES),
+            ("kill the forkserver of text processes", "kiln-texts", signal.SIGKILL, NO_TEXT_PROCESSES),
+        )
     ),
 )
 

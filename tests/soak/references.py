@@ -10,16 +10,31 @@ from kiln.runtime.v1 import generation_pb2 as pb
 #: Tokens of a reference; every shorter greedy answer is its beginning.
 MAX_ANSWER: Final = 120
 
-#: By name, requests that hold a prompt and nothing else. Each way to give a prompt is there.
+OPENINGS: Final = (
+    "Once upon a time",
+    "The old house at the end of the street was dark, and the door",
+    "When the rain stopped, the fox",
+    "There was a little girl who",
+    "Far out at sea",
+    "The king said to his three sons",
+    "Every morning the bird",
+    "In a small town",
+)
+SUBJECTS: Final = ("a cat", "the moon", "a ship", "winter")
+#: By name, requests that hold a prompt and nothing else. Each way to give a prompt is there, and so many prompts that
+#: most are never under way when ranks are lost twice: such a prompt may be refused later.
 PROMPTS: Final[Mapping[str, pb.GenerateRequest]] = {
-    "ids": pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6, 7])),
-    "other ids": pb.GenerateRequest(token_ids=pb.TokenIds(ids=[*range(3, 60)])),
-    "text": pb.GenerateRequest(text="Once upon a time"),
-    "other text": pb.GenerateRequest(text="The old house at the end of the street was dark, and the door"),
-    "chat": pb.GenerateRequest(
-        chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="Tell me a story about a cat.")])
-    ),
+    **{f"ids {n}": pb.GenerateRequest(token_ids=pb.TokenIds(ids=[*range(3 + n, 6 + 8 * n)])) for n in range(12)},
+    **{f"text {n}": pb.GenerateRequest(text=text) for n, text in enumerate(OPENINGS)},
+    **{
+        f"chat {n}": pb.GenerateRequest(
+            chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=f"Tell me a story about {subject}.")])
+        )
+        for n, subject in enumerate(SUBJECTS)
+    },
 }
+#: A prompt that is kept for the end of a run.
+LAST_PROMPT: Final = "text 0"
 
 
 def greedy_request(deployment_id: str, prompt: str, count: int) -> pb.GenerateRequest:

@@ -22,6 +22,8 @@ State = pb.Deployment.State
 LASTING: Final = {"steady": ("story-1",), "swapped": ("story-2", "pirate-2")}
 #: How long a deployment may take to serve again, a hung rank and a new forkserver included.
 READY_TIMEOUT_S: Final = 120.0
+#: How long a deployment has to be READY: it may not have noticed yet that a rank has ended.
+STEADY_S: Final = 0.5
 #: How long any call may take to end in any way.
 END_TIMEOUT_S: Final = 240.0
 MAX_FINDINGS: Final = 200
@@ -76,18 +78,23 @@ class Site:
             self.references.note_epoch(deployment.id, role.weight_epoch, role.weights_digest)
 
     async def wait_ready(self, cause: str) -> None:
-        """Waits until the lasting deployments are READY; it is a finding if they do not become so."""
+        """Waits until the lasting deployments are READY and stay so; it is a finding if they do not become so.
+
+        Raises:
+            SiteLost: One does not.
+        """
         end_s = time.monotonic() + READY_TIMEOUT_S
-        waited = set(LASTING)
-        while waited:
-            for deployment_id in sorted(waited):
+        since_s = time.monotonic()
+        while time.monotonic() - since_s < STEADY_S:
+            for deployment_id in LASTING:
                 deployment = await self.get(deployment_id)
                 if deployment.state == State.STATE_READY:
-                    waited.remove(deployment_id)
-                elif deployment.state == State.STATE_FAILED or time.monotonic() > end_s:
+                    continue
+                if deployment.state == State.STATE_FAILED or time.monotonic() > end_s:
                     state = State.Name(deployment.state)
                     self.find(f"{deployment_id} is {state} after {cause}: {deployment.message}")
                     raise SiteLost
+                since_s = time.monotonic()
             await asyncio.sleep(0.05)
 
     async def learn(self) -> None:

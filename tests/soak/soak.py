@@ -26,7 +26,7 @@ from tests.soak.clients import Client, clean_captures, keep_calling
 from tests.soak.faults import Fault, choose_faults, inflict
 from tests.soak.memory import MemorySampler, Slope, fit_slope
 from tests.soak.operations import OPERATIONS, Operation, perform, unload_at_last
-from tests.soak.references import MAX_ANSWER, PROMPTS, greedy_request
+from tests.soak.references import LAST_PROMPT, MAX_ANSWER, greedy_request
 from tests.soak.services import Services
 from tests.soak.site import END_TIMEOUT_S, LASTING, READY_TIMEOUT_S, Site, SiteLost
 from tests.soak.streams import Stream
@@ -200,10 +200,9 @@ async def quiesce(site: Site) -> None:
             site.find(f"{deployment_id} still holds {held}")
         request = pb.ResetKVCacheRequest(deployment_id=deployment_id)
         await site.call("reset at last", site.control.ResetKVCache(request), frozenset(), is_counted=False)
-        for prompt in PROMPTS:
-            stream = Stream("read at last", deployment_id, prompt, MAX_ANSWER, frozenset())
-            await stream.read(site.generation.Generate(greedy_request(deployment_id, prompt, MAX_ANSWER)))
-            site.take(stream)
+        stream = Stream("read at last", deployment_id, LAST_PROMPT, MAX_ANSWER, frozenset())
+        await stream.read(site.generation.Generate(greedy_request(deployment_id, LAST_PROMPT, MAX_ANSWER)))
+        site.take(stream)
     listed = await site.control.ListDeployments(pb.ListDeploymentsRequest(), timeout=END_TIMEOUT_S)
     if extra := {one.id for one in listed.deployments} - set(LASTING):
         site.find(f"deployments are left: {sorted(extra)}")

@@ -65,8 +65,9 @@ class Stream:
         except grpc.aio.AioRpcError as error:
             self.code, self.reason = end_of(error)
         except asyncio.CancelledError:
-            # That of the call, unless the client's own task is cancelled.
-            if not call.cancelled():
+            # That of the call, unless the client's own task is cancelled, which cancels the call too.
+            task = asyncio.current_task()
+            if not call.cancelled() or (task is not None and task.cancelling()):
                 raise
             self.code = "CANCELLED"
 

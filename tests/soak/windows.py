@@ -15,6 +15,8 @@ SLACK_S: Final = 2.0
 MAX_CALL_S: Final = 600.0
 
 RANKS_LOST: Final = frozenset({"RANK_DIED", "RANK_HUNG"})
+#: What losses of ranks leave behind: a prompt that was under way each time may have been the cause.
+SUSPECTED: Final = frozenset({"PROMPT_QUARANTINED"})
 ABORTED: Final = frozenset({"REQUEST_ABORTED"})
 
 
@@ -34,6 +36,7 @@ class Windows:
     def __init__(self) -> None:
         self._windows: list[Window] = []
         self.opened = Counter[str]()
+        self._left = frozenset[str]()
 
     @contextmanager
     def open(self, name: str, streams: frozenset[str], calls: frozenset[str]) -> Iterator[None]:
@@ -47,10 +50,12 @@ class Windows:
             yield
         finally:
             window.ended_s = time.monotonic() + SLACK_S
+            if streams & RANKS_LOST:
+                self._left |= SUSPECTED
 
     def stream_reasons(self, begun_s: float, ended_s: float) -> frozenset[str]:
         """Reasons with which a stream of that time may have ended."""
-        return frozenset[str]().union(*(one.streams for one in self._of(begun_s, ended_s)))
+        return self._left.union(*(one.streams for one in self._of(begun_s, ended_s)))
 
     def call_reasons(self, begun_s: float, ended_s: float) -> frozenset[str]:
         """Reasons with which a call of the control plane of that time may have ended."""

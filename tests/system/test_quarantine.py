@@ -74,4 +74,4 @@ def test_a_load_that_takes_the_runtime_down_is_quarantined_and_another_is_not(
     process.load(failed.roles[0].bundle_ref, "a")
     assert health_of(process, "") == "SERVING"
     assert len(tokens_of(list(process.generation.Generate(request)))) == 4
-    assert loads_under_way(tmp_path) == set()
+    wait_until(lambda: loads_under_way(tmp_path) == set())

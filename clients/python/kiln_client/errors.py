@@ -14,7 +14,7 @@ KilnError                     root; also any status code without a class of its 
 ├── FailedPrecondition        FAILED_PRECONDITION
 │   ├── TokenUnusable         a token, or the file of one, that the client cannot use; see kiln_client.auth.errors
 │   ├── ServiceNotInstalled   `kiln up` without the service's distribution
-│   ├── HomeNotPrivate        a home that others may enter; see kiln_client.stack.errors
+│   ├── HomeNotPrivate        a home that others may enter; see kiln_client.stack.errors, as for TokenNotMade
 │   ├── HomeInUse             `kiln up` or `kiln serve` on a home directory that another process serves
 │   ├── HubNotInstalled       a download without the distribution huggingface_hub
 │   ├── GatewayNotInstalled   `kiln serve --openai` without the distribution smg

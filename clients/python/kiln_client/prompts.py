@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from google.protobuf import json_format
 from kiln.runtime.v1.generation_pb2 import (
@@ -13,15 +13,20 @@ from kiln.runtime.v1.generation_pb2 import (
     InputCapture,
     OutputOptions,
     SamplingParams,
+    StallPolicy,
     StopConditions,
     TokenIds,
 )
 
+from kiln_client.enums import enum_number
 from kiln_client.errors import FieldViolation, InvalidArgument
 
 # What OpenAI's clients call a part that is no text.
 _MEDIA = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 
+StallAction: TypeAlias = Literal["abort", "pause", "coalesce"]
+"""What a sequence does while its client does not read, before the timeout ends it: it stands still, briefly or for
+long, or goes on, and what waits for the client becomes one event."""
 Prompt: TypeAlias = str | Sequence[int] | Chat
 """Text, token ids, or a conversation made by `chat`."""
 
@@ -53,6 +58,10 @@ class GenerateOptions(TypedDict, total=False):
     """Return all logits of each token, by token id, before sampling parameters apply."""
     capture_inputs: tuple[int, int]
     """First step and number of steps whose inputs the runtime writes to a file. The completion names the file."""
+    stall_action: StallAction
+    """What the sequence does while this program does not read its events. Default `abort`."""
+    stall_timeout_s: float
+    """Longest time without reading, from 1 second to the server's bound for the action, which is the default."""
 
 
 def chat(messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
@@ -125,7 +134,11 @@ def _tools_json(tools: Any) -> list[str]:
 
 
 def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerateRequest:
-    """Makes the request for one generation. An option that is left out stays unset, which is not the same as zero."""
+    """Makes the request for one generation. An option that is left out stays unset, which is not the same as zero.
+
+    Raises:
+        ValueError: `stall_action` is none.
+    """
     request = GenerateRequest(
         deployment_id=deployment_id,
         request_id=options.get("request_id", ""),
@@ -145,6 +158,11 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
     )
     if (steps := options.get("capture_inputs")) is not None:
         request.output.capture_inputs.CopyFrom(InputCapture(first_step=steps[0], num_steps=steps[1]))
+    if (action := options.get("stall_action")) is not None:
+        number = enum_number(StallPolicy.Action.DESCRIPTOR, action)
+        request.stall_policy.action = StallPolicy.Action.ValueType(number)
+    if (timeout_s := options.get("stall_timeout_s")) is not None:
+        request.stall_policy.timeout.FromNanoseconds(round(timeout_s * 1e9))
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Chat):

@@ -2,6 +2,8 @@
 
 import { create, isMessage, type MessageInitShape } from "@bufbuild/protobuf";
 import type { CallOptions } from "./calls.js";
+import { durationFromMs } from "./durations.js";
+import { enumNumber } from "./enums.js";
 import { fieldInvalid } from "./errors.js";
 import {
   type Chat,
@@ -9,6 +11,8 @@ import {
   ChatSchema,
   type GenerateRequest,
   GenerateRequestSchema,
+  StallPolicy_ActionSchema,
+  StallPolicySchema,
   TokenIdsSchema,
 } from "./gen/kiln/runtime/v1/generation_pb.js";
 
@@ -73,6 +77,13 @@ export interface GenerateOptions extends CallOptions {
   readonly logprobs?: number;
   /** All logits of each token, by token id, before sampling parameters were applied. */
   readonly logits?: boolean;
+  /**
+   * What the sequence does while this program does not read: it stands still, briefly or for long, or goes on, and what
+   * waits becomes one event. Default `abort`.
+   */
+  readonly stallAction?: "abort" | "pause" | "coalesce";
+  /** Longest time without reading, in milliseconds, from 1000 to the server's bound for the action, which is the default. */
+  readonly stallTimeoutMs?: number;
 }
 
 /** Makes a conversation prompt of turns, oldest first. */
@@ -88,6 +99,7 @@ export function chat(turns: readonly ChatTurn[], options: ChatOptions = {}): Cha
  * Makes the request of one generation. An option left out stays unset: unset is not zero.
  *
  * @throws KilnError - Reason REQUEST_INVALID, `seed` is no whole number that JavaScript holds exactly.
+ * @throws TypeError - `stallAction` is none.
  */
 export function generateRequest(deploymentId: string, prompt: Prompt, options: GenerateOptions = {}): GenerateRequest {
   return create(GenerateRequestSchema, {
@@ -107,7 +119,16 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
       ignoreEos: options.ignoreEos,
     },
     output: { logprobs: options.logprobs, logits: options.logits },
+    stallPolicy: stallPolicyOf(options),
   });
+}
+
+function stallPolicyOf({ stallAction, stallTimeoutMs }: GenerateOptions): GenerateRequest["stallPolicy"] {
+  if (stallAction === undefined && stallTimeoutMs === undefined) {
+    return undefined;
+  }
+  const action = enumNumber(StallPolicy_ActionSchema, stallAction);
+  return create(StallPolicySchema, { action, timeout: durationFromMs(stallTimeoutMs) });
 }
 
 function messageOf(turn: ChatTurn): MessageInitShape<typeof ChatMessageSchema> {

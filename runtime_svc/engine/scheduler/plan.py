@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from bundle.manifest import Executable
+from runtime_svc.engine.capture import CapturedRow
 from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.request import Request
 
@@ -42,6 +43,14 @@ class StepPlan(msgspec.Struct, frozen=True):
     executable: Executable
     rows: tuple[ScheduledRow, ...]
     depends_on_previous: bool = False
+
+    def list_captured(self) -> list[CapturedRow]:
+        """Returns the rows whose requests capture inputs."""
+        return [
+            CapturedRow(row.request.capture, row.row, row.num_tokens)
+            for row in self.rows
+            if row.request.capture is not None
+        ]
 
 
 class RowTokens(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from bundle.abi.submodels import SUBMODELS
 from runtime_svc.engine.kv.manager import KvManager
@@ -79,9 +79,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step, while none is in flight; None if no request can run."""
-        waiting: Sequence[Request] = ()
-        if self._waiting and self.is_admitting:
-            waiting = tuple(islice(self._waiting, self.max_running - len(self._running)))
+        waiting = self._list_startable() if self._waiting and self.is_admitting else ()
         plan = self._policy.plan(self._running, waiting, self.kv.reserve)
         while plan is None and self._preempt():
             plan = self._policy.plan(self._running, waiting, self.kv.reserve)
@@ -144,6 +142,15 @@ class Scheduler:
             assert request.finish is None, f"{request.request_id} has ended and waits"
             assert not request.num_computed_tokens, f"{request.request_id} waits with computed tokens"
         assert len({*self._waiting, *self._running}) == len(self._waiting) + len(self._running), "queued twice"
+
+    def _list_startable(self) -> Sequence[Request]:
+        """Lists the waiting requests that may start now, oldest first: one that runs alone, or any others."""
+        if any(request.runs_alone for request in self._running):
+            return ()
+        if self._waiting[0].runs_alone:
+            return () if self._running else (self._waiting[0],)
+        oldest = islice(self._waiting, self.max_running - len(self._running))
+        return tuple(takewhile(lambda request: not request.runs_alone, oldest))
 
     def _preempt(self) -> bool:
         """Makes room for the oldest request that could run: the newest other one starts anew.

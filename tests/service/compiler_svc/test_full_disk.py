@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -11,12 +12,15 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 from kiln.bundle.v1 import bundle_pb2
+from kiln.compiler.v1 import compiler_pb2 as pb
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from bundle.layout import Layout
+from compiler_svc.errors import BuildFailed
 from tests.bundles.samples import publish_sample
-from tests.servers.running_compiler import Client, DirectedRunner, Refusal, read_refusal, serve_compiler
+from tests.servers.running_compiler import Client, DirectedRunner, Refusal, read_refusal, refusal, serve_compiler
+from tests.shortages import few_descriptors
 
 #: Pages of 4 KiB: the tables of a new database and little more.
 MAX_PAGES = 40
@@ -87,3 +91,41 @@ async def test_a_build(client: Client, runner: DirectedRunner) -> None:
     refused = read_refusal((await client.finish(await client.compile())).error)
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCES_SHORT")
     assert refused.message == "the host is short of disk space: No space left on device"
+
+
+@pytest.mark.usefixtures("small_database")
+async def test_an_operation_whose_end_finds_no_room_ends_when_there_is_some(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.01,))
+    runner = DirectedRunner(home / "store")
+    async with serve_compiler(home, "--max-waiting", "100000", runner=runner) as (client, _):
+        digest = publish_sample(Layout(home / "store"))
+        operation = await client.compile(name="a")
+        await client.reach_build(operation)
+        holders = [f"{number:0128}" for number in range(2000)]
+
+        def lease(number: int) -> Awaitable[object]:
+            request = bundle_pb2.LeaseBundleRequest(ref=digest, holder=holders[number])
+            result: Awaitable[object] = client.bundles.LeaseBundle(request)
+            return result
+
+        await fill(lease)
+        runner.error = BuildFailed("x" * 9000)
+        runner.is_open.set()
+        await asyncio.sleep(0.5)
+        assert not (await client.get(operation.name)).done
+        for holder in holders[:100]:
+            await client.bundles.ReleaseLease(bundle_pb2.ReleaseLeaseRequest(holder=holder))
+        assert read_refusal((await client.finish(operation)).error).reason == "BUILD_FAILED"
+
+
+async def test_a_plan_without_descriptors(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.01,))
+    async with serve_compiler(home) as (client, _):
+        request = pb.PlanCompileRequest(model="tiny", config_json="{}")
+        await client.compiler.PlanCompile(request)
+        with few_descriptors():
+            refused = await refusal(client.compiler.PlanCompile(request))
+        assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCES_SHORT")
+        await client.compiler.PlanCompile(request)

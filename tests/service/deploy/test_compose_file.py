@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+import sys
 from pathlib import Path
 
 import dockerfile
 import pytest
 
 from compiler_svc.settings import parse_settings as parse_compiler
+from edge.access.key_source import KeyFile
+from edge.access.principal import Principal, Scope
+from edge.access.token_verifier import TokenVerifier
 from edge.config import TlsConfig
 from runtime_svc.settings import parse_settings as parse_runtime
 from tests.repository import ROOT
@@ -34,7 +39,7 @@ def test_arguments_are_those_of_the_service(name: str) -> None:
 
 def test_the_runtime_starts_when_the_compiler_is_healthy() -> None:
     services = resolve(COMPOSE)["services"]
-    assert services["runtime"]["depends_on"] == {"compiler": {"condition": "service_healthy", "required": True}}
+    assert services["runtime"]["depends_on"]["compiler"] == {"condition": "service_healthy", "required": True}
     assert parse_runtime(services["runtime"]["command"]).compiler.address == "compiler:50051"
 
 
@@ -78,6 +83,38 @@ def test_tls_needs_its_certificates() -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         resolve(COMPOSE, TLS)
     assert "the directory of the certificates" in caught.value.stderr
+
+
+@pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, TLS)], ids=["plain", "tls"])
+def test_the_issuer_makes_what_the_services_read(files: tuple[Path, ...], tmp_path: Path) -> None:
+    """Its program runs here as it would there, with the places of its volumes moved."""
+    services = resolve(*files, KILN_CERTIFICATES=str(tmp_path))["services"]
+    issuer = services["issuer"]
+    assert (issuer["network_mode"], issuer["cap_drop"]) == ("none", ["ALL"])
+    places = {mount["target"]: tmp_path / mount["source"] for mount in issuer["volumes"]}
+    for place in places.values():
+        place.mkdir()
+
+    def here(text: str) -> str:
+        for target, place in places.items():
+            text = text.replace(target, str(place))
+        return text
+
+    _, *words = [here(word) for word in (*issuer["entrypoint"], *issuer["command"])]
+    subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
+    settings = {name: PARSERS[name](services[name]["command"]) for name in SERVICES}
+    for name in SERVICES:
+        mounted = {mount["source"]: mount.get("read_only", False) for mount in services[name]["volumes"]}
+        assert mounted["auth"]
+        assert "keys" not in mounted, "what loads bundles must not sign tokens"
+        assert settings[name].edge.requires_principal
+        assert services[name]["depends_on"]["issuer"]["condition"] == "service_completed_successfully"
+    token = Path(here(str(settings["runtime"].compiler.token_path))).read_text().strip()
+    for name in SERVICES:
+        access = settings[name].edge.access
+        keys = KeyFile(Path(here(access.jwks)))
+        verifier = TokenVerifier(keys, audience=access.audience, issuer=access.issuer, clock_skew_s=1)
+        assert asyncio.run(verifier.verify(token)) == Principal("runtime", frozenset({Scope.LOAD}))
 
 
 @pytest.mark.parametrize("name", SERVICES)

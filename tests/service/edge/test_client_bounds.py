@@ -162,6 +162,15 @@ async def test_idle_connections_are_closed_and_those_with_a_call_are_not() -> No
         await stub(channel).GetBundle(GET)
 
 
+async def test_connections_that_say_nothing_are_closed_sooner() -> None:
+    async with serve_gate({"handshake_timeout_s": 0.2}) as (_, server, address), own_channel(address) as channel:
+        assert await check_health(channel) == SERVING
+        host, _, port = address.partition(":")
+        with socket.create_connection((host, int(port))):
+            await wait_until(lambda: read(server, "kiln:connections") == 2)
+            await wait_until(lambda: read(server, "kiln:connections") == 1)
+
+
 async def test_streams_beyond_those_of_a_connection_wait() -> None:
     async with (
         serve_gate({"max_streams_per_connection": 2}) as (gate, server, address),

@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ KEY = SigningKey()
 
 
 class Issuer:
-    """An https server that answers every request as a test wants.
+    """A server, https if it gets an authority, that answers every request as a test wants.
 
     Attributes:
         url: Of the keys.
@@ -36,7 +37,7 @@ class Issuer:
         delay_s: Time before it.
     """
 
-    def __init__(self, authority: Authority) -> None:
+    def __init__(self, authority: Authority | None = None) -> None:
         self.requests: list[str] = []
         self.status, self.location, self.delay_s = 200, "", 0.0
         self.body: bytes | None = b""
@@ -59,11 +60,12 @@ class Issuer:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*authority.issue("issuer"))
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.port = self._server.server_address[1]
-        self.url = f"https://localhost:{self.port}/jwks.json"
+        if authority is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*authority.issue("issuer"))
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if authority is None else "https"
+        self.url = f"{scheme}://localhost:{self._server.server_address[1]}/jwks.json"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
@@ -80,9 +82,8 @@ class Issuer:
 def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Issuer]:
     authority = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    started = Issuer(authority)
-    yield started
-    started.close()
+    with closing(Issuer(authority)) as started:
+        yield started
 
 
 def verifier_of(source: KeyUrl) -> TokenVerifier:
@@ -126,7 +127,20 @@ async def test_a_withdrawn_key_is_refused_after_the_next_fetch(issuer: Issuer) -
     await source.close()
 
 
-@pytest.mark.parametrize("trouble", ["closed", "error", "no keys", "too much", "plaintext", "slow"])
+async def test_a_redirection_to_plaintext_is_not_followed(issuer: Issuer) -> None:
+    forged = SigningKey("forged")
+    source = KeyUrl(issuer.url, min_fetch_interval_s=0.0)
+    await source.start()
+    with closing(Issuer()) as plain:
+        plain.publish(forged)
+        issuer.status, issuer.location = 302, plain.url
+        with pytest.raises(TokenInvalid):
+            await verifier_of(source).verify(sign(forged))
+        assert plain.requests == []
+    await source.close()
+
+
+@pytest.mark.parametrize("trouble", ["closed", "error", "no keys", "too much", "slow"])
 async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, trouble: str) -> None:
     source = KeyUrl(issuer.url, min_fetch_interval_s=0.0, timeout_s=0.5)
     await source.start()
@@ -140,8 +154,6 @@ async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, trouble
             issuer.publish()
         case "too much":
             issuer.body = b" " * (MAX_BYTES + 1)
-        case "plaintext":
-            issuer.status, issuer.location = 302, f"http://localhost:{issuer.port}/jwks.json"
         case "slow":
             issuer.delay_s = 1.0
     with capture_logs() as logs, pytest.raises(TokenInvalid):

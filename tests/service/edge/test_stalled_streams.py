@@ -16,11 +16,12 @@ from kiln.bundle.v1 import bundle_pb2
 
 from edge.config import EdgeConfig
 from edge.server import EdgeServer
-from tests.servers.probe import READ, SERVICE, Probe, make_server, stub
+from tests.servers import probe
+from tests.servers.probe import READ, SERVICE, Probe, make_server, serve, stub
 from tests.unit.edge.test_status import detail
 
 METHOD = f"/{SERVICE}/ReadBlob"
-STALL_TIMEOUT_S = 0.4
+STALL_TIMEOUT_S = 0.3
 CHUNK = bundle_pb2.ReadBlobResponse(data=bytes(64 << 10))
 #: A small window that does not grow, as that of a client that means harm.
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65535))
@@ -37,6 +38,11 @@ class Flood(Probe):
                 yield CHUNK
         finally:
             self.left.set()
+
+
+@pytest.fixture
+def config() -> EdgeConfig:
+    return EdgeConfig("127.0.0.1:0", drain_timeout_s=0.1, stall_timeout_s=STALL_TIMEOUT_S)
 
 
 @asynccontextmanager
@@ -84,3 +90,30 @@ async def test_client_that_reads_slowly_is_served() -> None:
             await asyncio.sleep(STALL_TIMEOUT_S / 8)
         call.cancel()
         assert not count(server, "kiln:stalled_calls", METHOD)
+
+
+async def test_a_handler_may_take_longer_than_its_client(config: EdgeConfig) -> None:
+    """Only writes are watched: the time between two responses is the handler's."""
+    slow = Probe()
+
+    async def answer_late() -> bundle_pb2.GetBundleResponse:
+        await asyncio.sleep(2.5 * STALL_TIMEOUT_S)
+        return bundle_pb2.GetBundleResponse()
+
+    slow.answer = answer_late
+    async with serve(slow, config) as channel:
+        assert [response async for response in stub(channel).ReadBlob(READ)] == [probe.CHUNK, probe.CHUNK]
+
+
+async def test_a_timeout_of_the_handler_is_no_stalled_client(config: EdgeConfig) -> None:
+    hasty = Probe()
+
+    async def time_out() -> bundle_pb2.GetBundleResponse:
+        raise TimeoutError
+
+    hasty.answer = time_out
+    async with serve(hasty, config) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub(channel).ReadBlob(READ):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INTERNAL

@@ -11,6 +11,7 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from runtime_svc.deployments.follower import AliasFollower
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, tokens_of
+from tests.shortages import few_descriptors
 
 FAST = "--follow-interval=0.03"
 PROD = "story@prod"
@@ -94,6 +95,15 @@ async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
         served.bundles.is_away = False
         served.publish(PROD, bias=31)
         await wait_for(served, epoch=2, message="")
+
+
+async def test_a_shortage_does_not_end_the_following(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FAST) as served:
+        await follow(served)
+        with few_descriptors():
+            await wait_for(served, message="short of descriptors")
+        served.publish(PROD, bias=31)
+        assert (await wait_for(served, epoch=2, message="")).follow_message == ""
 
 
 async def test_each_reference_is_looked_up_once_per_interval(served: Runtime) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import grpc
@@ -28,6 +29,7 @@ __all__ = ["toy", "toy_directory"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TIMEOUT_S = 2.0
+PROMPTS = count(10)
 State = pb.Deployment.State
 
 
@@ -66,10 +68,11 @@ async def generate(served: Runtime) -> list[int]:
     return tokens_of(await served.generate([3, 9, 4], 8, temperature=0.0))
 
 
-async def hang(served: Runtime, rank: psutil.Process) -> grpc.aio.UnaryStreamCall[Any, Any]:
-    """Stops the rank and returns a request whose step it does not end."""
+async def hang(served: Runtime, rank: psutil.Process, token: int | None = None) -> grpc.aio.UnaryStreamCall[Any, Any]:
+    """Stops the rank and returns a request whose step it does not end; a prompt that no other test has by default."""
     rank.suspend()
-    stream = served.generation.Generate(token_request([5], 12, temperature=0.0))
+    prompt = [next(PROMPTS) if token is None else token]
+    stream = served.generation.Generate(token_request(prompt, 12, temperature=0.0))
     await served.wait_for_slots(1)
     return stream
 
@@ -170,3 +173,23 @@ async def test_a_rank_is_lost_while_its_forkserver_is_stopped(
     assert (code, reason in {"RANK_DIED", "RANK_HUNG"}) == ("UNAVAILABLE", True)
     await wait_for_ready(real, rank, forkserver)
     assert await generate(real) == before
+
+
+async def test_a_prompt_over_which_a_rank_is_killed_twice_is_refused_until_the_deployment_is_loaded_anew(
+    real: Runtime,
+) -> None:
+    before, guilty = await generate(real), next(PROMPTS)
+    request = token_request([guilty], 12, temperature=0.0)
+    for _ in range(2):
+        rank = find_rank()
+        stream = await hang(real, rank, guilty)
+        rank.kill()
+        assert await end_of(stream) == ("UNAVAILABLE", "RANK_DIED")
+        await wait_for_ready(real, rank)
+    async with raises("FAILED_PRECONDITION", "PROMPT_QUARANTINED") as caught:
+        await anext(aiter(real.generation.Generate(request)))
+    assert "unloading and loading the deployment" in str(caught[0].details())
+    assert await generate(real) == before, "other prompts are served"
+    await real.unload()
+    await real.load("story")
+    assert len(tokens_of([event async for event in real.generation.Generate(request)])) == 12

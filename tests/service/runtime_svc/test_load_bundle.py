@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kiln.runtime.v1 import runtime_pb2 as pb
 
+from bundle.blob_writer import BlobWriter
 from bundle.manifest import Serving
 from bundle.reader import open_bundle
 from execution.errors import RankDied, RankFailed
 from runtime_svc.errors import BundleSourceUnavailable
 from targets.cpu import CPU
 from tests.bundles.newer import publish_newer
+from tests.bundles.published import publish
 from tests.ranks.fakes import STATE_BYTES, expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, stages_of, tokens_of
 
@@ -256,3 +260,26 @@ async def test_a_bundle_that_its_store_has_lost_in_part(served: Runtime, by_name
     async with raises("DATA_LOSS", reason) as caught:
         await served.load("story" if by_name else digest)
     assert "no bundle" not in str(caught[0].details())
+
+
+@pytest.mark.parametrize("num_failures", [2, 100], ids=["passes", "stays"])
+async def test_a_full_disk_is_outlasted_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.01, 0.01, 0.01))
+    failures, write = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))] * num_failures, BlobWriter.write
+
+    def fail(writer: BlobWriter, data: bytes) -> int:
+        if failures:
+            raise failures.pop()
+        return write(writer, data)
+
+    async with serve_runtime(tmp_path, "--bundle-store", str(tmp_path / "elsewhere")) as served:
+        digest = publish(served.store)
+        monkeypatch.setattr(BlobWriter, "write", fail)
+        if num_failures > 2:
+            async with raises("RESOURCE_EXHAUSTED", "RESOURCES_SHORT"):
+                await served.load(digest)
+            assert "disk space" in (await served.get()).message
+            failures.clear()
+        assert (await served.load(digest))[-1].deployment.state == pb.Deployment.STATE_READY

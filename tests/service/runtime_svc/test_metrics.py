@@ -39,6 +39,8 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
         assert held["vllm:num_requests_running{model_name=d}"] == 1
         assert held["vllm:num_requests_waiting{model_name=d}"] == 2
         assert held["vllm:kv_cache_usage_perc{model_name=d}"] == 0.5
+        assert held["kiln:running_calls{method=/kiln.runtime.v1.GenerationService/Generate}"] == 3
+        assert held["kiln:connections{}"] == 1
         served.ranks.gate.set()
         for call in calls:
             assert [event async for event in call][-1].finished.usage.generated_tokens == 4

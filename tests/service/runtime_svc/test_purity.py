@@ -11,8 +11,8 @@ import pytest
 from tests.repository import ROOT
 
 WIRE = {"grpc", "google", "kiln", "edge"}
-#: What of `edge` knows no wire: what the engine counts with, what a request id is and how large a request may be.
-WIRELESS = {"edge", "edge.histogram", "edge.request_id", "edge.request_limit"}
+#: What of `edge` knows no wire: its errors, what the engine counts with, what a request id is, how large one may be.
+WIRELESS = {"edge", "edge.errors", "edge.histogram", "edge.request_id", "edge.request_limit"}
 TENSORS = {"torch", "numpy", "safetensors", "transformers", "compiler_svc"}
 
 LOAD = """

@@ -40,11 +40,25 @@ class Container:
 
     def start(self) -> None:
         """Starts the entrypoint with the command."""
-        words = [*self._image.entrypoint, *(self._service.get("command") or self._image.command)]
+        words = [*self._entrypoint(), *(self._service.get("command") or self._image.command)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._here(words), stdout=log, stderr=log, env=self._environment(), cwd=self._workdir()
             )
+
+    def run(self, *command: str) -> str:
+        """Runs the service once, with its own command or another one, as Compose does; gives its output."""
+        words = [*self._entrypoint(), *(command or self._service["command"])]
+        result = subprocess.run(
+            self._here(words),
+            check=True,
+            env=self._environment(),
+            cwd=self._workdir(),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+        return result.stdout.strip()
 
     def is_healthy(self) -> bool:
         """Runs the service's health check once."""
@@ -96,6 +110,10 @@ class Container:
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def _entrypoint(self) -> list[str]:
+        own: list[str] | None = self._service.get("entrypoint")
+        return own or [*self._image.entrypoint]
 
     def _workdir(self) -> Path:
         return self._image.path(self._image.workdir)

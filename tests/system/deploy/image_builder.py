@@ -167,10 +167,10 @@ class ImageBuilder:
         match words:
             case [program, *_] if program in _RECORDED:
                 stage.recorded.append(script)
-            case ["install", "--directory", "--owner", _, "--group", _, *directories]:
+            case ["install", "--directory", "--mode", mode, "--owner", _, "--group", _, *directories]:
                 stage.recorded.append(script)
                 for directory in directories:
-                    stage.path(directory).mkdir(parents=True, exist_ok=True)
+                    stage.path(directory).mkdir(int(mode, 8), parents=True, exist_ok=True)
             case [("python" | "/opt/kiln/bin/python" | "ls" | "sh"), *_]:
                 if not is_cached:
                     self._execute(stage, instruction, script)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from kiln.runtime.v1.runtime_pb2 import Deployment
-from kiln_client import Bundles, Compiler, KilnError, Runtime, Timeouts, TlsOptions, compile_request
+from kiln_client import Bundles, Compiler, KilnError, Runtime, Timeouts, TlsOptions, compile_request, errors
 
 from tests.repository import ROOT
 from tests.servers.authority import Authority
@@ -50,7 +50,9 @@ def scratch() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def images(scratch: Path) -> dict[str, Stage]:
     model = resolve(COMPOSE)
-    files = {name: ROOT / service["build"]["dockerfile"] for name, service in model["services"].items()}
+    files = {
+        name: ROOT / service["build"]["dockerfile"] for name, service in model["services"].items() if "build" in service
+    }
     built = ImageBuilder(BuildContext(ROOT), scratch / "images").build(files.values())
     return {name: built[path.name] for name, path in files.items()}
 
@@ -64,12 +66,20 @@ def free_port() -> int:
 
 def make_containers(images: dict[str, Stage], scratch: Path, model: dict[str, Any]) -> dict[str, Container]:
     ports = {port: free_port() for image in images.values() for port in image.ports}
+    used = {**images, "issuer": images["compiler"]}
+    assert model["services"]["issuer"]["image"] == model["services"]["compiler"]["image"]
     return {
         name: Container(
             name, model["services"][name], image, volumes=scratch / "volumes", ports=ports, log=scratch / f"{name}.log"
         )
-        for name, image in images.items()
+        for name, image in used.items()
     }
+
+
+def issue_token(containers: dict[str, Container]) -> str:
+    """A token for everything, as the compose file says to make one."""
+    scopes = ("infer", "load", "compile", "promote", "admin")
+    return containers["issuer"].run("--subject=test", *(f"--scope={scope}" for scope in scopes))
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +91,7 @@ def containers(images: dict[str, Stage], scratch: Path) -> dict[str, Container]:
 def running(containers: dict[str, Container]) -> Iterator[None]:
     """Starts the services in Compose's order, and stops them."""
     started: list[Container] = []
+    containers["issuer"].run()
     try:
         for name in ("compiler", "runtime"):
             assert not containers[name].is_healthy()
@@ -99,9 +110,12 @@ def generated(containers: dict[str, Container], scratch: Path) -> str:
     """What a bundle generated that one stack compiled and loaded; the stack is stopped, its volumes remain."""
     with (
         running(containers),
-        Compiler(containers["compiler"].address) as compiler,
-        Runtime(containers["runtime"].address) as runtime,
+        Compiler(containers["compiler"].address, token=issue_token(containers)) as compiler,
+        Runtime(containers["runtime"].address, token=issue_token(containers)) as runtime,
+        Runtime(containers["runtime"].address, token="") as anonymous,
     ):
+        with pytest.raises(errors.Unauthenticated):
+            anonymous.get_server_info()
         compiled = compiler.compile(compile_request("tiny", "kiln-tiny", CONFIG, optimization_level=0), timeout_s=240)
         before = _listing(scratch / "volumes" / "store")
         deployment = runtime.load_bundle(f"tiny:v{compiled.version}", "demo", timeout_s=120)
@@ -160,10 +174,13 @@ def test_volumes_outlive_the_containers_and_tls_changes_nothing(
     compiler_address, runtime_address = containers["compiler"].address, containers["runtime"].address
     with (
         running(containers),
-        Bundles(compiler_address, tls=ours) as bundles,
-        Runtime(runtime_address, tls=ours) as runtime,
+        Bundles(compiler_address, tls=ours, token=issue_token(containers)) as bundles,
+        Runtime(runtime_address, tls=ours, token=issue_token(containers)) as runtime,
+        Runtime(runtime_address, tls=ours, token="") as anonymous,
         Runtime(runtime_address, tls=TlsOptions(authority.path), timeouts=Timeouts(read_s=5)) as stranger,
     ):
+        with pytest.raises(errors.Unauthenticated):
+            anonymous.get_server_info()
         with pytest.raises(KilnError):
             stranger.get_server_info()
         assert [bundle.version for bundle in bundles.list_bundles("tiny")] == [1]

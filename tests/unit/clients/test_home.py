@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,36 @@ def test_a_record_keeps_the_options_of_tls(tmp_path: Path) -> None:
         record = StackRecord(1, "127.0.0.1:1", "127.0.0.1:2", (), is_detached=False, tls=options)
         with announced(tmp_path, record):
             assert read_record(tmp_path) == record
+
+
+def test_a_record_keeps_the_place_of_the_token(tmp_path: Path) -> None:
+    record = replace(RECORD, token_path=tmp_path / "auth" / "token")
+    with announced(tmp_path, record):
+        assert read_record(tmp_path) == record
+        assert record.connection == {"tls": None, "token": tmp_path / "auth" / "token"}
+    with announced(tmp_path, RECORD):
+        path = tmp_path / "services.json"
+        fields = json.loads(path.read_text())
+        del fields["token_path"]  # as releases without tokens wrote it
+        path.write_text(json.dumps(fields))
+        assert read_record(tmp_path) == RECORD
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        *((f"{host}:2", True) for host in ("127.0.0.1", "localhost", "[::1]", "dns:///localhost")),
+        *((address, False) for address in ("127.0.0.1:3", "10.0.0.1:2", "localhost.example:2", "unix:/run/kiln:4")),
+    ],
+)
+def test_services_listen_at_every_loopback_name_of_their_ports(address: str, is_own: bool) -> None:
+    assert RECORD.listens(address) is is_own
+
+
+def test_services_beyond_loopback_listen_at_their_addresses() -> None:
+    record = replace(RECORD, runtime="10.0.0.1:2")
+    assert record.listens("10.0.0.1:2")
+    assert not record.listens("127.0.0.1:2")
 
 
 def test_what_a_killed_process_left_is_no_record(tmp_path: Path) -> None:

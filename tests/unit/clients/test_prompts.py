@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kiln.runtime.v1.generation_pb2 import StallPolicy
 from kiln_client import chat, errors
 from kiln_client.prompts import chat_from_document, generate_request
 
@@ -51,6 +52,17 @@ def test_everything_given() -> None:
     stop = request.stop
     assert (stop.max_new_tokens, [*stop.stop_strings], [*stop.stop_token_ids]) == (3, ["END", "\n"], [7])
     assert (stop.ignore_eos, request.output.logprobs, request.output.logits) == (True, 2, True)
+
+
+def test_stall_policy() -> None:
+    assert not generate_request("demo", "Once").HasField("stall_policy")
+    policy = generate_request("demo", "Once", stall_action="pause", stall_timeout_s=1.5).stall_policy
+    assert (policy.action, policy.timeout.ToMilliseconds()) == (StallPolicy.ACTION_PAUSE, 1500)
+    policy = generate_request("demo", "Once", stall_timeout_s=2).stall_policy
+    assert (policy.action, policy.timeout.ToSeconds()) == (StallPolicy.ACTION_UNSPECIFIED, 2)
+    assert not generate_request("demo", "Once", stall_action="coalesce").stall_policy.HasField("timeout")
+    with pytest.raises(ValueError, match="accepted: abort, pause, coalesce"):
+        generate_request("demo", "Once", stall_action="wait")  # type: ignore[arg-type]
 
 
 def test_conversation() -> None:

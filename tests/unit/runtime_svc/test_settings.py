@@ -10,6 +10,7 @@ from edge.errors import OptionsInvalid, PlaintextRefused
 from edge.logs import LogConfig
 from edge.memory import measure_memory
 from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.engine.request import StallTimeouts
 from runtime_svc.settings import parse_settings
 
 REQUIRED = ["--address=127.0.0.1:0", "--compiler=127.0.0.1:7001", "--cache=cache"]
@@ -45,6 +46,8 @@ def test_every_option_is_read() -> None:
             "--compiler-key=k.pem",
             "--queue-capacity=3",
             "--stream-capacity=5",
+            "--stall-timeout=4",
+            "--max-stall-timeout=40",
             "--drain-timeout=1.5",
             "--log-level=debug",
             "--log-file=r.log",
@@ -61,6 +64,7 @@ def test_every_option_is_read() -> None:
     assert settings.verify_always
     assert (settings.num_cores, settings.threads_per_core) == (8, 2)
     assert (settings.queue_capacity, settings.stream_capacity) == (3, 5)
+    assert settings.stall_timeouts == StallTimeouts(4.0, 40.0)
     assert settings.state == Path("state").absolute()
     assert settings.memory_bytes == 3 << 30
     assert settings.deployments_file == Path("deployments.yaml").absolute()

@@ -9,7 +9,7 @@ from kiln_client.errors import KilnError
 _MAKE: Final = "`kiln token` makes one from the key of a home"
 _GIVE: Final = "--token-file, KILN_TOKEN or KILN_TOKEN_FILE"
 
-#: By reason, or by code for servers and proxies that give no reason.
+#: By reason, which is the code if a server or a proxy gives none.
 _ADVICE: Final = {
     "TOKEN_MISSING": f"give a token by {_GIVE}; {_MAKE}",
     "TOKEN_EXPIRED": f"give a new token by {_GIVE}; {_MAKE}",
@@ -25,4 +25,4 @@ _ADVICE: Final = {
 
 def find_advice(error: KilnError) -> str | None:
     """Returns one line that says what to do about an error; None if its message says enough."""
-    return _ADVICE.get(error.reason) or _ADVICE.get(error.code)
+    return _ADVICE.get(error.reason)

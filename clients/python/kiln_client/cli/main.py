@@ -26,6 +26,7 @@ from kiln_client.cli.run import run_command
 from kiln_client.cli.serve import serve_command
 from kiln_client.cli.services import down_command, logs_command, ps_command
 from kiln_client.cli.session import Terminated, shared_options
+from kiln_client.cli.token import token_command
 from kiln_client.cli.up import up_command
 from kiln_client.cli.version import version_command
 from kiln_client.errors import Cancelled, FailedPrecondition, FieldViolation, Internal, InvalidArgument, KilnError
@@ -58,6 +59,7 @@ for _command in (
     logs_command,
     down_command,
     up_command,
+    token_command,
     compile_command,
     plan_command,
     shard_weights_command,

@@ -52,6 +52,9 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Pat
     "--tls-client-ca", type=_FILE, help="Require a certificate of clients, issued by an authority in this PEM file."
 )
 @click.option(
+    "--require-auth", is_flag=True, help="Ask every client for a token, also on loopback; `kiln token` makes tokens."
+)
+@click.option(
     "--ready-timeout",
     type=SECONDS,
     default=120,
@@ -83,6 +86,7 @@ async def up_command(
     tls_key: Path | None,
     tls_ca: Path | None,
     tls_client_ca: Path | None,
+    require_auth: bool,
     ready_timeout: float,
     stop_timeout: float,
 ) -> None:
@@ -90,6 +94,9 @@ async def up_command(
 
     When both are healthy, the command prints `ready compiler=HOST:PORT runtime=HOST:PORT`. It runs until SIGTERM or
     Ctrl-C. The services write their logs to HOME/logs. If one service ends, the command stops the other and fails.
+
+    HOME/auth holds the key that signs tokens, and a token for this user's own clients, which find it by themselves. The
+    command renews it every day.
     """
     config = StackConfig(
         home=home,
@@ -105,6 +112,7 @@ async def up_command(
         tls=_read_tls(tls_cert, tls_key, tls_ca, tls_client_ca),
         ready_timeout_s=ready_timeout,
         stop_timeout_s=stop_timeout,
+        require_auth=require_auth,
     )
 
     def ready(addresses: StackAddresses) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from kiln_client.endpoint import TlsOptions
+from kiln_client.endpoint import TlsOptions, is_local
 from kiln_client.stack.home import StackRecord, announced, locked_home, make_home
+from kiln_client.stack.issuer import ISSUER, jwks_path, keep_home_token, renew_home_token, token_path
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -61,7 +62,8 @@ class StackConfig:
         ready_timeout_s: Seconds in which a service must become healthy.
         stop_timeout_s: Seconds in which a service must end before it is killed.
         engine_deployment: Deployment that the runtime's vLLM engine API speaks for; None for the only one that serves.
-        allow_insecure: Whether the services may serve beyond loopback in plaintext.
+        allow_insecure: Whether the services may serve beyond loopback in plaintext and without authentication.
+        require_auth: Whether the services ask for a token on loopback, too.
         is_detached: Whether the stack runs in the background, for `kiln run`.
     """
 
@@ -80,6 +82,7 @@ class StackConfig:
     stop_timeout_s: float
     engine_deployment: str | None = None
     allow_insecure: bool = False
+    require_auth: bool = False
     is_detached: bool = False
 
     @property
@@ -146,12 +149,14 @@ async def run_stack(
         work: Runs beside the services, after `on_ready`. The services go on when it ends; if it raises, they stop.
 
     Raises:
-        ServiceNotInstalled: A service's module is missing.
+        ServiceNotInstalled: A service's module is missing, or what signs tokens.
+        HomeNotPrivate: Other users may enter the home directory, which belongs to one of them.
         HomeInUse: Another process serves the home directory.
+        TokenNotMade: The key of the home cannot be read, or its token not be written.
         ServiceNotReady: A service did not become healthy in time.
         ServiceExited: A service has ended by itself. The other one has been stopped.
     """
-    for service in (COMPILER, RUNTIME):
+    for service in (COMPILER, RUNTIME, ISSUER):
         service.require_installed()
     _make_directories(config)
     with locked_home(config.home):
@@ -178,6 +183,7 @@ async def _serve(
         return process
 
     tls = None if config.tls is None else config.tls.client_options()
+    await renew_home_token(config.home)
     compiler = await start(COMPILER, _compiler_arguments(config))
     compiler_address = await compiler.ready(config.ready_timeout_s, tls)
     runtime = await start(RUNTIME, _runtime_arguments(config, compiler_address))
@@ -192,17 +198,21 @@ async def _serve(
 
     with announced(config.home, _record(config, addresses)):
         on_ready(addresses)
-        await first_of(compiler.failure(), runtime.failure(), work_and_stay())
+        await first_of(compiler.failure(), runtime.failure(), work_and_stay(), keep_home_token(config.home))
 
 
 def _record(config: StackConfig, addresses: StackAddresses) -> StackRecord:
+    compiler, runtime = reachable_address(addresses.compiler), reachable_address(addresses.runtime)
+    # Beyond loopback, a token would be sent for all to read; services in plaintext there ask for none.
+    is_private = config.tls is not None or (is_local(compiler) and is_local(runtime))
     return StackRecord(
         pid=os.getpid(),
-        compiler=reachable_address(addresses.compiler),
-        runtime=reachable_address(addresses.runtime),
+        compiler=compiler,
+        runtime=runtime,
         model_roots=tuple(str(root.resolve()) for root in config.all_model_roots),
         is_detached=config.is_detached,
         tls=None if config.tls is None else config.tls.client_options(),
+        token_path=token_path(config.home) if is_private else None,
     )
 
 
@@ -210,7 +220,7 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
     return [
         *("--address", config.compiler_address),
         *("--log-file", str(config.logs_path / f"{COMPILER.name}.log")),
-        *_plaintext_arguments(config),
+        *_access_arguments(config),
         *_server_tls_arguments(config.tls),
         *("--store", str(config.store_path)),
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
@@ -231,10 +241,11 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
     return [
         *("--address", config.runtime_address),
         *("--log-file", str(config.logs_path / f"{RUNTIME.name}.log")),
-        *_plaintext_arguments(config),
+        *_access_arguments(config),
         *_server_tls_arguments(config.tls),
         *("--compiler", reachable_address(compiler_address)),
         *_compiler_tls_arguments(config.tls),
+        *("--compiler-token-file", str(token_path(config.home))),
         *("--bundle-store", str(config.store_path)),
         *("--cache", str(config.cache_path / RUNTIME.name)),
         *("--state", str(config.state_path)),
@@ -243,8 +254,12 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
     ]
 
 
-def _plaintext_arguments(config: StackConfig) -> list[str]:
-    return ["--allow-insecure"] if config.allow_insecure else []
+def _access_arguments(config: StackConfig) -> list[str]:
+    return [
+        *("--auth-jwks", str(jwks_path(config.home))),
+        *(["--require-auth"] if config.require_auth else []),
+        *(["--allow-insecure", "--allow-anonymous"] if config.allow_insecure else []),
+    ]
 
 
 def _server_tls_arguments(tls: StackTls | None) -> list[str]:

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { it } from "node:test";
 import { fromBinary, toBinary } from "@bufbuild/protobuf";
 import { chat, type GenerateOptions, generateRequest, KilnError, type Prompt } from "kiln-client";
-import { GenerateRequestSchema } from "kiln-client/messages";
+import { GenerateRequestSchema, StallPolicy_Action } from "kiln-client/messages";
 
 function sent(prompt: Prompt, options: GenerateOptions = {}) {
   return fromBinary(GenerateRequestSchema, toBinary(GenerateRequestSchema, generateRequest("d", prompt, options)));
@@ -62,6 +62,17 @@ it("sends turns that call tools, and their answers", () => {
   assert.deepEqual(calls, [["1", "now", '{"zone":"UTC"}']]);
   assert.deepEqual([assistant?.content, assistant?.reasoningContent], [undefined, "hm"]);
   assert.deepEqual([tool?.content, tool?.toolCallId], ["noon", "1"]);
+});
+
+it("sends what becomes of a sequence that is not read", () => {
+  assert.equal(sent("hi").stallPolicy, undefined);
+  const { stallPolicy } = sent("hi", { stallAction: "pause", stallTimeoutMs: 1500 });
+  assert.deepEqual(
+    [stallPolicy?.action, stallPolicy?.timeout?.seconds, stallPolicy?.timeout?.nanos],
+    [StallPolicy_Action.PAUSE, 1n, 500_000_000],
+  );
+  assert.equal(sent("hi", { stallAction: "coalesce" }).stallPolicy?.timeout, undefined);
+  assert.equal(sent("hi", { stallTimeoutMs: 2000 }).stallPolicy?.action, StallPolicy_Action.UNSPECIFIED);
 });
 
 it("keeps every bit of a seed", () => {

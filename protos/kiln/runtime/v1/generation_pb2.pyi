@@ -38,7 +38,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_TIME: _FinishReason.ValueType  # 4
     """The call's deadline."""
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 5
-    """Abort, ResetKVCache, LoadWeights or UnloadBundle ended it."""
+    """Abort, ResetKVCache, LoadWeights or UnloadBundle ended it, or its client did not read while others wanted its slot."""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 6
     """A failure, described in `status`."""
 
@@ -56,7 +56,7 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
 FINISH_REASON_TIME: FinishReason.ValueType  # 4
 """The call's deadline."""
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 5
-"""Abort, ResetKVCache, LoadWeights or UnloadBundle ended it."""
+"""Abort, ResetKVCache, LoadWeights or UnloadBundle ended it, or its client did not read while others wanted its slot."""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 6
 """A failure, described in `status`."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
@@ -80,6 +80,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    STALL_POLICY_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment to use. Required."""
     request_id: _builtins.str
@@ -121,6 +122,10 @@ class GenerateRequest(_message.Message):
     def constraint(self) -> Global___OutputConstraint:
         """Text that the output must match. Not served yet."""
 
+    @_builtins.property
+    def stall_policy(self) -> Global___StallPolicy:
+        """What becomes of the sequence while the client does not read. Default: ABORT after the server's stall timeout."""
+
     def __init__(
         self,
         *,
@@ -137,10 +142,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int | None = ...,
         session_id: _builtins.str = ...,
         adapter: _builtins.str = ...,
+        stall_policy: Global___StallPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_sequences: _TypeAlias = _typing.Literal["num_sequences"]  # noqa: Y015
     _WhichOneofArgType__num_sequences: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences"]  # noqa: Y015
@@ -156,6 +162,69 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class StallPolicy(_message.Message):
+    """StallPolicy is what becomes of a sequence while its client does not read. Once a response has waited for the timeout, the
+    call ends with ABORTED/CLIENT_STALLED. While another request waits for a slot, or an operation for running requests, a
+    sequence that stands still ends so after the server's stall timeout, whatever its own is; in parts, too, if it has stood
+    still for nineteen twentieths of its time.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Action:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[StallPolicy._Action.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ACTION_UNSPECIFIED: StallPolicy._Action.ValueType  # 0
+        """ABORT."""
+        ACTION_ABORT: StallPolicy._Action.ValueType  # 1
+        """It stands still once as many events wait as the server keeps. The timeout is at most the server's stall timeout."""
+        ACTION_PAUSE: StallPolicy._Action.ValueType  # 2
+        """The same, for a timeout up to the server's longest one. Not with `output.logits`."""
+        ACTION_COALESCE: StallPolicy._Action.ValueType  # 3
+        """It goes on, and TokenDeltas that wait become one, until 4096 tokens and alternatives wait; then it stands still. The
+        timeout is as with PAUSE. Not with `output.logits`.
+        """
+
+    class Action(_Action, metaclass=_ActionEnumTypeWrapper):
+        """What the sequence does before the timeout."""
+
+    ACTION_UNSPECIFIED: StallPolicy.Action.ValueType  # 0
+    """ABORT."""
+    ACTION_ABORT: StallPolicy.Action.ValueType  # 1
+    """It stands still once as many events wait as the server keeps. The timeout is at most the server's stall timeout."""
+    ACTION_PAUSE: StallPolicy.Action.ValueType  # 2
+    """The same, for a timeout up to the server's longest one. Not with `output.logits`."""
+    ACTION_COALESCE: StallPolicy.Action.ValueType  # 3
+    """It goes on, and TokenDeltas that wait become one, until 4096 tokens and alternatives wait; then it stands still. The
+    timeout is as with PAUSE. Not with `output.logits`.
+    """
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    action: Global___StallPolicy.Action.ValueType
+    """What the sequence does."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest time without reading, from one second to the server's bound for the action, which is the default."""
+
+    def __init__(
+        self,
+        *,
+        action: Global___StallPolicy.Action.ValueType = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StallPolicy: _TypeAlias = StallPolicy  # noqa: Y015
 
 @_typing.final
 class OutputConstraint(_message.Message):

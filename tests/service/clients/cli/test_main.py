@@ -49,6 +49,7 @@ def test_the_commands_of_the_contract_are_there() -> None:
         "logs",
         "down",
         "up",
+        "token",
         "compile",
         "plan",
         "shard-weights",
@@ -131,7 +132,7 @@ def test_every_command_reports_usage_errors_as_json(kiln: Kiln, words: tuple[str
 
 
 def test_every_remote_command_is_called_below() -> None:
-    local = {("run",), ("serve",), ("pull",), ("ps",), ("logs",), ("down",), ("up",), ("version",)}
+    local = {("run",), ("serve",), ("pull",), ("ps",), ("logs",), ("down",), ("up",), ("token",), ("version",)}
     assert {*CALLS, *local} == set(COMMANDS)
 
 

@@ -48,11 +48,11 @@ def test_every_command_sends_the_token(
         ("UNAUTHENTICATED", "TOKEN_EXPIRED", "give a new token"),
         ("UNAUTHENTICATED", "TOKEN_INVALID", "give a token that the server's keys vouch for"),
         ("UNAUTHENTICATED", "CERTIFICATE_REVOKED", "a new client certificate"),
-        ("UNAUTHENTICATED", "OF_A_PROXY", "give a token by --token-file"),
+        ("UNAUTHENTICATED", "UNAUTHENTICATED", "give a token by --token-file"),
         ("PERMISSION_DENIED", "SCOPE_MISSING", "`kiln token` makes one from the key of a home, with --scope"),
         ("PERMISSION_DENIED", "DEPLOYMENT_FORBIDDEN", "with --deployment"),
         ("PERMISSION_DENIED", "ALIAS_FORBIDDEN", "with --alias"),
-        ("PERMISSION_DENIED", "OF_A_PROXY", "ask the operator of the server"),
+        ("PERMISSION_DENIED", "PERMISSION_DENIED", "ask the operator of the server"),
     ],
 )
 def test_a_refused_person_is_told_what_to_do(
@@ -67,8 +67,8 @@ def test_a_refused_person_is_told_what_to_do(
 
 
 def test_other_errors_have_no_advice(server: ScriptedServer, kiln: Kiln) -> None:
-    server.script("ResetKVCache", refusal("NOT_FOUND", "DEPLOYMENT_NOT_FOUND", "no"))
-    assert kiln("reset-kv", "demo").err == "error: NOT_FOUND/DEPLOYMENT_NOT_FOUND\n  no\n"
+    server.script("ResetKVCache", refusal("PERMISSION_DENIED", "PATH_OUTSIDE_IMPORT_ROOTS", "no"))
+    assert kiln("reset-kv", "demo").err == "error: PERMISSION_DENIED/PATH_OUTSIDE_IMPORT_ROOTS\n  no\n"
 
 
 def test_a_token_does_not_leave_this_host_in_plaintext(kiln: Kiln, token_file: Path) -> None:

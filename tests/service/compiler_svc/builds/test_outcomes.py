@@ -9,7 +9,8 @@ import pytest
 
 from bundle.errors import ResourcesShort
 from compiler_svc.builds import process
-from compiler_svc.builds.job import JobDirectory
+from compiler_svc.builds.job import NO_ROOM_EXIT_CODE, JobDirectory
+from compiler_svc.compiles.build_runner import read_result
 from compiler_svc.errors import BuildFailed
 
 
@@ -33,3 +34,8 @@ def test_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Except
     assert outcome.error is not None
     assert type(outcome.error.to_error()) is kind
     assert "secret" not in outcome.error.message
+
+
+def test_an_outcome_that_finds_no_room(tmp_path: Path) -> None:
+    with pytest.raises(ResourcesShort, match="disk space: the build found no room for its outcome"):
+        read_result(JobDirectory(tmp_path), NO_ROOM_EXIT_CODE)

@@ -217,6 +217,16 @@ async def test_a_checkpoint_that_only_a_build_finds_invalid(home: Path) -> None:
         assert refused.fields == {
             "model.layers.1.mlp.up_proj.weight": "got nan at [2, 3]; accepted: finite numbers",
         }
+
+        # Text that no runtime could load is found before anything is lowered.
+        truncated = write_checkpoint(home / "models" / "truncated") / "tokenizer.json"
+        truncated.write_text(truncated.read_text()[:40])
+        operation = await compile_tiny(compiler.client, wait=False, model="truncated")
+        events = await compiler.client.watch(operation.name)
+        assert pb.COMPILE_STAGE_LOWER not in [event.progress.stage for event in events]
+        refused = read_refusal((await compiler.client.finish(operation)).error)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CHECKPOINT_INVALID")
+        assert set(refused.fields) == {"tokenizer"}
         assert {name for name in compiler.libraries() if "torch" in name} == set()
 
 

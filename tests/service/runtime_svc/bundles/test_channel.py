@@ -1,4 +1,4 @@
-"""TLS and mutual TLS to the compiler."""
+"""TLS, mutual TLS and tokens to the compiler."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import pytest
 from kiln.bundle.v1 import bundle_pb2_grpc
 
 from bundle.layout import Layout
+from compiler_svc.api.access_rules import RULES
+from edge.access import changing_file
+from edge.access.config import AccessConfig
+from edge.config import EdgeConfig
 from edge.errors import PlaintextRefused, TlsFileInvalid
+from edge.server import EdgeServer
 from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.bundles.errors import BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.bundles.grpc_source import GrpcBundleSource
+from runtime_svc.bundles.leases import LEASE_S
 from runtime_svc.errors import BundleSourceUnavailable
 from tests.bundles.published import LayoutBundleService, publish
 from tests.servers.certificates import CertificateFiles, make_certificate
+from tests.servers.tokens import SigningKey, make_claims, write_jwks
 
 
 @pytest.fixture
@@ -90,3 +98,66 @@ def test_plaintext_elsewhere_is_refused(address: str) -> None:
     with pytest.raises(PlaintextRefused):
         CompilerEndpoint(address)
     CompilerEndpoint(address, allow_insecure=True)
+
+
+KEY = SigningKey()
+
+
+@pytest.fixture
+async def asking(tmp_path: Path) -> AsyncIterator[str]:
+    """A BundleService that asks its clients for a token, as the compiler does."""
+    bundles = LayoutBundleService(Layout.create(tmp_path / "store"))
+    bundles.names["story"] = publish(bundles.layout)
+    jwks = str(write_jwks(tmp_path / "jwks.json", [KEY]))
+    server = EdgeServer(
+        EdgeConfig("127.0.0.1:0", drain_timeout_s=0.1, access=AccessConfig(jwks=jwks, is_required=True)),
+        status_table={},
+        services=("kiln.bundle.v1.BundleService",),
+        register=lambda grpc_server: bundle_pb2_grpc.add_BundleServiceServicer_to_server(bundles, grpc_server),
+        rules=RULES,
+    )
+    yield f"127.0.0.1:{await server.start()}"
+    await server.drain()
+
+
+async def test_every_call_shows_the_token(asking: str, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(KEY.sign(make_claims("load")) + "\n")
+    source = GrpcBundleSource(CompilerEndpoint(asking, token_path=path))
+    try:
+        bundle = await source.resolve("story")
+        await source.lease(bundle.digest, "runtime/1", LEASE_S)
+        await source.release(bundle.digest, "runtime/1")
+        size_bytes = sum([len(piece) async for piece in source.read_blob(bundle.blobs[0].digest)])
+    finally:
+        await source.close()
+    assert size_bytes == bundle.blobs[0].size_bytes
+
+
+async def test_a_renewed_token_is_shown(asking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changing_file, "CHECK_INTERVAL_S", 0.0)
+    path = tmp_path / "token"
+    path.write_text(KEY.sign(make_claims("load", lifetime_s=-600)))
+    source = GrpcBundleSource(CompilerEndpoint(asking, token_path=path))
+    try:
+        with pytest.raises(BundleSourceRefused, match="expired"):
+            await source.resolve("story")
+        path.write_text(KEY.sign(make_claims("load")))
+        assert (await source.resolve("story")).digest
+        path.write_text(KEY.sign(make_claims("infer")))
+        with pytest.raises(BundleSourceRefused, match="lacks the scope load"):
+            await source.lease("sha256:" + "ab" * 32, "runtime/1", 60)
+    finally:
+        await source.close()
+
+
+async def test_a_runtime_without_a_token_is_refused(asking: str, tmp_path: Path) -> None:
+    with pytest.raises(BundleSourceRefused, match="names no principal"):
+        await resolve(CompilerEndpoint(asking))
+    for data, detail in ((None, "No such file"), (b"two words", "it holds no JWT")):
+        path = tmp_path / "token"
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(CompilerTokenInvalid, match=detail) as caught:
+            await resolve(CompilerEndpoint(asking, token_path=path))
+        assert "words" not in str(caught.value)

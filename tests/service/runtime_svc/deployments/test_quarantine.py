@@ -18,6 +18,7 @@ from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.quarantine import LoadQuarantine
 from runtime_svc.deployments.records import FILE_NAME, LoadRecord, RecordStore
 from runtime_svc.errors import LoadQuarantined
+from tests.bundles.published import LayoutBundleService, publish
 from tests.servers.runtime import raises, serve_runtime
 
 SPECS = {name: DeploymentSpec(name, f"{name}:v1") for name in "abc"}
@@ -247,3 +248,19 @@ async def test_a_shutdown_during_a_load_is_no_death(tmp_path: Path) -> None:
         await last.wait_for_state("READY", "a")
         await asyncio.gather(*last.server.deployments.quarantine._writes)
         assert last.server.deployments._records.list_loads() == ()
+
+
+async def test_a_declared_deployment_is_tried_again_when_the_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "deployments.yml"
+    file.write_text("[{id: a, ref: story}]")
+
+    def publish_story(bundles: LayoutBundleService) -> None:
+        bundles.names["story"] = publish(bundles.layout)
+
+    async with serve_runtime(tmp_path, f"--deployments={file}", prepare=publish_story) as first:
+        await first.wait_for_state("READY", "a")
+    await take_down(tmp_path, "a")
+    async with serve_runtime(tmp_path, f"--deployments={file}", prepare=publish_story) as second:
+        assert "quarantined" in (await second.wait_for_state("FAILED", "a")).message
+        await second.server._reconciler.reload()
+        await second.wait_for_state("READY", "a")

@@ -45,6 +45,8 @@ def test_ready_means_healthy_at_the_bound_addresses(up: Start, tmp_path: Path) -
             "127.0.0.1:0",
             "--log-file",
             f"{home}/logs/compiler.log",
+            "--auth-jwks",
+            f"{home}/auth/jwks.json",
             "--store",
             f"{home}/store",
             "--database",
@@ -59,14 +61,18 @@ def test_ready_means_healthy_at_the_bound_addresses(up: Start, tmp_path: Path) -
             "127.0.0.1:0",
             "--log-file",
             f"{home}/logs/runtime.log",
+            "--auth-jwks",
+            f"{home}/auth/jwks.json",
             "--compiler",
             ready["compiler"],
+            "--compiler-token-file",
+            f"{home}/auth/token",
             "--bundle-store",
             f"{home}/store",
         ),
         *("--cache", f"{home}/cache/runtime", "--state", f"{home}/state/runtime", "--cores", "3"),
     ]
-    folders = {"models", "store", "state", "state/runtime", "cache", "cache/compiler", "cache/runtime", "logs"}
+    folders = {"auth", "models", "store", "state", "state/runtime", "cache", "cache/compiler", "cache/runtime", "logs"}
     assert {str(path.relative_to(home)) for path in home.rglob("*") if path.is_dir()} == folders
 
 

@@ -32,6 +32,7 @@ WITHOUT_EFFECT = {
     "execution/ranks": "runs executables, for the golden check",
     "execution/stall.py": "ends processes that hang",
     "execution/step.py": "runs executables, for the golden check",
+    "execution/text": "tries the tokenizer and the chat template, and changes neither",
     "execution/threads.py": "how many threads run",
     "targets/errors.py": "errors leave no bundle",
     "targets/isa.py": "the instruction set is part of every key",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import resource
 import struct
@@ -17,8 +18,8 @@ from bundle.errors import ResourcesShort
 from bundle.manifest import TensorSpec
 from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.captures.directory import MAX_CAPTURES, SUFFIX, CaptureDirectory, CaptureOutcome, file_name
+from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.capture import MAX_CAPTURE_BYTES, CapturedInput, CapturedStep, InputCapture
-from runtime_svc.errors import CaptureUnwritable, TooManyCaptures
 from tests.shortages import limited
 
 SPEC = TensorSpec(name="input_ids", dtype="int32", shape=(1, 2))
@@ -59,6 +60,16 @@ def test_plain_ids_are_their_own_names() -> None:
     assert file_name("../../etc/passwd") == "%2E.%2F..%2Fetc%2Fpasswd"
 
 
+async def test_the_next_runtime_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
+    await write(CaptureDirectory(tmp_path), "whole")
+    dead, living = tmp_path / "d" / ".dead.partial", tmp_path / "d" / ".living.partial"
+    dead.touch()
+    with living.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        CaptureDirectory(tmp_path)
+    assert names_in(tmp_path / "d") == [living.name, "whole.safetensors"]
+
+
 async def test_hostile_ids_write_inside_the_directory(tmp_path: Path) -> None:
     root = tmp_path / "captures"
     directory = CaptureDirectory(root)
@@ -83,7 +94,8 @@ async def test_files_are_for_their_owner_and_replaced_whole(tmp_path: Path) -> N
             assert sorted(file.keys()) == [f"{index}.input_ids" for index in range(steps)]
             assert file.metadata()["captured_steps"] == str(steps)
             assert file.get_tensor("0.input_ids").tolist() == [[7, 9]]
-    assert outcome.path.stat().st_mode & 0o077 == 0
+    for path in (outcome.path, *outcome.path.parents[:2]):
+        assert path.stat().st_mode & 0o077 == 0, path
     assert names_in(outcome.path.parent) == ["same.safetensors"]
     await directory.close()
 

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/generation.proto.
  */
 export const file_kiln_runtime_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIu0DCg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zEjUKCmNvbnN0cmFpbnQYCSABKAsyIS5raWxuLnJ1bnRpbWUudjEuT3V0cHV0Q29uc3RyYWludBIaCg1udW1fc2VxdWVuY2VzGAogASgFSAGIAQESFQoIcHJpb3JpdHkYCyABKAVIAogBARISCgpzZXNzaW9uX2lkGAwgASgJEg8KB2FkYXB0ZXIYDSABKAlCCAoGcHJvbXB0QhAKDl9udW1fc2VxdWVuY2VzQgsKCV9wcmlvcml0eSKfAQoQT3V0cHV0Q29uc3RyYWludBIVCgtqc29uX3NjaGVtYRgBIAEoCUgAEhUKC2pzb25fb2JqZWN0GAIgASgISAASDwoFcmVnZXgYAyABKAlIABIRCgdncmFtbWFyGAQgASgJSAASKwoHY2hvaWNlcxgFIAEoCzIYLmtpbG4ucnVudGltZS52MS5DaG9pY2VzSABCDAoKY29uc3RyYWludCIYCgdDaG9pY2VzEg0KBXRleHRzGAEgAygJIogBCgRDaGF0Ei4KCG1lc3NhZ2VzGAEgAygLMhwua2lsbi5ydW50aW1lLnYxLkNoYXRNZXNzYWdlEhIKCnRvb2xzX2pzb24YAiADKAkSIgoVYWRkX2dlbmVyYXRpb25fcHJvbXB0GAMgASgISACIAQFCGAoWX2FkZF9nZW5lcmF0aW9uX3Byb21wdCLgAQoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIUCgdjb250ZW50GAIgASgJSACIAQESMwoNY29udGVudF9wYXJ0cxgDIAMoCzIcLmtpbG4ucnVudGltZS52MS5Db250ZW50UGFydBItCgp0b29sX2NhbGxzGAQgAygLMhkua2lsbi5ydW50aW1lLnYxLlRvb2xDYWxsEhQKDHRvb2xfY2FsbF9pZBgFIAEoCRIMCgRuYW1lGAYgASgJEhkKEXJlYXNvbmluZ19jb250ZW50GAcgASgJQgoKCF9jb250ZW50IqABCgtDb250ZW50UGFydBIOCgR0ZXh0GAEgASgJSAASJwoFaW1hZ2UYAiABKAsyFi5raWxuLnJ1bnRpbWUudjEuTWVkaWFIABInCgVhdWRpbxgDIAEoCzIWLmtpbG4ucnVudGltZS52MS5NZWRpYUgAEicKBXZpZGVvGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLk1lZGlhSABCBgoEcGFydCJECgVNZWRpYRINCgN1cmwYASABKAlIABIOCgRkYXRhGAIgASgMSAASEgoKbWVkaWFfdHlwZRgDIAEoCUIICgZzb3VyY2UiPAoIVG9vbENhbGwSCgoCaWQYASABKAkSDAoEbmFtZRgCIAEoCRIWCg5hcmd1bWVudHNfanNvbhgDIAEoCSIXCghUb2tlbklkcxILCgNpZHMYASADKAUiyAMKDlNhbXBsaW5nUGFyYW1zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhEKBHNlZWQYBCABKARIA4gBARISCgVtaW5fcBgFIAEoAkgEiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAYgASgCSAWIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgHIAEoAkgGiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgIIAEoAkgHiAEBEkIKCmxvZ2l0X2JpYXMYCSADKAsyLi5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMuTG9naXRCaWFzRW50cnkaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIHCgVfc2VlZEIICgZfbWluX3BCFAoSX2ZyZXF1ZW5jeV9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhUKE19yZXBldGl0aW9uX3BlbmFsdHkilgEKDlN0b3BDb25kaXRpb25zEhsKDm1heF9uZXdfdG9rZW5zGAEgASgFSACIAQESFAoMc3RvcF9zdHJpbmdzGAIgAygJEhYKDnN0b3BfdG9rZW5faWRzGAMgAygFEhcKCmlnbm9yZV9lb3MYBCABKAhIAYgBAUIRCg9fbWF4X25ld190b2tlbnNCDQoLX2lnbm9yZV9lb3MiegoNT3V0cHV0T3B0aW9ucxIVCghsb2dwcm9icxgBIAEoBUgAiAEBEg4KBmxvZ2l0cxgCIAEoCBI1Cg5jYXB0dXJlX2lucHV0cxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5JbnB1dENhcHR1cmVCCwoJX2xvZ3Byb2JzIkgKDElucHV0Q2FwdHVyZRISCgpmaXJzdF9zdGVwGAEgASgFEhYKCW51bV9zdGVwcxgCIAEoBUgAiAEBQgwKCl9udW1fc3RlcHMi7gEKEEdlbmVyYXRlUmVzcG9uc2USFwoPc2VxdWVuY2VfbnVtYmVyGAEgASgDEhYKDnNlcXVlbmNlX2luZGV4GAIgASgFEhQKDHdlaWdodF9lcG9jaBgDIAEoAxItCghhY2NlcHRlZBgEIAEoCzIZLmtpbG4ucnVudGltZS52MS5BY2NlcHRlZEgAEiwKBWRlbHRhGAUgASgLMhsua2lsbi5ydW50aW1lLnYxLlRva2VuRGVsdGFIABItCghmaW5pc2hlZBgGIAEoCzIZLmtpbG4ucnVudGltZS52MS5GaW5pc2hlZEgAQgcKBWV2ZW50Ip8BCghBY2NlcHRlZBISCgpyZXF1ZXN0X2lkGAEgASgJEhoKEnByb21wdF90b2tlbl9jb3VudBgCIAEoBRIxCghzYW1wbGluZxgDIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxIWCg5tYXhfbmV3X3Rva2VucxgEIAEoBRIYChB0cnVuY2F0ZWRfdG9rZW5zGAUgASgFIkIKClRva2VuRGVsdGESDAoEdGV4dBgBIAEoCRImCgZ0b2tlbnMYAiADKAsyFi5raWxuLnJ1bnRpbWUudjEuVG9rZW4iiAEKBVRva2VuEgoKAmlkGAEgASgFEgwKBHRleHQYAiABKAkSFAoHbG9ncHJvYhgDIAEoAkgAiAEBEjMKDHRvcF9sb2dwcm9icxgEIAMoCzIdLmtpbG4ucnVudGltZS52MS5Ub2tlbkxvZ3Byb2ISDgoGbG9naXRzGAUgAygCQgoKCF9sb2dwcm9iIjkKDFRva2VuTG9ncHJvYhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEg8KB2xvZ3Byb2IYAyABKAIijgIKCEZpbmlzaGVkEi0KBnJlYXNvbhgBIAEoDjIdLmtpbG4ucnVudGltZS52MS5GaW5pc2hSZWFzb24SFQoLc3RvcF9zdHJpbmcYAiABKAlIABIXCg1zdG9wX3Rva2VuX2lkGAMgASgFSAASJQoFdXNhZ2UYBCABKAsyFi5raWxuLnJ1bnRpbWUudjEuVXNhZ2USIgoGc3RhdHVzGAUgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMSHAoUY2FwdHVyZWRfaW5wdXRzX3BhdGgYBiABKAkSKgoOY2FwdHVyZV9zdGF0dXMYByABKAsyEi5nb29nbGUucnBjLlN0YXR1c0IOCgxtYXRjaGVkX3N0b3AixwIKBVVzYWdlEhUKDXByb21wdF90b2tlbnMYASABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAiABKAUSGAoQZ2VuZXJhdGVkX3Rva2VucxgDIAEoBRIxCg5xdWV1ZV9kdXJhdGlvbhgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIzChBwcmVmaWxsX2R1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjIKD2RlY29kZV9kdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhItCgdidWNrZXRzGAcgAygLMhwua2lsbi5ydW50aW1lLnYxLkJ1Y2tldFVzYWdlEhEKCWt2X2Jsb2NrcxgIIAEoBRIRCglrdl90b2tlbnMYCSABKAUiVgoLQnVja2V0VXNhZ2USEAoIc3VibW9kZWwYASABKAkSDgoGYnVja2V0GAIgAygFEg0KBXN0ZXBzGAMgASgFEhYKDnBhZGRpbmdfdG9rZW5zGAQgASgDIjkKDEFib3J0UmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhIKCnJlcXVlc3RfaWQYAiABKAkinwEKDUFib3J0UmVzcG9uc2USNwoHb3V0Y29tZRgBIAEoDjImLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlLk91dGNvbWUiVQoHT3V0Y29tZRIXChNPVVRDT01FX1VOU1BFQ0lGSUVEEAASEwoPT1VUQ09NRV9BQk9SVEVEEAESHAoYT1VUQ09NRV9BTFJFQURZX0ZJTklTSEVEEAIiaQoPVG9rZW5pemVSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSDgoEdGV4dBgCIAEoCUgAEiUKBGNoYXQYAyABKAsyFS5raWxuLnJ1bnRpbWUudjEuQ2hhdEgAQggKBnByb21wdCIlChBUb2tlbml6ZVJlc3BvbnNlEhEKCXRva2VuX2lkcxgBIAMoBSJ3ChFEZXRva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEhEKCXRva2VuX2lkcxgCIAMoBRIgChNza2lwX3NwZWNpYWxfdG9rZW5zGAMgASgISACIAQFCFgoUX3NraXBfc3BlY2lhbF90b2tlbnMiIgoSRGV0b2tlbml6ZVJlc3BvbnNlEgwKBHRleHQYASABKAkq0AEKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASHAoYRklOSVNIX1JFQVNPTl9TVE9QX1RPS0VOEAESHQoZRklOSVNIX1JFQVNPTl9TVE9QX1NUUklORxACEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAMSFgoSRklOSVNIX1JFQVNPTl9USU1FEAQSGQoVRklOSVNIX1JFQVNPTl9BQk9SVEVEEAUSFwoTRklOSVNIX1JFQVNPTl9FUlJPUhAGMtYCChFHZW5lcmF0aW9uU2VydmljZRJRCghHZW5lcmF0ZRIgLmtpbG4ucnVudGltZS52MS5HZW5lcmF0ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXNwb25zZTABEkYKBUFib3J0Eh0ua2lsbi5ydW50aW1lLnYxLkFib3J0UmVxdWVzdBoeLmtpbG4ucnVudGltZS52MS5BYm9ydFJlc3BvbnNlEk8KCFRva2VuaXplEiAua2lsbi5ydW50aW1lLnYxLlRva2VuaXplUmVxdWVzdBohLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlc3BvbnNlElUKCkRldG9rZW5pemUSIi5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlcXVlc3QaIy5raWxuLnJ1bnRpbWUudjEuRGV0b2tlbml6ZVJlc3BvbnNlQogBChNkZXYua2lsbi5ydW50aW1lLnYxUAFaJ2tpbG4ubG9jYWwvZ28va2lsbi9ydW50aW1lL3YxO3J1bnRpbWV2MaoCD0tpbG4uUnVudGltZS5WMboCDUtpbG5SdW50aW1lVjHKAg9LaWxuXFJ1bnRpbWVcVjHqAhFLaWxuOjpSdW50aW1lOjpWMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_rpc_status]);
+  fileDesc("CiBraWxuL3J1bnRpbWUvdjEvZ2VuZXJhdGlvbi5wcm90bxIPa2lsbi5ydW50aW1lLnYxIqEECg9HZW5lcmF0ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJEg4KBHRleHQYAyABKAlIABIlCgRjaGF0GAQgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIABIuCgl0b2tlbl9pZHMYBSABKAsyGS5raWxuLnJ1bnRpbWUudjEuVG9rZW5JZHNIABIxCghzYW1wbGluZxgGIAEoCzIfLmtpbG4ucnVudGltZS52MS5TYW1wbGluZ1BhcmFtcxItCgRzdG9wGAcgASgLMh8ua2lsbi5ydW50aW1lLnYxLlN0b3BDb25kaXRpb25zEi4KBm91dHB1dBgIIAEoCzIeLmtpbG4ucnVudGltZS52MS5PdXRwdXRPcHRpb25zEjUKCmNvbnN0cmFpbnQYCSABKAsyIS5raWxuLnJ1bnRpbWUudjEuT3V0cHV0Q29uc3RyYWludBIaCg1udW1fc2VxdWVuY2VzGAogASgFSAGIAQESFQoIcHJpb3JpdHkYCyABKAVIAogBARISCgpzZXNzaW9uX2lkGAwgASgJEg8KB2FkYXB0ZXIYDSABKAkSMgoMc3RhbGxfcG9saWN5GA4gASgLMhwua2lsbi5ydW50aW1lLnYxLlN0YWxsUG9saWN5QggKBnByb21wdEIQCg5fbnVtX3NlcXVlbmNlc0ILCglfcHJpb3JpdHkiyQEKC1N0YWxsUG9saWN5EjMKBmFjdGlvbhgBIAEoDjIjLmtpbG4ucnVudGltZS52MS5TdGFsbFBvbGljeS5BY3Rpb24SKgoHdGltZW91dBgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiJZCgZBY3Rpb24SFgoSQUNUSU9OX1VOU1BFQ0lGSUVEEAASEAoMQUNUSU9OX0FCT1JUEAESEAoMQUNUSU9OX1BBVVNFEAISEwoPQUNUSU9OX0NPQUxFU0NFEAMinwEKEE91dHB1dENvbnN0cmFpbnQSFQoLanNvbl9zY2hlbWEYASABKAlIABIVCgtqc29uX29iamVjdBgCIAEoCEgAEg8KBXJlZ2V4GAMgASgJSAASEQoHZ3JhbW1hchgEIAEoCUgAEisKB2Nob2ljZXMYBSABKAsyGC5raWxuLnJ1bnRpbWUudjEuQ2hvaWNlc0gAQgwKCmNvbnN0cmFpbnQiGAoHQ2hvaWNlcxINCgV0ZXh0cxgBIAMoCSKIAQoEQ2hhdBIuCghtZXNzYWdlcxgBIAMoCzIcLmtpbG4ucnVudGltZS52MS5DaGF0TWVzc2FnZRISCgp0b29sc19qc29uGAIgAygJEiIKFWFkZF9nZW5lcmF0aW9uX3Byb21wdBgDIAEoCEgAiAEBQhgKFl9hZGRfZ2VuZXJhdGlvbl9wcm9tcHQi4AEKC0NoYXRNZXNzYWdlEgwKBHJvbGUYASABKAkSFAoHY29udGVudBgCIAEoCUgAiAEBEjMKDWNvbnRlbnRfcGFydHMYAyADKAsyHC5raWxuLnJ1bnRpbWUudjEuQ29udGVudFBhcnQSLQoKdG9vbF9jYWxscxgEIAMoCzIZLmtpbG4ucnVudGltZS52MS5Ub29sQ2FsbBIUCgx0b29sX2NhbGxfaWQYBSABKAkSDAoEbmFtZRgGIAEoCRIZChFyZWFzb25pbmdfY29udGVudBgHIAEoCUIKCghfY29udGVudCKgAQoLQ29udGVudFBhcnQSDgoEdGV4dBgBIAEoCUgAEicKBWltYWdlGAIgASgLMhYua2lsbi5ydW50aW1lLnYxLk1lZGlhSAASJwoFYXVkaW8YAyABKAsyFi5raWxuLnJ1bnRpbWUudjEuTWVkaWFIABInCgV2aWRlbxgEIAEoCzIWLmtpbG4ucnVudGltZS52MS5NZWRpYUgAQgYKBHBhcnQiRAoFTWVkaWESDQoDdXJsGAEgASgJSAASDgoEZGF0YRgCIAEoDEgAEhIKCm1lZGlhX3R5cGUYAyABKAlCCAoGc291cmNlIjwKCFRvb2xDYWxsEgoKAmlkGAEgASgJEgwKBG5hbWUYAiABKAkSFgoOYXJndW1lbnRzX2pzb24YAyABKAkiFwoIVG9rZW5JZHMSCwoDaWRzGAEgAygFIsgDCg5TYW1wbGluZ1BhcmFtcxIYCgt0ZW1wZXJhdHVyZRgBIAEoAkgAiAEBEhIKBXRvcF9rGAIgASgFSAGIAQESEgoFdG9wX3AYAyABKAJIAogBARIRCgRzZWVkGAQgASgESAOIAQESEgoFbWluX3AYBSABKAJIBIgBARIeChFmcmVxdWVuY3lfcGVuYWx0eRgGIAEoAkgFiAEBEh0KEHByZXNlbmNlX3BlbmFsdHkYByABKAJIBogBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYCCABKAJIB4gBARJCCgpsb2dpdF9iaWFzGAkgAygLMi4ua2lsbi5ydW50aW1lLnYxLlNhbXBsaW5nUGFyYW1zLkxvZ2l0Qmlhc0VudHJ5GjAKDkxvZ2l0Qmlhc0VudHJ5EgsKA2tleRgBIAEoBRINCgV2YWx1ZRgCIAEoAjoCOAFCDgoMX3RlbXBlcmF0dXJlQggKBl90b3Bfa0IICgZfdG9wX3BCBwoFX3NlZWRCCAoGX21pbl9wQhQKEl9mcmVxdWVuY3lfcGVuYWx0eUITChFfcHJlc2VuY2VfcGVuYWx0eUIVChNfcmVwZXRpdGlvbl9wZW5hbHR5IpYBCg5TdG9wQ29uZGl0aW9ucxIbCg5tYXhfbmV3X3Rva2VucxgBIAEoBUgAiAEBEhQKDHN0b3Bfc3RyaW5ncxgCIAMoCRIWCg5zdG9wX3Rva2VuX2lkcxgDIAMoBRIXCgppZ25vcmVfZW9zGAQgASgISAGIAQFCEQoPX21heF9uZXdfdG9rZW5zQg0KC19pZ25vcmVfZW9zInoKDU91dHB1dE9wdGlvbnMSFQoIbG9ncHJvYnMYASABKAVIAIgBARIOCgZsb2dpdHMYAiABKAgSNQoOY2FwdHVyZV9pbnB1dHMYAyABKAsyHS5raWxuLnJ1bnRpbWUudjEuSW5wdXRDYXB0dXJlQgsKCV9sb2dwcm9icyJICgxJbnB1dENhcHR1cmUSEgoKZmlyc3Rfc3RlcBgBIAEoBRIWCgludW1fc3RlcHMYAiABKAVIAIgBAUIMCgpfbnVtX3N0ZXBzIu4BChBHZW5lcmF0ZVJlc3BvbnNlEhcKD3NlcXVlbmNlX251bWJlchgBIAEoAxIWCg5zZXF1ZW5jZV9pbmRleBgCIAEoBRIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSLQoIYWNjZXB0ZWQYBCABKAsyGS5raWxuLnJ1bnRpbWUudjEuQWNjZXB0ZWRIABIsCgVkZWx0YRgFIAEoCzIbLmtpbG4ucnVudGltZS52MS5Ub2tlbkRlbHRhSAASLQoIZmluaXNoZWQYBiABKAsyGS5raWxuLnJ1bnRpbWUudjEuRmluaXNoZWRIAEIHCgVldmVudCKfAQoIQWNjZXB0ZWQSEgoKcmVxdWVzdF9pZBgBIAEoCRIaChJwcm9tcHRfdG9rZW5fY291bnQYAiABKAUSMQoIc2FtcGxpbmcYAyABKAsyHy5raWxuLnJ1bnRpbWUudjEuU2FtcGxpbmdQYXJhbXMSFgoObWF4X25ld190b2tlbnMYBCABKAUSGAoQdHJ1bmNhdGVkX3Rva2VucxgFIAEoBSJCCgpUb2tlbkRlbHRhEgwKBHRleHQYASABKAkSJgoGdG9rZW5zGAIgAygLMhYua2lsbi5ydW50aW1lLnYxLlRva2VuIogBCgVUb2tlbhIKCgJpZBgBIAEoBRIMCgR0ZXh0GAIgASgJEhQKB2xvZ3Byb2IYAyABKAJIAIgBARIzCgx0b3BfbG9ncHJvYnMYBCADKAsyHS5raWxuLnJ1bnRpbWUudjEuVG9rZW5Mb2dwcm9iEg4KBmxvZ2l0cxgFIAMoAkIKCghfbG9ncHJvYiI5CgxUb2tlbkxvZ3Byb2ISCgoCaWQYASABKAUSDAoEdGV4dBgCIAEoCRIPCgdsb2dwcm9iGAMgASgCIo4CCghGaW5pc2hlZBItCgZyZWFzb24YASABKA4yHS5raWxuLnJ1bnRpbWUudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEiUKBXVzYWdlGAQgASgLMhYua2lsbi5ydW50aW1lLnYxLlVzYWdlEiIKBnN0YXR1cxgFIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzEhwKFGNhcHR1cmVkX2lucHV0c19wYXRoGAYgASgJEioKDmNhcHR1cmVfc3RhdHVzGAcgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNCDgoMbWF0Y2hlZF9zdG9wIscCCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgFEhwKFGNhY2hlZF9wcm9tcHRfdG9rZW5zGAIgASgFEhgKEGdlbmVyYXRlZF90b2tlbnMYAyABKAUSMQoOcXVldWVfZHVyYXRpb24YBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMwoQcHJlZmlsbF9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIyCg9kZWNvZGVfZHVyYXRpb24YBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLQoHYnVja2V0cxgHIAMoCzIcLmtpbG4ucnVudGltZS52MS5CdWNrZXRVc2FnZRIRCglrdl9ibG9ja3MYCCABKAUSEQoJa3ZfdG9rZW5zGAkgASgFIlYKC0J1Y2tldFVzYWdlEhAKCHN1Ym1vZGVsGAEgASgJEg4KBmJ1Y2tldBgCIAMoBRINCgVzdGVwcxgDIAEoBRIWCg5wYWRkaW5nX3Rva2VucxgEIAEoAyI5CgxBYm9ydFJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRISCgpyZXF1ZXN0X2lkGAIgASgJIp8BCg1BYm9ydFJlc3BvbnNlEjcKB291dGNvbWUYASABKA4yJi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZS5PdXRjb21lIlUKB091dGNvbWUSFwoTT1VUQ09NRV9VTlNQRUNJRklFRBAAEhMKD09VVENPTUVfQUJPUlRFRBABEhwKGE9VVENPTUVfQUxSRUFEWV9GSU5JU0hFRBACImkKD1Rva2VuaXplUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABIlCgRjaGF0GAMgASgLMhUua2lsbi5ydW50aW1lLnYxLkNoYXRIAEIICgZwcm9tcHQiJQoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKAUidwoRRGV0b2tlbml6ZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKAUSIAoTc2tpcF9zcGVjaWFsX3Rva2VucxgDIAEoCEgAiAEBQhYKFF9za2lwX3NwZWNpYWxfdG9rZW5zIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJKtABCgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhwKGEZJTklTSF9SRUFTT05fU1RPUF9UT0tFThABEh0KGUZJTklTSF9SRUFTT05fU1RPUF9TVFJJTkcQAhIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBADEhYKEkZJTklTSF9SRUFTT05fVElNRRAEEhkKFUZJTklTSF9SRUFTT05fQUJPUlRFRBAFEhcKE0ZJTklTSF9SRUFTT05fRVJST1IQBjLWAgoRR2VuZXJhdGlvblNlcnZpY2USUQoIR2VuZXJhdGUSIC5raWxuLnJ1bnRpbWUudjEuR2VuZXJhdGVSZXF1ZXN0GiEua2lsbi5ydW50aW1lLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJGCgVBYm9ydBIdLmtpbG4ucnVudGltZS52MS5BYm9ydFJlcXVlc3QaHi5raWxuLnJ1bnRpbWUudjEuQWJvcnRSZXNwb25zZRJPCghUb2tlbml6ZRIgLmtpbG4ucnVudGltZS52MS5Ub2tlbml6ZVJlcXVlc3QaIS5raWxuLnJ1bnRpbWUudjEuVG9rZW5pemVSZXNwb25zZRJVCgpEZXRva2VuaXplEiIua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXF1ZXN0GiMua2lsbi5ydW50aW1lLnYxLkRldG9rZW5pemVSZXNwb25zZUKIAQoTZGV2LmtpbG4ucnVudGltZS52MVABWidraWxuLmxvY2FsL2dvL2tpbG4vcnVudGltZS92MTtydW50aW1ldjGqAg9LaWxuLlJ1bnRpbWUuVjG6Ag1LaWxuUnVudGltZVYxygIPS2lsblxSdW50aW1lXFYx6gIRS2lsbjo6UnVudGltZTo6VjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_rpc_status]);
 
 /**
  * GenerateRequest is one prompt and how to continue it.
@@ -126,6 +126,13 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
    * @generated from field: string adapter = 13;
    */
   adapter: string;
+
+  /**
+   * What becomes of the sequence while the client does not read. Default: ABORT after the server's stall timeout.
+   *
+   * @generated from field: kiln.runtime.v1.StallPolicy stall_policy = 14;
+   */
+  stallPolicy?: StallPolicy;
 };
 
 /**
@@ -134,6 +141,79 @@ export type GenerateRequest = Message<"kiln.runtime.v1.GenerateRequest"> & {
  */
 export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_generation, 0);
+
+/**
+ * StallPolicy is what becomes of a sequence while its client does not read. Once a response has waited for the timeout, the
+ * call ends with ABORTED/CLIENT_STALLED. While another request waits for a slot, or an operation for running requests, a
+ * sequence that stands still ends so after the server's stall timeout, whatever its own is; in parts, too, if it has stood
+ * still for nineteen twentieths of its time.
+ *
+ * @generated from message kiln.runtime.v1.StallPolicy
+ */
+export type StallPolicy = Message<"kiln.runtime.v1.StallPolicy"> & {
+  /**
+   * What the sequence does.
+   *
+   * @generated from field: kiln.runtime.v1.StallPolicy.Action action = 1;
+   */
+  action: StallPolicy_Action;
+
+  /**
+   * Longest time without reading, from one second to the server's bound for the action, which is the default.
+   *
+   * @generated from field: google.protobuf.Duration timeout = 2;
+   */
+  timeout?: Duration;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.StallPolicy.
+ * Use `create(StallPolicySchema)` to create a new message.
+ */
+export const StallPolicySchema: GenMessage<StallPolicy> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_generation, 1);
+
+/**
+ * What the sequence does before the timeout.
+ *
+ * @generated from enum kiln.runtime.v1.StallPolicy.Action
+ */
+export enum StallPolicy_Action {
+  /**
+   * ABORT.
+   *
+   * @generated from enum value: ACTION_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * It stands still once as many events wait as the server keeps. The timeout is at most the server's stall timeout.
+   *
+   * @generated from enum value: ACTION_ABORT = 1;
+   */
+  ABORT = 1,
+
+  /**
+   * The same, for a timeout up to the server's longest one. Not with `output.logits`.
+   *
+   * @generated from enum value: ACTION_PAUSE = 2;
+   */
+  PAUSE = 2,
+
+  /**
+   * It goes on, and TokenDeltas that wait become one, until 4096 tokens and alternatives wait; then it stands still. The
+   * timeout is as with PAUSE. Not with `output.logits`.
+   *
+   * @generated from enum value: ACTION_COALESCE = 3;
+   */
+  COALESCE = 3,
+}
+
+/**
+ * Describes the enum kiln.runtime.v1.StallPolicy.Action.
+ */
+export const StallPolicy_ActionSchema: GenEnum<StallPolicy_Action> = /*@__PURE__*/
+  enumDesc(file_kiln_runtime_v1_generation, 1, 0);
 
 /**
  * OutputConstraint is what the generated text must match.
@@ -194,7 +274,7 @@ export type OutputConstraint = Message<"kiln.runtime.v1.OutputConstraint"> & {
  * Use `create(OutputConstraintSchema)` to create a new message.
  */
 export const OutputConstraintSchema: GenMessage<OutputConstraint> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 1);
+  messageDesc(file_kiln_runtime_v1_generation, 2);
 
 /**
  * Choices are texts of which one is generated.
@@ -215,7 +295,7 @@ export type Choices = Message<"kiln.runtime.v1.Choices"> & {
  * Use `create(ChoicesSchema)` to create a new message.
  */
 export const ChoicesSchema: GenMessage<Choices> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 2);
+  messageDesc(file_kiln_runtime_v1_generation, 3);
 
 /**
  * Chat is a conversation.
@@ -251,7 +331,7 @@ export type Chat = Message<"kiln.runtime.v1.Chat"> & {
  * Use `create(ChatSchema)` to create a new message.
  */
 export const ChatSchema: GenMessage<Chat> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 3);
+  messageDesc(file_kiln_runtime_v1_generation, 4);
 
 /**
  * ChatMessage is one turn. Templates see its fields under their names, and `content_parts` as `content`.
@@ -315,7 +395,7 @@ export type ChatMessage = Message<"kiln.runtime.v1.ChatMessage"> & {
  * Use `create(ChatMessageSchema)` to create a new message.
  */
 export const ChatMessageSchema: GenMessage<ChatMessage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 4);
+  messageDesc(file_kiln_runtime_v1_generation, 5);
 
 /**
  * ContentPart is a part of a turn.
@@ -368,7 +448,7 @@ export type ContentPart = Message<"kiln.runtime.v1.ContentPart"> & {
  * Use `create(ContentPartSchema)` to create a new message.
  */
 export const ContentPartSchema: GenMessage<ContentPart> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 5);
+  messageDesc(file_kiln_runtime_v1_generation, 6);
 
 /**
  * Media is the content of a part that is no text.
@@ -412,7 +492,7 @@ export type Media = Message<"kiln.runtime.v1.Media"> & {
  * Use `create(MediaSchema)` to create a new message.
  */
 export const MediaSchema: GenMessage<Media> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 6);
+  messageDesc(file_kiln_runtime_v1_generation, 7);
 
 /**
  * ToolCall is a call of a tool that was offered to the model.
@@ -447,7 +527,7 @@ export type ToolCall = Message<"kiln.runtime.v1.ToolCall"> & {
  * Use `create(ToolCallSchema)` to create a new message.
  */
 export const ToolCallSchema: GenMessage<ToolCall> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 7);
+  messageDesc(file_kiln_runtime_v1_generation, 8);
 
 /**
  * TokenIds is a sequence of tokens.
@@ -468,7 +548,7 @@ export type TokenIds = Message<"kiln.runtime.v1.TokenIds"> & {
  * Use `create(TokenIdsSchema)` to create a new message.
  */
 export const TokenIdsSchema: GenMessage<TokenIds> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 8);
+  messageDesc(file_kiln_runtime_v1_generation, 9);
 
 /**
  * SamplingParams chooses tokens. Unset is not zero: an unset field takes the default that GetDeployment reports, and
@@ -547,7 +627,7 @@ export type SamplingParams = Message<"kiln.runtime.v1.SamplingParams"> & {
  * Use `create(SamplingParamsSchema)` to create a new message.
  */
 export const SamplingParamsSchema: GenMessage<SamplingParams> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 9);
+  messageDesc(file_kiln_runtime_v1_generation, 10);
 
 /**
  * StopConditions end a sequence. The context's end always does.
@@ -589,7 +669,7 @@ export type StopConditions = Message<"kiln.runtime.v1.StopConditions"> & {
  * Use `create(StopConditionsSchema)` to create a new message.
  */
 export const StopConditionsSchema: GenMessage<StopConditions> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 10);
+  messageDesc(file_kiln_runtime_v1_generation, 11);
 
 /**
  * OutputOptions chooses what events carry.
@@ -627,7 +707,7 @@ export type OutputOptions = Message<"kiln.runtime.v1.OutputOptions"> & {
  * Use `create(OutputOptionsSchema)` to create a new message.
  */
 export const OutputOptionsSchema: GenMessage<OutputOptions> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 11);
+  messageDesc(file_kiln_runtime_v1_generation, 12);
 
 /**
  * InputCapture chooses steps whose inputs are written to a file, in safetensors format: `STEP.INPUT`, in the shapes of the
@@ -656,7 +736,7 @@ export type InputCapture = Message<"kiln.runtime.v1.InputCapture"> & {
  * Use `create(InputCaptureSchema)` to create a new message.
  */
 export const InputCaptureSchema: GenMessage<InputCapture> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 12);
+  messageDesc(file_kiln_runtime_v1_generation, 13);
 
 /**
  * GenerateResponse is one event of the stream.
@@ -722,7 +802,7 @@ export type GenerateResponse = Message<"kiln.runtime.v1.GenerateResponse"> & {
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 13);
+  messageDesc(file_kiln_runtime_v1_generation, 14);
 
 /**
  * Accepted reports how the request was understood.
@@ -771,7 +851,7 @@ export type Accepted = Message<"kiln.runtime.v1.Accepted"> & {
  * Use `create(AcceptedSchema)` to create a new message.
  */
 export const AcceptedSchema: GenMessage<Accepted> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 14);
+  messageDesc(file_kiln_runtime_v1_generation, 15);
 
 /**
  * TokenDelta holds tokens generated since the previous event.
@@ -799,7 +879,7 @@ export type TokenDelta = Message<"kiln.runtime.v1.TokenDelta"> & {
  * Use `create(TokenDeltaSchema)` to create a new message.
  */
 export const TokenDeltaSchema: GenMessage<TokenDelta> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 15);
+  messageDesc(file_kiln_runtime_v1_generation, 16);
 
 /**
  * Token is one generated token.
@@ -848,7 +928,7 @@ export type Token = Message<"kiln.runtime.v1.Token"> & {
  * Use `create(TokenSchema)` to create a new message.
  */
 export const TokenSchema: GenMessage<Token> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 16);
+  messageDesc(file_kiln_runtime_v1_generation, 17);
 
 /**
  * TokenLogprob is an alternative token.
@@ -883,7 +963,7 @@ export type TokenLogprob = Message<"kiln.runtime.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 17);
+  messageDesc(file_kiln_runtime_v1_generation, 18);
 
 /**
  * Finished ends a sequence.
@@ -955,7 +1035,7 @@ export type Finished = Message<"kiln.runtime.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 18);
+  messageDesc(file_kiln_runtime_v1_generation, 19);
 
 /**
  * Usage is what a sequence cost.
@@ -1032,7 +1112,7 @@ export type Usage = Message<"kiln.runtime.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 19);
+  messageDesc(file_kiln_runtime_v1_generation, 20);
 
 /**
  * BucketUsage tells how well an executable's static shape fitted.
@@ -1074,7 +1154,7 @@ export type BucketUsage = Message<"kiln.runtime.v1.BucketUsage"> & {
  * Use `create(BucketUsageSchema)` to create a new message.
  */
 export const BucketUsageSchema: GenMessage<BucketUsage> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 20);
+  messageDesc(file_kiln_runtime_v1_generation, 21);
 
 /**
  * AbortRequest names requests to end.
@@ -1102,7 +1182,7 @@ export type AbortRequest = Message<"kiln.runtime.v1.AbortRequest"> & {
  * Use `create(AbortRequestSchema)` to create a new message.
  */
 export const AbortRequestSchema: GenMessage<AbortRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 21);
+  messageDesc(file_kiln_runtime_v1_generation, 22);
 
 /**
  * AbortResponse tells what happened.
@@ -1123,7 +1203,7 @@ export type AbortResponse = Message<"kiln.runtime.v1.AbortResponse"> & {
  * Use `create(AbortResponseSchema)` to create a new message.
  */
 export const AbortResponseSchema: GenMessage<AbortResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 22);
+  messageDesc(file_kiln_runtime_v1_generation, 23);
 
 /**
  * Outcome of an abort.
@@ -1157,7 +1237,7 @@ export enum AbortResponse_Outcome {
  * Describes the enum kiln.runtime.v1.AbortResponse.Outcome.
  */
 export const AbortResponse_OutcomeSchema: GenEnum<AbortResponse_Outcome> = /*@__PURE__*/
-  enumDesc(file_kiln_runtime_v1_generation, 22, 0);
+  enumDesc(file_kiln_runtime_v1_generation, 23, 0);
 
 /**
  * TokenizeRequest holds what to tokenize.
@@ -1201,7 +1281,7 @@ export type TokenizeRequest = Message<"kiln.runtime.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 23);
+  messageDesc(file_kiln_runtime_v1_generation, 24);
 
 /**
  * TokenizeResponse holds token ids.
@@ -1222,7 +1302,7 @@ export type TokenizeResponse = Message<"kiln.runtime.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 24);
+  messageDesc(file_kiln_runtime_v1_generation, 25);
 
 /**
  * DetokenizeRequest holds token ids.
@@ -1257,7 +1337,7 @@ export type DetokenizeRequest = Message<"kiln.runtime.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 25);
+  messageDesc(file_kiln_runtime_v1_generation, 26);
 
 /**
  * DetokenizeResponse holds text.
@@ -1278,7 +1358,7 @@ export type DetokenizeResponse = Message<"kiln.runtime.v1.DetokenizeResponse"> &
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_generation, 26);
+  messageDesc(file_kiln_runtime_v1_generation, 27);
 
 /**
  * FinishReason is why a sequence ended.
@@ -1322,7 +1402,7 @@ export enum FinishReason {
   TIME = 4,
 
   /**
-   * Abort, ResetKVCache, LoadWeights or UnloadBundle ended it.
+   * Abort, ResetKVCache, LoadWeights or UnloadBundle ended it, or its client did not read while others wanted its slot.
    *
    * @generated from enum value: FINISH_REASON_ABORTED = 5;
    */
@@ -1354,8 +1434,11 @@ export const GenerationService: GenService<{
    * then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
    * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
    * a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-   * ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL with RetryInfo, UNAVAILABLE/RANK_DIED,
-   * UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, INTERNAL/ENGINE_FAILED, and
+   * INVALID_ARGUMENT/REQUEST_TOO_LARGE, ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and
+   * RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo, RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES,
+   * FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID where a token's logits are NaN or infinite,
+   * UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED,
+   * ABORTED/CLIENT_STALLED where the client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
    * DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
    *
    * @generated from rpc kiln.runtime.v1.GenerationService.Generate

@@ -1,4 +1,4 @@
-"""Files and directories that no other user of the host may read, whatever the umask."""
+"""Modes of files and directories that no other user of the host may read, whatever the umask."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.private_files import make_private_database, make_private_directory, open_private
+from bundle.file_modes import make_private_database, make_private_directory, open_private
 from bundle.verification import BlobVerifier
 from compiler_svc.database.engine import Database
 from edge.logs import LogConfig, _open_file

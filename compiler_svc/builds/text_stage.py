@@ -1,0 +1,89 @@
+"""The stage that tries a checkpoint's tokenizer and chat template, before anything is compiled for it.
+
+A bundle whose text does not load is worth nothing, and a runtime would find that out only when it loads it. They run as
+in a runtime: in a text process, within the same limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from bundle.manifest import Tokens
+from compiler_svc.builds.manifest_stage import TOKENIZER_FILE
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.errors import CheckpointInvalid
+from execution.forkserver.client import ForkserverClient
+from execution.text.control import EncodeChat, Encoded, EncodeText, Load
+from execution.text.errors import TextInvalid, TextLimitExceeded, TextRefused
+from execution.text.handle import TextLimits, TextProcess
+from execution.text.prompt import ChatMessage, ChatPrompt
+
+_TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+_CHAT_TEMPLATE: Final = "chat template"
+#: Regular expressions that backtrack do so over runs of one character.
+_PROBE: Final = "Hello, world! 1 + 1 = 2. 你好 🙂\n" + "".join(character * 64 for character in "aA1 .-=_\n你")
+_TURNS: Final = (ChatMessage("user", "Hello"), ChatMessage("assistant", "Hi."), ChatMessage("user", "1 + 1?"))
+_CHATS: Final = (ChatPrompt(_TURNS[:1]), ChatPrompt(_TURNS))
+
+
+def check_text(
+    checkpoint: Checkpoint, tokens: Tokens, forkserver: ForkserverClient, limits: TextLimits | None = None
+) -> tuple[str, ...]:
+    """Loads a checkpoint's tokenizer and chat template, makes tokens of a probe and renders two chats.
+
+    Args:
+        checkpoint: The checkpoint; one without `tokenizer.json` has no text.
+        tokens: Its special tokens.
+        forkserver: Where the process comes from.
+        limits: What the process may take; None for what it may take in a runtime.
+
+    Returns:
+        Warnings: a template may refuse a chat and take others.
+
+    Raises:
+        CheckpointInvalid: They cannot be read, reach a limit, or ask for results without bound.
+        TextProcessLost: The process ended by itself.
+    """
+    files = {file.name: file for file in checkpoint.tokenizer_files}
+    if TOKENIZER_FILE not in files:
+        return ()
+    load = Load.of(
+        files[TOKENIZER_FILE],
+        files.get(_TOKENIZER_CONFIG),
+        chat_template=checkpoint.chat_template,
+        tokens=tokens,
+    )
+    chats = () if checkpoint.chat_template is None else _CHATS
+    try:
+        return asyncio.run(_try(load, chats, forkserver, limits or TextLimits()))
+    except TextInvalid as error:
+        raise CheckpointInvalid(checkpoint.path, error.subject, error.detail, "what can be read") from error
+    except TextRefused as error:
+        subject = _CHAT_TEMPLATE if error.is_unbounded else TOKENIZER_FILE
+        raise CheckpointInvalid(checkpoint.path, subject, error.detail, "what takes any text") from error
+    except TextLimitExceeded as error:
+        subject = f"{TOKENIZER_FILE}, {_CHAT_TEMPLATE}"
+        value = f"{error.work} took more than {error.limit}"
+        raise CheckpointInvalid(checkpoint.path, subject, value, "what ends within the limits of a runtime") from error
+
+
+async def _try(
+    load: Load, chats: Sequence[ChatPrompt], forkserver: ForkserverClient, limits: TextLimits
+) -> tuple[str, ...]:
+    process = await TextProcess.start(load, forkserver, limits)
+    warnings = []
+    try:
+        await process.call(EncodeText(text=_PROBE), Encoded, "making tokens of a probe")
+        for chat in chats:
+            try:
+                await process.call(EncodeChat(prompt=chat), Encoded, "rendering a chat")
+            except TextRefused as error:
+                if error.is_unbounded:
+                    raise
+                count = len(chat.messages)
+                warnings.append(f"the chat template refuses a chat of {count} turns that users have: {error.detail}")
+    finally:
+        await process.close()
+    return tuple(warnings)

@@ -1,0 +1,107 @@
+"""Which tokenizers and chat templates a build refuses, in a text process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from bundle.manifest import Tokens
+from compiler_svc.builds.text_stage import check_text
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.errors import CheckpointInvalid
+from execution.forkserver.client import Forkserver
+from execution.text.handle import TextLimits, make_forkserver
+from tests.checkpoints.tokenizer_files import byte_level
+
+LIMITS = TextLimits(timeout_s=0.5, max_memory_bytes=300 << 20)
+TOKENS = Tokens(vocab_size=512, bos=1, eos=(2,), pad=0)
+TEMPLATE = "{% for message in messages %}{{ bos_token }}{{ message.content }}{% endfor %}"
+
+
+class Writer:
+    """Writes the checkpoint of a test."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def tokenizer(self, data: str) -> None:
+        (self._path / "tokenizer.json").write_text(data)
+
+    def template(self, source: str) -> None:
+        (self._path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+
+
+@pytest.fixture
+def writer(home: Path) -> Writer:
+    writer = Writer(home / "models/tiny")
+    writer.tokenizer(byte_level().to_str())
+    writer.template(TEMPLATE)
+    return writer
+
+
+@pytest.fixture(scope="module")
+def texts() -> Iterator[Forkserver]:
+    with closing(make_forkserver()) as forkserver:
+        yield forkserver
+
+
+@pytest.fixture
+def check(home: Path, texts: Forkserver) -> Callable[[], tuple[str, ...]]:
+    return lambda: check_text(Checkpoint.open(home / "models/tiny"), TOKENS, texts, LIMITS)
+
+
+def backtracking() -> str:
+    tokenizer = byte_level()
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"(?:(a+)+)+\1b"), "isolated")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, tokenizer.pre_tokenizer])
+    return tokenizer.to_str()
+
+
+def test_what_serves_passes(writer: Writer, check: Callable[[], tuple[str, ...]]) -> None:
+    assert check() == ()
+
+
+def test_a_template_may_refuse_chats(writer: Writer, check: Callable[[], tuple[str, ...]]) -> None:
+    writer.template("{% if messages | length > 1 %}{{ raise_exception('one turn at a time') }}{% endif %}")
+    (warning,) = check()
+    assert warning.endswith("3 turns that users have: one turn at a time")
+
+
+@pytest.mark.parametrize(
+    ("template", "detail"),
+    [
+        ("{{ 9 ** (9 ** 9) }}", "**"),
+        ("{{ ('a' * 3000000000) | length }}", "a repetition"),
+        ("{{ '{:>3000000000}'.format(1) }}", "a width"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "took more than"),
+        ("{% for", "line 1"),
+    ],
+    ids=["power", "repetition", "width", "loops", "syntax"],
+)
+def test_templates_that_cannot_serve_are_refused(
+    writer: Writer, check: Callable[[], tuple[str, ...]], template: str, detail: str
+) -> None:
+    writer.template(template)
+    with pytest.raises(CheckpointInvalid) as caught:
+        check()
+    assert "chat template" in caught.value.subject
+    assert detail in caught.value.violations[0].value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [byte_level().to_str()[:2000], "{}", backtracking()],
+    ids=["truncated", "empty", "backtracking"],
+)
+def test_tokenizers_that_cannot_serve_are_refused(
+    writer: Writer, check: Callable[[], tuple[str, ...]], data: str
+) -> None:
+    writer.tokenizer(data)
+    with pytest.raises(CheckpointInvalid) as caught:
+        check()
+    assert "tokenizer" in caught.value.subject
