@@ -14,7 +14,6 @@ from runtime_svc.deployments.file_watch import FileWatch
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, hold, raises, serve_runtime, token_request, tokens_of
 
-
 WEIGHTS = "weights/tp0_sharded_checkpoint.safetensors"
 
 
