@@ -29,14 +29,12 @@ class ProgramUnsupported(LoweringError):
 
 
 class LoweringFailed(LoweringError):
-    """A lowering process that ended without an executable."""
+    """A lowering process that ended without an executable. The compiler's log has what the process wrote last."""
 
     reason = "LOWERING_FAILED"
 
-    def __init__(self, tag: str, how: str, log_tail: str) -> None:
-        super().__init__(
-            f"lowering of {tag} ended with {how}; its log ends:\n{log_tail}", tag=tag, how=how, log=log_tail
-        )
+    def __init__(self, tag: str, how: str) -> None:
+        super().__init__(f"lowering of {tag} ended with {how}; the compiler's log says more", tag=tag, how=how)
 
 
 class LoweringMemoryExceeded(LoweringError):

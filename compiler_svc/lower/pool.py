@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Final
 
 import msgspec
+import structlog
 
 from bundle.confinement import LOWERING
 from bundle.shortage import find_shortage, outlast_shortages
@@ -32,6 +33,8 @@ LOWERING_ENVIRONMENT: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **INDUCTOR_
 #: Named, not imported: the module loads torch, which the service must not.
 _LOWERING_PROCESS: Final = "compiler_svc.lower.process"
 _LOG_TAIL_LINES: Final = 40
+
+_log = structlog.get_logger("build")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,10 @@ class LoweringPool:
             limit_bytes = self._memory_limit_bytes
             if limit_bytes is not None and memory.explains_end(limit_bytes + job.reserved_bytes, job.log_path):
                 raise LoweringMemoryExceeded(job.tag, limit_bytes)
-            failed = LoweringFailed(job.tag, _describe_end(exit_code), _tail(job.log_path))
-            raise find_shortage(failed) or failed
+            how, tail = _describe_end(exit_code), _tail(job.log_path)
+            # It quotes generated code and directories of this host, so no client gets it.
+            _log.error("lowering failed", tag=job.tag, how=how, output=tail)
+            raise find_shortage(RuntimeError(tail)) or LoweringFailed(job.tag, how)
         return outcome
 
     async def _run(self, job: LoweringJob) -> tuple[int | None, MemoryWatch]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from bundle.reader import open_bundle
 from runtime_svc.deployments.file_watch import FileWatch
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, hold, raises, serve_runtime, token_request, tokens_of
+
+WEIGHTS = "weights/tp0_sharded_checkpoint.safetensors"
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +39,22 @@ def overwrite(path: Path) -> None:
 
 
 async def test_streams_end_and_the_damage_is_named(tmp_path: Path) -> None:
+    # To render the traceback of a failed engine takes seconds.
+    with capture_logs() as logs:
+        await damage_what_is_served(tmp_path)
+    assert [log["title"] for log in logs if log["event"] == "a mapped file has changed"] == [WEIGHTS]
+
+
+async def damage_what_is_served(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as served:
         digest = served.publish()
         await served.load("story", "d")
         stream = await hold(served, token_request([5]))
         overwrite(find_weights(served, digest))
         async with raises("UNAVAILABLE", "MAPPED_FILE_CHANGED"):
-            async for _ in stream:
-                pass
+            async with asyncio.timeout(5):
+                async for _ in stream:
+                    pass
         deployment = await served.wait_for_state("FAILED", "d")
         assert "is corrupt" in deployment.message
 

@@ -56,15 +56,16 @@ def _nothing_is_left() -> None:
     assert not [one for one in own_children() if lives(one) and name_of(one) in (CHILD, "cc1plus")]
 
 
-async def test_a_failing_child_is_named_with_the_end_of_its_log(
-    stage_toy: StageToy, lowerings: ForkserverClient
+async def test_a_failing_child_is_named_and_the_end_of_its_output_is_logged(
+    stage_toy: StageToy, lowerings: ForkserverClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool = LoweringPool(lowerings, num_processes=2, timeout_s=120)
     with pytest.raises(LoweringFailed) as caught:
         await pool.lower([spoil(stage_toy("bad", 1))])
     assert caught.value.metadata["tag"] == "bad"
-    assert str(caught.value).startswith("lowering of bad ended with exit code 1; its log ends:")
-    assert "Traceback (most recent call last):" in caught.value.metadata["log"]
+    assert str(caught.value) == "lowering of bad ended with exit code 1; the compiler's log says more"
+    assert caught.value.metadata.keys() == {"tag", "how"}, "clients see them, and output names files of the host"
+    assert "Traceback (most recent call last):" in capsys.readouterr().out
 
 
 async def test_one_failure_ends_the_others(stage_toy: StageToy, lowerings: ForkserverClient) -> None:
