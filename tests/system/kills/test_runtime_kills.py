@@ -19,7 +19,7 @@ from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.leftovers import Moment, find_leaks, find_left
 from tests.memory_files import list_mapped, list_opened
-from tests.processes import living_descendants, name_of
+from tests.processes import lives, living_descendants, name_of
 from tests.servers.stack import Stack, token_request
 from tests.system.fleet import Fleet, assert_serves, provide_fleet, run_until
 from tests.system.kills.runtime_matrix import REASONS, RUNTIME_KILLS, Kill
@@ -160,6 +160,8 @@ def slay(process: RuntimeProcess, name: str) -> list[psutil.Process]:
         process.kill()
     elif victim is not None:
         os.kill(victim.pid, signal.SIGKILL)
+        # A dying forkserver still takes requests until the kernel has closed its sockets.
+        wait_until(lambda: not lives(victim))
     return ranks
 
 
