@@ -24,7 +24,7 @@ BALLAST: Final = "ballast"
 FEW_DESCRIPTORS: Final = 4
 NOT_READY: Final = frozenset({"DEPLOYMENT_NOT_READY"})
 SHORT: Final = frozenset({"RESOURCES_SHORT"})
-TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST", "TEXT_LIMIT_EXCEEDED"})
+TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST", "PROMPT_LIMIT_EXCEEDED"})
 NO_TEXT_PROCESSES: Final = "text processes, which do not exist yet"
 
 
