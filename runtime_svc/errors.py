@@ -30,7 +30,10 @@ KilnError
     ├── LoadInProgress
     ├── LoadQuarantined             a load that has taken the runtime down too often
     ├── BundleSourceUnavailable
-    ├── BundleSourceCorrupt         and three more: see runtime_svc.bundles.errors
+    ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
+    ├── BundleSourceRefused         see runtime_svc.bundles.errors
+    ├── CompilerTokenInvalid        see runtime_svc.bundles.errors
+    ├── BlobExposed                 see runtime_svc.bundles.errors
     ├── BucketExceeded              more tokens, positions or rows than any executable has
     ├── TooManyCaptures             see runtime_svc.captures.errors
     ├── CaptureUnwritable           see runtime_svc.captures.errors
