@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from execution.text.detokenizer import REPLACEMENT
 
 # Bounded, because a vocabulary has up to some hundred thousand tokens; a few thousand of them are frequent.
-_NUM_CACHED: int = 8192
+_NUM_CACHED: Final = 8192
 
 
 class TokenDecoder(ABC):
