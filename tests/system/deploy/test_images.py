@@ -120,7 +120,7 @@ def generated(containers: dict[str, Container], scratch: Path) -> str:
         before = _listing(scratch / "volumes" / "store")
         deployment = runtime.load_bundle(f"tiny:v{compiled.version}", "demo", timeout_s=120)
         assert deployment.roles[0].bundle_digest == compiled.digest
-        completion = runtime.complete("demo", PROMPT, max_new_tokens=8)
+        completion = runtime.complete("demo", PROMPT, max_new_tokens=8, temperature=0.0)
         assert _listing(scratch / "volumes" / "store") == before  # which the runtime's mount would not let it change
     assert completion.usage.generated_tokens == 8
     return completion.text
@@ -187,7 +187,7 @@ def test_volumes_outlive_the_containers_and_tls_changes_nothing(
         deadline = time.monotonic() + 60
         while runtime.get_deployment("demo").state != Deployment.STATE_READY and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert runtime.complete("demo", PROMPT, max_new_tokens=8).text == generated
+        assert runtime.complete("demo", PROMPT, max_new_tokens=8, temperature=0.0).text == generated
         runtime.load_weights("demo", "tiny:v1")  # which asks the compiler, over TLS
 
 
