@@ -155,7 +155,7 @@ class TextProcess:
         Raises:
             TextRefused: The template or the tokenizer refuses the prompt.
             TextLimitExceeded: The call has reached a limit. The process has ended.
-            TextProcessLost: The process has ended by itself.
+            TextProcessLost: The process has ended by itself, or stood still.
         """
         answer = await self._exchange(call, work, self._limits.timeout_s)
         if isinstance(answer, Refused):
@@ -223,14 +223,16 @@ class TextProcess:
         begun_s, begun_cpu_s = loop.time(), self._read_cpu_s()
 
         def look() -> None:
+            error: TextLimitExceeded | TextProcessLost
             if self._read_cpu_s() - begun_cpu_s > timeout_s:
-                limit = f"{timeout_s:g} s of processor time"
+                error = TextLimitExceeded(work, f"{timeout_s:g} s of processor time")
             elif loop.time() - begun_s > CLOCK_FACTOR * timeout_s:
-                limit = f"{CLOCK_FACTOR * timeout_s:g} s"
+                # The prompt is not to blame: the process was stopped, or got no processor.
+                error = TextProcessLost(work, f"no answer for {CLOCK_FACTOR * timeout_s:g} s")
             else:
                 return
             if not next_answer.done():
-                next_answer.set_exception(TextLimitExceeded(work, limit))
+                next_answer.set_exception(error)
 
         return look
 

@@ -24,8 +24,7 @@ BALLAST: Final = "ballast"
 FEW_DESCRIPTORS: Final = 4
 NOT_READY: Final = frozenset({"DEPLOYMENT_NOT_READY"})
 SHORT: Final = frozenset({"RESOURCES_SHORT"})
-TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST", "PROMPT_LIMIT_EXCEEDED"})
-NO_TEXT_PROCESSES: Final = "text processes, which do not exist yet"
+TEXT_LOST: Final = frozenset({"TEXT_PROCESS_LOST"})
 
 
 @dataclass(frozen=True)
@@ -156,14 +155,13 @@ FAULTS: Final = (
         (1.0, 6.0),
         streams=RANKS_LOST | SHORT | {""},
         calls=RANKS_LOST | NOT_READY | SHORT | {""},
-        awaits="recovery from a shortage of descriptors: one OSError makes the deployment FAILED for good",
     ),
     *(
-        Fault(name, 2, signal_one(named(process), number), ends=True, streams=TEXT_LOST, calls=TEXT_LOST, awaits=reason)
-        for name, process, number, reason in (
-            ("kill a text process", "kiln-text", signal.SIGKILL, NO_TEXT_PROCESSES),
-            ("stop a text process", "kiln-text", signal.SIGSTOP, NO_TEXT_PROCESSES),
-            ("kill the forkserver of text processes", "kiln-texts", signal.SIGKILL, NO_TEXT_PROCESSES),
+        Fault(name, 2, signal_one(named(process), number), ends=True, streams=TEXT_LOST, calls=TEXT_LOST)
+        for name, process, number in (
+            ("kill a text process", "kiln-text", signal.SIGKILL),
+            ("stop a text process", "kiln-text", signal.SIGSTOP),
+            ("kill the forkserver of text processes", "kiln-texts", signal.SIGKILL),
         )
     ),
 )

@@ -204,7 +204,6 @@ OPERATIONS: Final = (
         "serve a hostile template",
         3,
         serve_hostile_template,
-        awaits="text processes: today such a template stops the runtime for ever",
     ),
 )
 

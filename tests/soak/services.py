@@ -39,7 +39,13 @@ DEGREES: Final = (1, 2)
 
 STALL_TIMEOUT_S: Final = 5
 #: What makes hung ranks and clients that do not read pass in seconds.
-OPTIONS: Final = ("--min-step-timeout=2", f"--stall-timeout={STALL_TIMEOUT_S}", "--cores=6", "--queue-capacity=48")
+OPTIONS: Final = (
+    "--min-step-timeout=2",
+    "--text-timeout=2",
+    f"--stall-timeout={STALL_TIMEOUT_S}",
+    "--cores=6",
+    "--queue-capacity=48",
+)
 DISK_BYTES: Final = 192 << 20
 
 

@@ -11,9 +11,8 @@ _LOST: Final = frozenset({"RANK_DIED", "DEPLOYMENT_NOT_READY"})
 #: runtime itself are interrupted.
 REASONS: Final[Mapping[str, frozenset[str]]] = {
     "runtime": frozenset({"INTERRUPTED"}),
-    **dict.fromkeys(
-        ("kiln-forkserver", "kiln-rank-0", "kiln-rank-1"), frozenset({"RANK_DIED", "DEPLOYMENT_NOT_READY"})
-    ),
+    **dict.fromkeys(("kiln-forkserver", "kiln-rank-0", "kiln-rank-1"), _LOST),
+    **dict.fromkeys(("kiln-texts", "kiln-text"), frozenset({"TEXT_PROCESS_LOST"})),
 }
 
 
@@ -41,14 +40,17 @@ def cross(action: str, victims: Collection[str], points: Collection[str]) -> Ite
             yield Kill(action, victim, point)
 
 
+_TEXTS: Final = ("kiln-texts", "kiln-text")
 _RANKS: Final = ("kiln-rank-0", "kiln-rank-1")
 
 RUNTIME_KILLS: Final = (
     *cross("load", ("runtime",), ("RESOLVE", "FETCH", "VERIFY", "MAP", "WARMUP")),
     *cross("load", ("kiln-forkserver", *_RANKS), ("MAP", "WARMUP")),
+    *cross("load", _TEXTS, ("MAP",)),
     *cross("swap", ("runtime", "kiln-forkserver"), ("FETCH", "VERIFY", "MAP", "SWAP")),
     *cross("swap", _RANKS, ("VERIFY", "MAP", "SWAP")),
     *cross("generate", ("runtime", "kiln-forkserver", *_RANKS), ("1", "50")),
+    *cross("tokenize", _TEXTS, ("0", "2")),
     *cross("capture", ("runtime", "kiln-rank-1"), ("20",)),
     *cross("reset", ("runtime", "kiln-forkserver", "kiln-rank-0"), ("0", "2")),
     *cross("unload", ("runtime", "kiln-forkserver", "kiln-rank-0"), ("0", "2")),

@@ -15,6 +15,7 @@ import grpc
 import psutil
 import pytest
 from grpc_status import rpc_status
+from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from tests.leftovers import Moment, find_leaks, find_left
@@ -113,6 +114,14 @@ def generate(
             reached()
 
 
+def tokenize(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
+    request = generation.TokenizeRequest(deployment_id="d", text="Once upon a time " * 2000)
+    answer = process.generation.Tokenize.future(request, timeout=60)
+    time.sleep(int(point) / 1000)
+    reached()
+    answer.result()
+
+
 def capture(process: RuntimeProcess, fleet: Fleet, point: str, reached: Callable[[], None]) -> None:
     generate(process, fleet, point, reached, captured_steps=100)
 
@@ -138,6 +147,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "load": load,
     "swap": swap,
     "generate": generate,
+    "tokenize": tokenize,
     "capture": capture,
     "reset": reset,
     "unload": unload,
