@@ -87,7 +87,7 @@ OPTIONS: Final = (
     Option("cache", PATH, "directory for the code generator's caches", is_required=True),
     Option("max-builds", COUNT, "builds that run at once", default=1),
     Option("max-waiting", COUNT, "compiles that may wait beside them", default=16),
-    Option("max-builds-per-principal", COUNT, "builds that one principal may have, running or waiting", default=8),
+    Option("max-builds-per-principal", COUNT, "builds that one principal may have, running or waiting", default=16),
     Option(
         "lowerings",
         COUNT,
