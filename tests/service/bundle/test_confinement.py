@@ -26,6 +26,9 @@ def run_apart(act: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
         code = 1
+        # What the tests run under may have many files open, and a shell's background job ignores this signal.
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
         try:
             act()
             code = 0
