@@ -37,13 +37,15 @@ class GenerationServiceStub:
     """Generates one or more sequences for a prompt. The stream is: one Accepted, any number of TokenDelta, and exactly one
     Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status, and the call
     then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
-    a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-    INVALID_ARGUMENT/REQUEST_TOO_LARGE, ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and
-    RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo, RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES,
-    FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID where a token's logits are NaN or infinite,
-    UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED,
-    ABORTED/CLIENT_STALLED where the client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
+    with a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
+    the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
+    were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
+    ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
+    RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
+    where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
+    UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
+    client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
@@ -52,11 +54,13 @@ class GenerationServiceStub:
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     """Turns text or a chat into the token ids that Generate would use.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED,
+    UNAVAILABLE/TEXT_PROCESS_LOST, RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
     """Turns token ids into text.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, UNAVAILABLE/TEXT_PROCESS_LOST,
+    RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
 
 @_typing.type_check_only
@@ -68,13 +72,15 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Generates one or more sequences for a prompt. The stream is: one Accepted, any number of TokenDelta, and exactly one
     Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status, and the call
     then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
-    a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-    INVALID_ARGUMENT/REQUEST_TOO_LARGE, ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and
-    RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo, RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES,
-    FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID where a token's logits are NaN or infinite,
-    UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED,
-    ABORTED/CLIENT_STALLED where the client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
+    with a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
+    the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
+    were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
+    ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
+    RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
+    where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
+    UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
+    client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
@@ -83,11 +89,13 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text or a chat into the token ids that Generate would use.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED,
+    UNAVAILABLE/TEXT_PROCESS_LOST, RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Turns token ids into text.
-    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, UNAVAILABLE/TEXT_PROCESS_LOST,
+    RESOURCE_EXHAUSTED/QUEUE_FULL.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -102,13 +110,15 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Generates one or more sequences for a prompt. The stream is: one Accepted, any number of TokenDelta, and exactly one
         Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status, and the call
         then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID with
-        a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-        INVALID_ARGUMENT/REQUEST_TOO_LARGE, ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and
-        RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo, RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES,
-        FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID where a token's logits are NaN or infinite,
-        UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED,
-        ABORTED/CLIENT_STALLED where the client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
+        with a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
+        the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
+        were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
+        ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
+        RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
+        where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
+        UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
+        client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
         DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
         """
 
@@ -129,7 +139,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.TokenizeResponse, _abc.Awaitable[_generation_pb2.TokenizeResponse]]:
         """Turns text or a chat into the token ids that Generate would use.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED,
+        UNAVAILABLE/TEXT_PROCESS_LOST, RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
 
     @_abc_1.abstractmethod
@@ -139,7 +150,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.DetokenizeResponse, _abc.Awaitable[_generation_pb2.DetokenizeResponse]]:
         """Turns token ids into text.
-        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, RESOURCE_EXHAUSTED/QUEUE_FULL.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, INVALID_ARGUMENT/REQUEST_INVALID, UNAVAILABLE/TEXT_PROCESS_LOST,
+        RESOURCE_EXHAUSTED/QUEUE_FULL.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
