@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ CONFIG: Final = {
     }
 }
 _SMALL: Final = {"neuron_config": CONFIG["neuron_config"] | {"token_generation_buckets": [16]}}
+#: Its golden check runs in ranks; that of one rank runs in the build itself.
+_PAIR: Final = {"neuron_config": _SMALL["neuron_config"] | {"tp_degree": 2}}
 
 
 class RestartedCompiler:
@@ -138,24 +141,16 @@ def number_of(identity: str) -> str:
     return identity.partition("/")[0]
 
 
-async def compile_(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
-    """A build of its own: the salt is part of every cache key."""
+async def build(
+    config: Mapping[str, object],
+    level: pb.OptimizationLevel.ValueType,
+    compiler: RestartedCompiler,
+    identity: str,
+    announce: Callable[[str], None],
+) -> Outcome:
+    """Compiles a bundle of its own: the salt is part of every cache key."""
     operation = await compiler.running.client.compile(
-        config_json=json.dumps(CONFIG),
-        optimization_level=pb.OPTIMIZATION_LEVEL_O0,
-        request_id=identity,
-        salt=number_of(identity),
-    )
-    announce(operation.name)
-    return await finish(compiler, operation.name)
-
-
-async def lower(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
-    operation = await compiler.running.client.compile(
-        config_json=json.dumps(_SMALL),
-        optimization_level=pb.OPTIMIZATION_LEVEL_O1,
-        request_id=identity,
-        salt=number_of(identity),
+        config_json=json.dumps(config), optimization_level=level, request_id=identity, salt=number_of(identity)
     )
     announce(operation.name)
     return await finish(compiler, operation.name)
@@ -216,8 +211,9 @@ async def _import(compiler: RestartedCompiler, name: str, digest: str, *, alias:
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
-    "compile": compile_,
-    "lower": lower,
+    "compile": partial(build, CONFIG, pb.OPTIMIZATION_LEVEL_O0),
+    "lower": partial(build, _SMALL, pb.OPTIMIZATION_LEVEL_O1),
+    "compile for two ranks": partial(build, _PAIR, pb.OPTIMIZATION_LEVEL_O0),
     "shard": shard,
     "plan": plan,
     "import": import_,

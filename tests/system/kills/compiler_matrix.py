@@ -26,6 +26,7 @@ REASONS: Final[Mapping[str, frozenset[str]]] = {
     "kiln-lowering": frozenset({"LOWERING_FAILED"}),
     "cc1plus": frozenset({"LOWERING_FAILED"}),
     "kiln-rank-0": frozenset({"RANK_DIED"}),
+    "kiln-rank-1": frozenset({"RANK_DIED"}),
 }
 
 
@@ -92,6 +93,7 @@ _STAGES: Final = (
     Message("comparing logits with the reference", 0.1),
 )
 _LAST: Final = (Message("publishing"), blobs(3), listed(1))
+_RANKS: Final = ("kiln-rank-0", "kiln-rank-1")
 _SHARES: Final = (After(0.2), After(0.5), After(0.8))
 
 COMPILER_KILLS: Final = (
@@ -99,8 +101,7 @@ COMPILER_KILLS: Final = (
     *cross("compile", ("compiler", "kiln-build"), _LAST),
     Kill("compile", "compiler", RESULT),
     Kill("compile", "kiln-text", Running("kiln-text")),
-    Kill("compile", "kiln-rank-0", Running("kiln-rank-0")),
-    Kill("compile", "kiln-rank-0", Running("kiln-rank-0", 0.3)),
+    *cross("compile for two ranks", _RANKS, (Running("kiln-rank-1"), Running("kiln-rank-1", 0.3))),
     *cross("lower", ("compiler", "kiln-builds", "kiln-build"), (Running("kiln-lowering", 1),)),
     Kill("lower", "kiln-lowerings", Running("kiln-lowerings", 0.5)),
     Kill("lower", "kiln-lowerings", Running("kiln-lowering", 0.5)),

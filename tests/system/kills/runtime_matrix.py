@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+TEXTS: Final = ("kiln-texts", "kiln-text")
 _LOST: Final = frozenset({"RANK_DIED", "DEPLOYMENT_NOT_READY"})
 #: Victim -> reasons with which calls may end because of its death. They may also come to their end, and those of the
 #: runtime itself are interrupted.
 REASONS: Final[Mapping[str, frozenset[str]]] = {
     "runtime": frozenset({"INTERRUPTED"}),
     **dict.fromkeys(("kiln-forkserver", "kiln-rank-0", "kiln-rank-1"), _LOST),
-    **dict.fromkeys(("kiln-texts", "kiln-text"), frozenset({"TEXT_PROCESS_LOST"})),
+    **dict.fromkeys(TEXTS, frozenset({"TEXT_PROCESS_LOST"})),
 }
 
 
@@ -40,17 +41,16 @@ def cross(action: str, victims: Collection[str], points: Collection[str]) -> Ite
             yield Kill(action, victim, point)
 
 
-_TEXTS: Final = ("kiln-texts", "kiln-text")
 _RANKS: Final = ("kiln-rank-0", "kiln-rank-1")
 
 RUNTIME_KILLS: Final = (
     *cross("load", ("runtime",), ("RESOLVE", "FETCH", "VERIFY", "MAP", "WARMUP")),
     *cross("load", ("kiln-forkserver", *_RANKS), ("MAP", "WARMUP")),
-    *cross("load", _TEXTS, ("MAP",)),
+    *cross("load", TEXTS, ("MAP",)),
     *cross("swap", ("runtime", "kiln-forkserver"), ("FETCH", "VERIFY", "MAP", "SWAP")),
     *cross("swap", _RANKS, ("VERIFY", "MAP", "SWAP")),
     *cross("generate", ("runtime", "kiln-forkserver", *_RANKS), ("1", "50")),
-    *cross("tokenize", _TEXTS, ("0", "2")),
+    *cross("tokenize", TEXTS, ("0", "2")),
     *cross("capture", ("runtime", "kiln-rank-1"), ("20",)),
     *cross("reset", ("runtime", "kiln-forkserver", "kiln-rank-0"), ("0", "2")),
     *cross("unload", ("runtime", "kiln-forkserver", "kiln-rank-0"), ("0", "2")),

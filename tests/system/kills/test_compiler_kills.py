@@ -28,7 +28,7 @@ KEPT_CHILDREN: Final = {"kiln-plans", "kiln-builds", "kiln-lowerings"}
 #: A victim may have ended before the signal came: as often the action is done again.
 ATTEMPTS: Final = 8
 #: Actions that a compiler resumes when it is started again.
-OPERATIONS: Final = {"compile", "lower", "shard"}
+OPERATIONS: Final = {"compile", "compile for two ranks", "lower", "shard"}
 _numbers = count()
 _durations_s: dict[str, float] = {}
 

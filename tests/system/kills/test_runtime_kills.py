@@ -23,7 +23,7 @@ from tests.memory_files import list_mapped, list_opened
 from tests.processes import lives, living_descendants, name_of
 from tests.servers.stack import Stack, token_request
 from tests.system.fleet import Fleet, assert_serves, provide_fleet, run_until
-from tests.system.kills.runtime_matrix import REASONS, RUNTIME_KILLS, Kill
+from tests.system.kills.runtime_matrix import REASONS, RUNTIME_KILLS, TEXTS, Kill
 from tests.system.runtime_process import (
     PROMPT,
     RuntimeProcess,
@@ -199,7 +199,8 @@ def disturb(process: RuntimeProcess, fleet: Fleet, kill: Kill) -> str:
     assert ranks is not None, f"no {kill.point}: {reason}"
     if kill.victim == "runtime":
         process.start()
-    wait_until(lambda: has_noticed(process, ranks))
+    if kill.victim not in TEXTS:
+        wait_until(lambda: has_noticed(process, ranks))
     return reason
 
 
@@ -218,6 +219,8 @@ def settle(process: RuntimeProcess, fleet: Fleet) -> None:
     if not process.ids():
         process.load(fleet.story)
     assert_serves(process, fleet)
+    # Text processes, and their forkserver, start again when a prompt of text comes.
+    process.generation.Tokenize(generation.TokenizeRequest(deployment_id="d", text="Once"))
 
 
 def check(process: RuntimeProcess, moment: Moment) -> None:
