@@ -5,13 +5,19 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Final
 
+from bundle.reference import parse_reference
 from edge.access.principal import Scope
 from edge.access.rules import ANY_SCOPE, Rules, name_methods, needs
 
 
 def _read_moved_alias(request: Any) -> str:
-    """Reads the alias that a SetAlias moves: `NAME@ALIAS` of a reference `NAME`, `NAME:vN` or `NAME@OTHER`."""
-    return f"{request.ref.partition('@')[0].partition(':')[0]}@{request.alias}"
+    """Reads the alias that a SetAlias moves: `NAME@ALIAS` of a reference `NAME`, `NAME:vN` or `NAME@OTHER`.
+
+    Raises:
+        RefInvalid: The reference is malformed.
+    """
+    # A digest has no name, so that of the alias is empty; the method refuses it.
+    return f"{parse_reference(request.ref).name or ''}@{request.alias}"
 
 
 def _read_alias(request: Any) -> str | None:

@@ -40,7 +40,6 @@ class Fault:
         ends: Whether the processes that `act` returned have to end.
         streams: Reasons with which streams may end meanwhile.
         calls: Reasons with which calls of the control plane may end meanwhile.
-        awaits: Why the row is left out, such as what the runtime does not survive yet; empty if it is on.
         needs_small_disk: Whether it fills the disk.
     """
 
@@ -52,7 +51,6 @@ class Fault:
     ends: bool = False
     streams: frozenset[str] = RANKS_LOST
     calls: frozenset[str] = RANKS_LOST | NOT_READY
-    awaits: str = ""
     needs_small_disk: bool = False
 
 
@@ -208,8 +206,6 @@ async def _wait_until_ended(site: Site, fault: Fault, processes: list[psutil.Pro
 def choose_faults(services: Services) -> tuple[list[Fault], dict[str, str]]:
     """The rows that are on here, and by name why others are not."""
     reasons = {
-        fault.name: fault.awaits or ("a small disk takes root" if fault.needs_small_disk else "")
-        for fault in FAULTS
-        if fault.awaits or (fault.needs_small_disk and not services.is_small)
+        fault.name: "a small disk takes root" for fault in FAULTS if fault.needs_small_disk and not services.is_small
     }
     return [fault for fault in FAULTS if fault.name not in reasons], reasons

@@ -39,14 +39,12 @@ class Operation:
         weight: How often it is chosen, in proportion.
         act: Makes the calls.
         streams: Reasons with which streams may end meanwhile.
-        awaits: Why the row is left out; empty if it is on.
     """
 
     name: str
     weight: int
     act: Callable[[Site, str, random.Random], Awaitable[None]]
     streams: frozenset[str] = NONE
-    awaits: str = ""
 
 
 async def drain(call: Any) -> None:

@@ -100,8 +100,6 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
     """
     site, sampler = Site(services), MemorySampler(services.memory_groups)
     faults, left_out = choose_faults(services)
-    operations = [one for one in OPERATIONS if not one.awaits]
-    left_out |= {one.name: one.awaits for one in OPERATIONS if one.awaits}
     stalls: dict[str, Any] = {}
     try:
         await site.learn()
@@ -119,7 +117,7 @@ async def soak(services: Services, *, minutes: float, seed: int, show: Progress)
                     tasks.create_task(run_lane(lane, random.Random(f"{seed} {lane.name}"), over))
                     for lane in (
                         Lane("faults", faults, partial(inflict, site), FAULT_PAUSE_S),
-                        Lane("operations", operations, partial(perform, site), OPERATION_PAUSE_S),
+                        Lane("operations", OPERATIONS, partial(perform, site), OPERATION_PAUSE_S),
                     )
                 ]
                 while not over.is_set():

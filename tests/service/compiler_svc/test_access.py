@@ -62,6 +62,11 @@ async def test_an_alias_is_moved_by_those_who_may(home: Path) -> None:
             )
         )
         assert refused.reason == "ALIAS_FORBIDDEN"
+        # The name is read as the method reads it; what that refuses is refused alike.
+        for ref in ("sha256:" + "0" * 64, "tiny:v1@staging"):
+            request = bundle_pb2.SetAliasRequest(ref=ref, alias="prod")
+            refused = await refusal(client.bundles.SetAlias(request, metadata=allow("promote", "alice", "*")))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REF_INVALID")
         # A planner may not remove anything.
         planner = allow("compile")
         await client.compiler.PlanCompile(pb.PlanCompileRequest(model="tiny", config_json="{}"), metadata=planner)
