@@ -31,8 +31,8 @@ $(VENV)/.installed: pyproject.toml $(DISTRIBUTIONS:=/pyproject.toml) $(wildcard 
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# What CI runs: the static checks, then every test but the slow ones. Three workers for two cores, because tests wait about a
-# third of their time for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
+# What CI runs: the static checks, then every test but the slow ones. Three workers for two cores, because many tests
+# wait for processes; a file to each at a time, in the order of tests/rings.py: the longest first.
 test: lint
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
