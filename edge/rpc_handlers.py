@@ -39,6 +39,8 @@ _FACTORIES: Final = {
 
 #: Orchestrators and tools make these calls every second.
 _PROBES: Final = ("/grpc.health.", "/grpc.reflection.")
+#: Looks at a stream's write in the time that a client has to read.
+_LOOKS: Final = 8
 
 
 def is_probe(method: str) -> bool:
@@ -187,13 +189,15 @@ class _StallTimer:
     """Ends the block that it surrounds with ClientStalled if a write in it takes too long.
 
     There is one timer for all writes. It is not moved by each of them, which would take several microseconds of every
-    token, but looks when it fires whether the write that is under way has had its time.
+    token; it looks several times in a timeout at the write that is under way. Time in which the server itself did not
+    run counts as one look, however long it was: the client could not be served then.
     """
 
     def __init__(self, timeout_s: float) -> None:
         """Watches nothing before it is entered."""
         self._timeout_s = timeout_s
-        self._write_began_s: float | None = None
+        #: How many looks have seen the write that is under way; None between writes.
+        self._num_looks: int | None = None
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._look_handle: asyncio.TimerHandle | None = None
@@ -201,7 +205,7 @@ class _StallTimer:
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
         _STALL_TIMER.set(self)
-        self._look()
+        self._plan_look()
         return self
 
     async def __aexit__(
@@ -216,26 +220,30 @@ class _StallTimer:
 
     def begin_write(self) -> None:
         """A write begins."""
-        self._write_began_s = self._loop.time()
+        self._num_looks = 0
 
     def end_write(self) -> None:
         """The write has ended."""
-        self._write_began_s = None
+        self._num_looks = None
 
     def change(self, timeout_s: float) -> None:
         """Sets another timeout, for the write that is under way too."""
         self._timeout_s = timeout_s
         if self._look_handle is not None:
             self._look_handle.cancel()
-        self._look()
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        self._look_handle = self._loop.call_later(self._timeout_s / _LOOKS, self._look)
 
     def _look(self) -> None:
-        now_s = self._loop.time()
-        due_s = (now_s if self._write_began_s is None else self._write_began_s) + self._timeout_s
-        if due_s > now_s:
-            self._look_handle = self._loop.call_at(due_s, self._look)
-        else:
-            self._timeout.reschedule(now_s)
+        if self._num_looks is not None:
+            self._num_looks += 1
+            # The first look comes at any time after the write has begun.
+            if self._num_looks > _LOOKS:
+                self._timeout.reschedule(self._loop.time())
+                return
+        self._plan_look()
 
 
 _STALL_TIMER: ContextVar[_StallTimer | None] = ContextVar("stall timer of the running call", default=None)

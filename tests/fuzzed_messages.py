@@ -134,8 +134,8 @@ class MessageFuzzer:
 
     def _odd_value(self, field: FieldDescriptor) -> Any:
         choose = self._choose
-        if field.name in self._existing and choose.random() < 0.5:
-            return choose.choice(self._existing[field.name])
+        if (existing := self._existing.get(field.name)) and choose.random() < 0.5:
+            return choose.choice(existing)
         if field.type in _TEXTS:
             if choose.random() < 0.01:
                 return choose.choice((b"a", b"\0", "€".encode(), b"[", b" ")) * choose.choice(LARGE_BYTES)

@@ -92,6 +92,20 @@ async def test_client_that_reads_slowly_is_served() -> None:
         assert not count(server, "kiln:stalled_calls", METHOD)
 
 
+async def test_time_in_which_the_server_did_not_run_is_not_the_clients() -> None:
+    """The process of server and client stands still: the client reads as soon as it runs again, and is served."""
+    async with serve_flood() as (_, server, channel):
+        call = stub(channel).ReadBlob(READ)
+        for _ in range(3):
+            assert await call.read() == CHUNK
+            await asyncio.sleep(STALL_TIMEOUT_S / 8)
+            time.sleep(3 * STALL_TIMEOUT_S)  # noqa: ASYNC251
+        for _ in range(100):
+            assert await call.read() == CHUNK
+        call.cancel()
+        assert not count(server, "kiln:stalled_calls", METHOD)
+
+
 async def test_a_handler_may_take_longer_than_its_client(config: EdgeConfig) -> None:
     """Only writes are watched: the time between two responses is the handler's."""
     slow = Probe()
