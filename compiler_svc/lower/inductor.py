@@ -20,6 +20,7 @@ import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.job import LoweringJob
 from targets.cpu import GXX, X86_64
+from targets.isa import IsaLevel
 
 #: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. The native library of kiln-execution has
 #: them; every process loads it before it opens an executable.
@@ -41,7 +42,7 @@ class _ExactAvx2(cpu_vec_isa.VecAVX2):  # type: ignore[misc]
 
 
 class _ExactAvx512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
-    """AVX-512 as in x86-64-v4: without probing this host, and without the VNNI and bf16 that it may have."""
+    """AVX-512 as in x86-64-v4, without probing this host. Inductor's code uses neither VNNI nor bf16; kernels may."""
 
     def __bool__(self) -> bool:
         return True
@@ -79,11 +80,11 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
     Inductor would use every vector instruction of this host, keep precompiled headers in the temporary directory, and
     compile the interface with every library; it has no options to change any of these.
     """
-    vector_bits = X86_64[job.options.target.isa].vector_bits
+    isa = X86_64[job.options.target.isa]
     headers = job.cache_dir / "headers"
     headers.mkdir(exist_ok=True)
     with (
-        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_VECTOR_ISAS[vector_bits]()]),
+        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_describe_vectors(isa)]),
         _replaced(codecache, "_HEADER_DIR", str(headers)),
         _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
         _replaced(CppWrapperCpu, "_write_aoti_interface_header", declare_interface),
@@ -104,8 +105,8 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             # Inductor uses the openssl command to name precompiled headers.
             "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
             "cpp.cxx": (None, str(_write_compiler_script(job))),
-            "cpp.march": job.options.target.isa,
-            "cpp.simdlen": vector_bits,
+            "cpp.march": isa.march,
+            "cpp.simdlen": isa.vector_bits,
             # The process that runs the executable sets the number of threads, not the host that compiles it.
             "cpp.dynamic_threads": True,
             "cpp.enable_floating_point_contract_flag": "fast" if job.options.optimization_level > 1 else "off",
@@ -114,6 +115,13 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
         }
         with config.patch(options):
             yield options
+
+
+def _describe_vectors(isa: IsaLevel) -> cpu_vec_isa.VecISA:
+    """Describes a level's vectors to Inductor, with the options for instructions that `-march` does not cover."""
+    vectors = _VECTOR_ISAS[isa.vector_bits]()
+    vectors._arch_flags = " ".join([vectors._arch_flags, *isa.extensions])
+    return vectors
 
 
 def link_with(job: LoweringJob, objects: Sequence[Path]) -> None:
