@@ -192,6 +192,13 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
             lambda: of_deployments(lambda one: [((), float(isinstance(one.failure, LoadQuarantined)))]),
         ),
         MetricRow(
+            "kiln:text_process_restarts",
+            "counter",
+            "How often text processes that had ended were replaced",
+            ("model_name",),
+            lambda: of_deployments(lambda one: [] if one.text is None else [((), one.text.num_restarts)]),
+        ),
+        MetricRow(
             "kiln:weight_epoch",
             "gauge",
             "Epoch of the weights in use, 0 while the first ones are awaited",

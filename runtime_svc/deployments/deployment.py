@@ -199,6 +199,11 @@ class Deployment:
         return None if self._serving is None else self._serving.engine
 
     @property
+    def text(self) -> TextCodec | None:
+        """What converts its text; None until the load has succeeded."""
+        return None if self._serving is None else self._serving.text
+
+    @property
     def bundle_digests(self) -> set[str]:
         """Digests of the bundles that it uses: the executables' and the weights'."""
         digests = {self.digest, None if self.weights is None else self.weights.digest}
