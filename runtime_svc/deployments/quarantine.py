@@ -58,7 +58,7 @@ class LoadQuarantine:
         Raises:
             StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
         """
-        found = self._records.list_loads()
+        found = self._records.loads.list()
         under_way = [one for one in found if one.is_under_way]
         for one in found:
             deployment_id, deaths = one.spec.deployment_id, one.deaths
@@ -168,6 +168,6 @@ class LoadQuarantine:
         """Writes what is known now, so that a late write is right, too."""
         one = self._loads.get(deployment_id)
         if one is None:
-            await self._records.forget_load(deployment_id)
+            await self._records.loads.forget(deployment_id)
         else:
-            await self._records.save_load(one)
+            await self._records.loads.save(one)

@@ -51,11 +51,11 @@ class Reconciler:
             StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
         """
         declared = None if self._path is None else read_deployments(self._path)
-        records = self._records.list()
+        records = self._records.deployments.list()
         await self._deployments.quarantine.open([*(record.spec for record in records), *(declared or ())])
         for record in records:
             if record.origin is Origin.FILE and declared is not None and record.spec not in declared:
-                await self._records.forget(record.spec.deployment_id)
+                await self._records.deployments.forget(record.spec.deployment_id)
             else:
                 self._deployments.restore(record)
         self._load_missing(declared or ())

@@ -321,7 +321,7 @@ class Deployments:
 
         async def save() -> None:
             if not deployment.is_gone:
-                await self._records.save(deployment.to_record())
+                await self._records.deployments.save(deployment.to_record())
 
         task = asyncio.create_task(save(), name=f"save {deployment.deployment_id}")
         self._saves.add(task)
@@ -358,7 +358,7 @@ class Deployments:
         try:
             if is_final:
                 await asyncio.gather(*self._saves, return_exceptions=True)
-                await self._records.forget(deployment.deployment_id)
+                await self._records.deployments.forget(deployment.deployment_id)
                 await self.quarantine.lift(deployment.deployment_id)
         finally:
             del self._deployments[deployment.deployment_id]

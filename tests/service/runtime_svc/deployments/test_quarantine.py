@@ -48,7 +48,7 @@ class Process:
     async def noted(self) -> tuple[LoadRecord, ...]:
         """The records, once those of ended loads are gone."""
         await asyncio.gather(*self.quarantine._writes)
-        return self.records.list_loads()
+        return self.records.loads.list()
 
     async def _load(self, name: str) -> None:
         async with self.quarantine.recording(SPECS[name]):
@@ -168,7 +168,7 @@ async def test_an_end_that_cannot_be_written_at_once_is_written_later(
     monkeypatch.setattr("bundle.shortage._FIRST_DELAY_S", 0.01)
     monkeypatch.setattr("runtime_svc.deployments.records.WRITE_DELAYS_S", ())
     async with process(tmp_path) as one:
-        forget, lacks = one.records.forget_load, 3
+        forget, lacks = one.records.loads.forget, 3
 
         async def fail(deployment_id: str) -> None:
             nonlocal lacks
@@ -177,7 +177,7 @@ async def test_an_end_that_cannot_be_written_at_once_is_written_later(
                 raise OSError(errno.ENOSPC, "No space left on device")
             await forget(deployment_id)
 
-        monkeypatch.setattr(one.records, "forget_load", fail)
+        monkeypatch.setattr(one.records.loads, "forget", fail)
         await one.load("a")
         assert await one.noted() == ()
 
@@ -185,9 +185,9 @@ async def test_an_end_that_cannot_be_written_at_once_is_written_later(
 async def take_down(directory: Path, *ids: str) -> None:
     """Makes the deployments of the state directory ones that took a process down."""
     records = RecordStore(directory / "cache")
-    for record in records.list():
+    for record in records.deployments.list():
         if record.spec.deployment_id in ids:
-            await records.save_load(LoadRecord(spec=record.spec, deaths=1, is_under_way=True))
+            await records.loads.save(LoadRecord(spec=record.spec, deaths=1, is_under_way=True))
     records.close()
 
 
@@ -241,13 +241,13 @@ async def test_a_shutdown_during_a_load_is_no_death(tmp_path: Path) -> None:
         async with serve_runtime(tmp_path) as again:
             again.load_gate.clear()
             async with asyncio.timeout(5):
-                while not any(one.is_under_way for one in again.server.deployments._records.list_loads()):  # noqa: ASYNC110
+                while not any(one.is_under_way for one in again.server.deployments._records.loads.list()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (await again.get("a")).state == pb.Deployment.STATE_LOADING
     async with serve_runtime(tmp_path) as last:
         await last.wait_for_state("READY", "a")
         await asyncio.gather(*last.server.deployments.quarantine._writes)
-        assert last.server.deployments._records.list_loads() == ()
+        assert last.server.deployments._records.loads.list() == ()
 
 
 async def test_a_declared_deployment_is_tried_again_when_the_file_is_read_again(tmp_path: Path) -> None:
