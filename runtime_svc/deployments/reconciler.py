@@ -78,6 +78,7 @@ class Reconciler:
             ]
             # Before the loads, because new deployments may need the same cores.
             await asyncio.gather(*map(self._unload, stale))
+            await asyncio.gather(*map(self._lift_quarantine, declared))
             self._load_missing(declared)
             _log.info("deployments file is followed", unloaded=[one.deployment_id for one in stale])
 
@@ -89,6 +90,12 @@ class Reconciler:
                 self._deployments.declare(spec)
             elif existing.origin is not Origin.FILE:
                 _log.warning("declared deployment exists already, made by a call", deployment_id=spec.deployment_id)
+
+    async def _lift_quarantine(self, spec: DeploymentSpec) -> None:
+        try:
+            await self._deployments.quarantine.lift(spec.deployment_id)
+        except KilnError as error:
+            _log.warning("quarantine is not lifted", deployment_id=spec.deployment_id, error=str(error))
 
     async def _unload(self, deployment: Deployment) -> None:
         deployment_id = deployment.deployment_id

@@ -70,19 +70,22 @@ class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
         spec: The deployment.
         deaths: How often the process has died over it.
         is_under_way: Whether it had begun and not ended.
+        weights_digest: Digest of the bundle whose weights a deployment that serves loads, because its alias has moved;
+            empty for the load of the deployment itself.
     """
 
     spec: DeploymentSpec
     deaths: int
     is_under_way: bool
+    weights_digest: str = ""
 
     @property
     def key(self) -> str:
-        """Id of the deployment."""
-        return self.spec.deployment_id
+        """Id of the deployment, and the digest of the weights if it is a load of weights."""
+        return " ".join(filter(None, (self.spec.deployment_id, self.weights_digest)))
 
 
-RecordT = TypeVar("RecordT", DeploymentRecord, LoadRecord)
+RecordT = TypeVar("RecordT", bound=DeploymentRecord | LoadRecord)
 
 
 class RecordTable(Generic[RecordT]):
