@@ -111,7 +111,7 @@ class RequestTable:
             self._stream_capacity,
             on_drained=lambda: self._resume(request),
             on_closed=lambda: self._abandon(request),
-            joins=request.stall is not None and request.stall.action is StallAction.COALESCE,
+            counts_values=request.stall is not None and request.stall.action is StallAction.COALESCE,
             stall_timeout_s=None if request.stall is None else request.stall.timeout_s,
         )
         publisher = SequencePublisher(request, text, stream)
