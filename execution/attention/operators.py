@@ -47,7 +47,7 @@ def _attend(
     if reads_cache:
         context = Context.of_cache(new_keys, new_values, step.positions, step.block_table, max_context)
     else:
-        context = Context.of_step(step.keys, step.values, step.positions)
+        context = Context.of_step(step.keys, step.values, step.positions, step.key_cache.dtype)
     return attend_to(context, step, Options(scale=scale, window=window, soft_cap=soft_cap)), new_keys, new_values
 
 
@@ -120,7 +120,7 @@ for _schema, _run, _fake in (
     ),
 ):
     _name = _schema.partition("(")[0]
-    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_contiguous_strides))  # type: ignore[no-untyped-call]
+    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))  # type: ignore[no-untyped-call]
     # For every device: the reference is made of torch's own operators.
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"kiln::{_name}", _fake, lib=_LIBRARY)

@@ -81,10 +81,10 @@ class Context:
     positions: Tensor
 
     @classmethod
-    def of_step(cls, keys: Tensor, values: Tensor, positions: Tensor) -> Context:
-        """The step's own keys and values [rows, tokens, kv_heads, head_dim]."""
+    def of_step(cls, keys: Tensor, values: Tensor, positions: Tensor, dtype: torch.dtype) -> Context:
+        """The step's own keys and values [rows, tokens, kv_heads, head_dim], rounded to the caches' dtype."""
         is_live = (positions >= 0)[:, :, None, None]
-        keys, values = (torch.where(is_live, tokens, 0).transpose(1, 2).float() for tokens in (keys, values))
+        keys, values = (torch.where(is_live, tokens, 0).to(dtype).transpose(1, 2).float() for tokens in (keys, values))
         return cls(keys, values, positions)
 
     @classmethod

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,135 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from execution.attention import operators
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step's arguments; `next_tokens` of each row stand behind `cached` positions of its sequence."""
-
-    cached: tuple[int, ...]
-    tokens: tuple[int, ...]
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 8
-    block_tokens: int = 16
-    blocks_per_row: int = 2
-    dtype: torch.dtype = torch.float32
-    cache_dtype: torch.dtype = torch.float32
-    sinks: Tensor | None = None
-    slopes: Tensor | None = None
-    tree_mask: Tensor | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def make_positions(self) -> Tensor:
-        most = max(self.tokens)
-        positions = torch.full((len(self.cached), most), -1, dtype=torch.int32)
-        for row, (cached, tokens) in enumerate(zip(self.cached, self.tokens, strict=True)):
-            positions[row, :tokens] = torch.arange(cached, cached + tokens)
-        return positions
-
-    def make_arguments(self) -> list[Any]:
-        generator = torch.Generator().manual_seed(7)
-        positions = self.make_positions()
-        rows, tokens = positions.shape
-
-        def random(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.randn(shape, generator=generator).to(dtype)
-
-        step, blocks = (rows, tokens, self.kv_heads, self.head_dim), rows * self.blocks_per_row + 1
-        cache = (blocks, self.kv_heads, self.block_tokens, self.head_dim)
-        table = torch.randperm(blocks - 1, generator=generator).to(torch.int32).view(rows, -1)
-        return [
-            random(rows, tokens, self.heads, self.head_dim, dtype=self.dtype),
-            random(*step, dtype=self.dtype),
-            random(*step, dtype=self.dtype),
-            random(*cache, dtype=self.cache_dtype),
-            random(*cache, dtype=self.cache_dtype),
-            positions,
-            table,
-            self.sinks,
-            self.slopes,
-            self.tree_mask,
-        ]
-
-    def make_options(self) -> dict[str, Any]:
-        return {"scale": 0.3, "max_context": self.block_tokens * self.blocks_per_row, **self.options}
-
-
-def attend_by_loops(arguments: list[Any], options: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Token by token, head by head, position by position."""
-    queries, keys, values, key_cache, value_cache, positions, table, sinks, slopes, tree_mask = arguments
-    key_cache, value_cache = key_cache.clone(), value_cache.clone()
-    rows, tokens, heads, _ = queries.shape
-    kv_heads, block_tokens = key_cache.shape[1:3]
-
-    def place(row: int, position: int) -> tuple[int, int]:
-        return int(table[row, position // block_tokens % table.shape[1]]), position % block_tokens
-
-    for row in range(rows):
-        for token in range(tokens):
-            if (position := int(positions[row, token])) >= 0:
-                block, offset = place(row, position)
-                key_cache[block, :, offset] = keys[row, token].to(key_cache.dtype)
-                value_cache[block, :, offset] = values[row, token].to(value_cache.dtype)
-    attended = torch.zeros_like(queries)
-    window, soft_cap = options.get("window", 0), options.get("soft_cap", 0.0)
-    for row in range(rows):
-        own = [int(position) for position in positions[row]]
-        for token, position in enumerate(own):
-            if position < 0:
-                continue
-            visible = range(position + 1)
-            if tree_mask is not None:
-                mask = tree_mask[row] if tree_mask.dim() == 3 else tree_mask
-                named = [own[other] for other in range(tokens) if mask[token, other] and own[other] >= 0]
-                visible = [*range(own[0]), *named]
-            seen = [other for other in visible if not window or other > position - window]
-            for head in range(heads):
-                kv_head = head // (heads // kv_heads)
-                scores = []
-                for other in seen:
-                    block, offset = place(row, other)
-                    score = float(queries[row, token, head].double() @ key_cache[block, kv_head, offset].double())
-                    score *= options["scale"]
-                    score = soft_cap * math.tanh(score / soft_cap) if soft_cap else score
-                    scores.append(score + (0 if slopes is None else float(slopes[head]) * (other - position)))
-                total = sum(map(math.exp, scores)) + (0 if sinks is None else math.exp(sinks[head]))
-                blocks = [place(row, other) for other in seen]
-                weighed = [
-                    math.exp(score) / total * value_cache[block, kv_head, offset].double()
-                    for score, (block, offset) in zip(scores, blocks, strict=True)
-                ]
-                attended[row, token, head] = torch.stack(weighed).sum(0).to(queries.dtype)
-    return attended, key_cache, value_cache
-
-
-TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
-DECODE = Step((0, 5, 31), (1, 1, 1))
-CHUNK = Step((0, 9, 27), (4, 3, 4))
-CASES = {
-    "decode": DECODE,
-    "one row per head": replace(DECODE, heads=2),
-    "idle rows": Step((0, 5, 2), (1, 0, 1)),
-    "a chunk": CHUNK,
-    "a prompt": Step((0, 0), (6, 3), options={"reads_cache": False}),
-    "a window": replace(CHUNK, options={"window": 3}),
-    "a window of a prompt": Step((0,), (6,), options={"window": 3, "reads_cache": False}),
-    "a ring": Step((0, 9, 27), (4, 3, 4), block_tokens=9, blocks_per_row=1, options={"window": 6, "max_context": 64}),
-    "sinks": replace(CHUNK, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
-    "slopes": replace(CHUNK, slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625])),
-    "a soft cap": replace(CHUNK, options={"soft_cap": 0.7}),
-    "a tree": replace(CHUNK, tree_mask=TREE),
-    "a tree for each row": replace(CHUNK, tree_mask=torch.stack([TREE, TREE.tril(), torch.eye(4, dtype=torch.bool)])),
-    "a tree in a window": replace(CHUNK, tree_mask=TREE, options={"window": 4}),
-    "bfloat16": replace(CHUNK, dtype=torch.bfloat16, cache_dtype=torch.bfloat16),
-    "a narrower cache": replace(CHUNK, cache_dtype=torch.float16),
-    "a bound within a block": Step((4, 18), (2, 1), options={"max_context": 21}),
-}
+from tests.attention.steps import CASES, CHUNK, DECODE, TREE, AttentionStep, attend_by_loops
 
 
 @pytest.mark.parametrize("step", CASES.values(), ids=CASES)
-def test_reference_does_what_loops_do(step: Step) -> None:
+def test_reference_does_what_loops_do(step: AttentionStep) -> None:
     arguments, options = step.make_arguments(), step.make_options()
     expected = attend_by_loops(arguments, options)
     actual = torch.ops.kiln.attend(*arguments, **options)
@@ -151,10 +25,10 @@ def test_reference_does_what_loops_do(step: Step) -> None:
 
 
 def test_a_prompt_is_torchs_causal_attention() -> None:
-    step = Step((0, 0), (16, 16), options={"reads_cache": False})
+    step = AttentionStep((0, 0), (16, 16), options={"reads_cache": False})
     queries, keys, values = step.make_arguments()[:3]
     expected = functional.scaled_dot_product_attention(
-        *(heads.transpose(1, 2) for heads in (queries, keys, values)), is_causal=True, scale=0.3, enable_gqa=True
+        *(heads.transpose(1, 2) for heads in (queries, keys, values)), is_causal=True, scale=8**-0.5, enable_gqa=True
     ).transpose(1, 2)
     actual = torch.ops.kiln.attend(*step.make_arguments(), **step.make_options())[0]
     torch.testing.assert_close(actual, expected)
@@ -182,7 +56,7 @@ def test_numbers_that_no_token_wrote_reach_no_output() -> None:
 
 
 @pytest.mark.parametrize("step", [DECODE, CHUNK], ids=["decode", "a chunk"])
-def test_the_twin_writes_the_caches_themselves(step: Step) -> None:
+def test_the_twin_writes_the_caches_themselves(step: AttentionStep) -> None:
     arguments, options = step.make_arguments(), step.make_options()
     attended, keys, values = torch.ops.kiln.attend(*arguments, **options)
     assert torch.ops.kiln.attend_in_place(*arguments, **options).equal(attended)
