@@ -231,6 +231,8 @@ class Serving(_Record, frozen=True, omit_defaults=True):
     input_truncation: bool = False
     #: Do not run every executable once after loading.
     skip_warmup: bool = False
+    #: Let requests with equal beginnings share the blocks of the KV cache that hold these.
+    prefix_caching: bool = False
     #: Take precedence over the defaults in `sampling`; None if requests cannot choose, or the checkpoint names nothing.
     generation: GenerationDefaults | None = None
 

@@ -100,7 +100,14 @@ class StepForm:
         return {name: values.copy() for name, values in self._idle.items()}
 
     def put_tokens(
-        self, inputs: StepInputs, row: int, tokens: Sequence[int], *, start: int, blocks: Sequence[int]
+        self,
+        inputs: StepInputs,
+        row: int,
+        tokens: Sequence[int],
+        *,
+        start: int,
+        blocks: Sequence[int],
+        num_moved: int = 0,
     ) -> None:
         """Puts tokens of a sequence into a row.
 
@@ -110,6 +117,7 @@ class StepForm:
             start: Position of the first token.
             blocks: KV blocks of the sequence, in order of the positions that they hold, as far as its last token here
                 at least. In the contiguous cache it is one, the sequence's slot.
+            num_moved: Of the tokens, the first ones that the KV blocks hold already: they are not written again.
         """
         count, width = len(tokens), self._num_row_tokens
         assert 0 < count <= width, f"{count} tokens in a row of {width}"
@@ -123,9 +131,11 @@ class StepForm:
             inputs["position_ids"][first : first + count] = range(start, start + count)
         if self._block_tokens:
             size, width = self._block_tokens, self._num_row_blocks
-            places = [blocks[at // size] * size + at % size for at in range(start, start + count)]
-            inputs["slot_mapping"][first : first + count] = places
-            inputs["active_block_table"][row * width : row * width + len(blocks)] = blocks
+            places = [blocks[at // size] * size + at % size for at in range(start + num_moved, start + count)]
+            inputs["slot_mapping"][first + num_moved : first + count] = places
+            # A sequence may hold more than the bucket reads.
+            table = blocks[:width]
+            inputs["active_block_table"][row * width : row * width + len(table)] = table
         else:
             inputs["seq_ids"][row] = blocks[0]
         if "num_tokens" in inputs:
