@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from execution.errors import RankDied
-from runtime_svc.engine.engine import EngineConfig
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Finish, FinishReason
