@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compiler_svc.lower import aoti
 from compiler_svc.lower.aoti import check_constants
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.job import LoweredExecutable
@@ -18,7 +20,7 @@ from compiler_svc.lower.pool import LoweringPool
 from execution.executors.aoti_library import AotiError, AotiLibrary
 from execution.forkserver.client import ForkserverClient
 from tests.lowering_cache import LOWERING_CACHE
-from tests.ranks.toy import NUM_STATE, STATE_SHAPE, make_model, stage_toy
+from tests.ranks.toy import LAYERS, NUM_STATE, STATE_SHAPE, make_model, stage_toy
 from tests.tools import require_tool
 
 pytestmark = pytest.mark.toolchain
@@ -123,10 +125,39 @@ def read_code(lowered: LoweredExecutable) -> str:
     return (lowered.path.parent / "executable.wrapper.cpp").read_text()
 
 
+def test_equal_layers_are_one_function(lowered: LoweredExecutable) -> None:
+    code = read_code(lowered)
+    (function,) = re.findall(r"static void (kiln_layer_\w+)\(", code)
+    assert code.count(f"{function}(") == 1 + LAYERS
+
+
 def test_constants_and_inputs_are_tables(lowered: LoweredExecutable, weights: dict[str, Tensor]) -> None:
     code = read_code(lowered)
     assert code.count("constants_info_[") == code.count("check_inputs(input_handles") == 1
     assert code.count("ConstantType::Parameter") == len(weights)
+
+
+@pytest.mark.slow
+def test_a_repeated_layer_computes_what_layers_of_their_own_compute(
+    lowered: LoweredExecutable,
+    weights: dict[str, Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    level: Literal[1, 2],
+) -> None:
+    monkeypatch.setattr(aoti, "outline_layers", lambda _: {})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    _, job = stage_toy(tmp_path / "job", LOWERING_CACHE, "logits", level)
+    written_out = aoti.lower_program(job)
+    assert "kiln_layer_" not in read_code(written_out)
+    results = []
+    for one in (lowered, written_out):
+        library = open_library(one, weights)
+        arguments = make_arguments(torch.tensor([2, 0], dtype=torch.int32))
+        results.append([*library.run(arguments), *arguments])
+        library.close()
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.slow
