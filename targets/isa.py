@@ -21,11 +21,20 @@ class IsaLevel:
         name: Name in manifests and requests.
         added_flags: CPU flags, as in /proc/cpuinfo, that the level adds to the one before it.
         vector_bits: Width of the vector registers in bits.
+        march: What g++ takes as `-march`.
+        extensions: Options of g++ for instructions beyond `march`.
     """
 
     name: str
     added_flags: frozenset[str]
     vector_bits: int
+    march: str
+    extensions: tuple[str, ...] = ()
+
+    @property
+    def compiler_options(self) -> tuple[str, ...]:
+        """Options with which g++ uses this level's instructions and no others."""
+        return (f"-march={self.march}", *self.extensions)
 
 
 @dataclass(frozen=True, slots=True)
