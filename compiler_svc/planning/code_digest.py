@@ -33,7 +33,7 @@ BUNDLE_CODE: Final = (
 #: Every source that an executable's bytes depend on for a given graph.
 LOWERING_CODE: Final = ("compiler_svc/lower", "targets/cpu.py")
 
-_KINDS: Final = ("*.py", "*.cpp")
+_KINDS: Final = ("*.py", "*.cpp", "*.h")
 _ROOT: Final = Path(__file__).parents[2]
 
 
