@@ -162,7 +162,7 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         call: A call that passed `check_call`.
         token_ids: Token ids of its prompt.
         capabilities: Capabilities of the deployment.
-        now_s: The time, in seconds of the event loop's clock.
+        now_s: The time, in seconds as `time.monotonic` counts.
 
     Raises:
         RequestInvalid: The prompt has no token.

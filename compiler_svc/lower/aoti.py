@@ -9,6 +9,7 @@ from torch import nn
 from torch._inductor import aot_compile
 from torch.export import ExportedProgram
 
+from compiler_svc.lower.attend import compile_attend_kernel, use_attend_kernel
 from compiler_svc.lower.common_objects import compile_interface
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.inductor import link_with, steered
@@ -36,6 +37,7 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
         objects = [compile_interface(job)]
         if use_linear_kernel(module):
             objects.append(compile_linear_kernel(job))
+        objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)
         path = Path(aot_compile(module, inputs, options=options))
     constants = tuple(constant.name for constant in AotiLibrary(path).constants)

@@ -25,6 +25,7 @@ BUNDLE_CODE: Final = (
     "compiler_svc/sharding",
     "compiler_svc/trace",
     "compiler_svc/weights",
+    "execution/attention",
     "execution/collectives",
     "execution/dtypes.py",
     "execution/sampling.py",

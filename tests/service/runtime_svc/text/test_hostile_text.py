@@ -20,6 +20,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from execution.text.handle import CLOCK_FACTOR
+from runtime_svc.metrics import list_metrics
 from tests.bundles.published import TOKENIZER_JSON
 from tests.checkpoints.tokenizer_files import byte_level
 from tests.processes import name_of, note_others, own_children
@@ -118,6 +119,8 @@ async def test_chats_that_do_not_end_fail_alone(tmp_path: Path) -> None:
                 assert bad_request.field_violations[0].field == "chat"
             assert await behind == await tokenize(served, deployment_id="other", text="a cat")
         assert tokens_of(await served.generate([5], 3)) == expected_tokens([5], 3)
+        (row,) = (row for row in list_metrics(served.server.deployments) if row.name == "kiln:text_process_restarts")
+        assert dict(row.read()) == {("d",): 2, ("other",): 0}
 
 
 @pytest.mark.parametrize("name", LARGE)
