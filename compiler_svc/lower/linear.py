@@ -21,16 +21,15 @@ from torch._inductor.lowering import register_lowering
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
-from compiler_svc.lower.common_objects import compile_once
+from compiler_svc.lower.common_objects import compile_once, read_kernel
 from compiler_svc.lower.job import LoweringJob
 
-#: Element type of the kernel's template, by dtype; bfloat16 is passed as its bits.
-_ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "uint16_t"}
-_KERNELS: Final = Path(__file__).with_name("kernels")
-#: Prefix of the functions' names.
-_PREFIX: Final = "kiln_linear_"
-#: Elements whose functions the code of a library in progress already declares.
-_DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[str]]] = WeakKeyDictionary()
+#: Element types of the kernel's template, by dtype.
+_ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "kiln::BFloat16"}
+#: Types in generated code, which knows no narrow floats.
+_CPP_TYPES: Final = {torch.float32: "float", torch.bfloat16: "uint16_t", torch.int32: "int32_t"}
+#: Dtypes whose functions the code of a library in progress already declares.
+_DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[torch.dtype]]] = WeakKeyDictionary()
 
 
 @torch.library.custom_op("kiln::linear", mutates_args=())
@@ -137,24 +136,31 @@ def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer], li
 
 def compile_linear_kernel(job: LoweringJob) -> Path:
     """Compiles the object that libraries with calls of `kiln::linear` link with. Valid inside `steered`."""
+    return compile_once(job, "linear", write_kernel_source())
+
+
+def write_kernel_source() -> str:
+    """Returns the kernel's source as one text, with one function for each dtype."""
     entries = [
-        f'extern "C" void {_entry(element)} {{\n'
+        f'extern "C" void {_entry(dtype)} {{\n'
         f"  kiln::multiply<{element}>(out, activations, weights, outputs, count, rows, inputs, live, groups);\n}}\n"
-        for element in _ELEMENTS.values()
+        for dtype, element in _ELEMENTS.items()
     ]
-    # One text, so that its digest covers what it includes.
-    source = (_KERNELS / "linear.cpp").read_text()
-    source = source.replace('#include "products.h"\n', (_KERNELS / "products.h").read_text())
-    return compile_once(job, "linear", "".join([source, *entries]))
+    return "".join([read_kernel("linear.cpp"), *entries])
 
 
-def _entry(element: str) -> str:
-    """Declares the function for one element type."""
+def name_function(dtype: torch.dtype) -> str:
+    """Names the kernel's function for a dtype."""
+    return f"kiln_linear_{str(dtype).removeprefix('torch.')}"
+
+
+def _entry(dtype: torch.dtype) -> str:
+    """Declares the function for a dtype."""
     arguments = (
         "void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, "
         "int64_t rows, int64_t inputs, const int32_t* live, int64_t groups"
     )
-    return f"{_PREFIX}{element}({arguments})"
+    return f"{name_function(dtype)}({arguments})"
 
 
 class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
@@ -168,11 +174,11 @@ class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
         activations, *others = self.inputs
         (num_weights,) = self.constant_args
         weights, live = others[:num_weights], others[num_weights:]
-        element = _ELEMENTS[self.get_dtype()]
+        dtype = self.get_dtype()
         declared = _DECLARED.setdefault(wrapper, set())
-        if element not in declared:
-            declared.add(element)
-            wrapper.header.splice(f'extern "C" void {_entry(element)};\n')
+        if dtype not in declared:
+            declared.add(dtype)
+            wrapper.header.splice(f'extern "C" void {_entry(dtype)};\n')
         *rows, inputs = activations.get_size()
         pointers = ", ".join(f"{weight.get_name()}.data_ptr()" for weight in weights)
         outputs = ", ".join(str(weight.get_size()[0]) for weight in weights)
@@ -182,19 +188,19 @@ class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
                 "{",
                 f"    const void* const weights[] = {{{pointers}}};",
                 f"    const int64_t outputs[] = {{{outputs}}};",
-                f"    const void* activations = {_pointer(activations, element)};",
-                f"    const int32_t* live = {_pointer(live[0], 'int32_t') if live else 'nullptr'};",
-                f"    {_PREFIX}{element}({self.get_name()}.data_ptr(), activations, weights, outputs,",
+                f"    const void* activations = {_pointer(activations)};",
+                f"    const int32_t* live = {_pointer(live[0]) if live else 'nullptr'};",
+                f"    {name_function(dtype)}({self.get_name()}.data_ptr(), activations, weights, outputs,",
                 f"        {len(weights)}, {torch.Size(rows).numel()}, {inputs}, live, {groups});",
                 "}",
             ]
         )
 
 
-def _pointer(tensor: Any, element: str) -> str:
+def _pointer(tensor: Any) -> str:
     """Writes the pointer to a tensor's first element, which may lie within another tensor's memory."""
-    offset = tensor.get_layout().offset
-    return f"static_cast<const {element}*>({tensor.get_name()}.data_ptr()) + {offset}"
+    element = _CPP_TYPES[tensor.get_dtype()]
+    return f"static_cast<const {element}*>({tensor.get_name()}.data_ptr()) + {tensor.get_layout().offset}"
 
 
 @register_lowering(torch.ops.kiln.linear.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]

@@ -28,7 +28,7 @@ namespace kiln {
 
 // A tile's sums, weights and an activation fill the registers: 6 × 4 + 4 + 1 of 32, or 6 × 2 + 2 + 1 of 16.
 constexpr int kTileRows = 6;
-constexpr int kManyOutputs = kLanes / 4;
+constexpr int kManyOutputs = kColumns;
 constexpr int kFewRows = 4;
 constexpr int kFewOutputs = 2;              // of a tile of up to kFewRows rows, which waits for memory anyway
 constexpr int64_t kBlockRows = 128;         // at most: with 768 inputs 384 KiB of the second-level cache
@@ -48,7 +48,7 @@ inline float dot(const Element* activations, const Element* weights, int64_t inp
     _mm_prefetch(reinterpret_cast<const char*>(weights + at) + kAheadBytes, _MM_HINT_T1);
     sums = P::add_to(sums, P::load(activations + at), P::load(weights + at));
   }
-  if (at < inputs) sums = P::add_to(sums, load_part(activations + at, inputs - at), load_part(weights + at, inputs - at));
+  if (at < inputs) sums = P::add_to(sums, P::load_part(activations + at, inputs - at), P::load_part(weights + at, inputs - at));
   return sum(sums);
 }
 
@@ -88,7 +88,7 @@ inline void pack(const Element* activations, const int32_t* places, int64_t rows
       for (int64_t operand = blocks.begin(block); operand < blocks.begin(block + 1); operand++) {
         const int64_t at = operand * P::kElements;
         const Element* from = activations + places[row] * inputs + at;
-        *packed++ = at + P::kElements <= inputs ? P::load(from) : load_part(from, inputs - at);
+        *packed++ = at + P::kElements <= inputs ? P::load(from) : P::load_part(from, inputs - at);
       }
 }
 
@@ -119,20 +119,12 @@ inline void add_products(
 #pragma GCC unroll 4
     for (int output = 0; output < Outputs; output++) {
       const int64_t at = whole * P::kElements;
-      const Operand<Element> held = load_part(weights + output * inputs + at, count - at);
+      const Operand<Element> held = P::load_part(weights + output * inputs + at, count - at);
 #pragma GCC unroll 6
       for (int row = 0; row < Rows; row++)
         sums[row][output] = P::add_to(sums[row][output], activations[row * operands + whole], held);
     }
   }
-}
-
-template <int Outputs, class Element>
-inline void store_sums(Element* to, const Vector (&lanes)[Outputs]) {
-  if constexpr (Outputs == 4)
-    store(to, sum(lanes));
-  else
-    for (int output = 0; output < Outputs; output++) store(to + output, sum(lanes[output]));
 }
 
 // A tile of rows by a panel of `tiles` times `Outputs` outputs, asking for weights from `next` on, but not beyond `end`.
@@ -220,7 +212,7 @@ inline void multiply_share(
   if (rows == 1) {
     const Element* row = activations + places[0] * inputs;
     Element* to = out + places[0] * out_stride;
-    for (; first < end; first++) store(to + first, dot(row, weights + first * inputs, inputs));
+    for (; first < end; first++) store_one(to + first, dot(row, weights + first * inputs, inputs));
   } else if (rows <= kFewRows) {
     first = multiply_outputs<kFewRows, kFewOutputs>(places, rows, packed, weights, inputs, first, end, out, out_stride);
     multiply_outputs<kFewRows, 1>(places, rows, packed, weights, inputs, first, end, out, out_stride);

@@ -15,31 +15,18 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 from bundle.manifest import Target
-from compiler_svc.lower import linear
 from compiler_svc.lower.job import LoweringOptions
-from compiler_svc.lower.linear import use_linear_kernel
+from compiler_svc.lower.linear import name_function, use_linear_kernel, write_kernel_source
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from targets.cpu import GXX, X86_64
+from targets.cpu import X86_64
+from tests.kernel_library import load_kernel
 from tests.lowering_cache import LOWERING_CACHE
 from tests.tools import require_tool
 
-SOURCE = Path(linear.__file__).with_name("kernels") / "linear.cpp"
-ENTRY = """
-#include "{source}"
-#define ENTRY(name, Element)                                                                                  \\
-  extern "C" void name(void* out, const void* x, const void* const* weights, const int64_t* outputs,          \\
-                       int64_t count, int64_t rows, int64_t inputs, const int32_t* live, int64_t groups,      \\
-                       int threads) {{                                                                        \\
-    omp_set_num_threads(threads);                                                                             \\
-    kiln::multiply<Element>(out, x, weights, outputs, count, rows, inputs, live, groups);                     \\
-  }}
-ENTRY(float32, float)
-ENTRY(bfloat16, uint16_t)
-"""
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
 
 Multiply = Callable[..., Tensor]
@@ -50,22 +37,17 @@ ISAS = ("x86-64-v3", "x86-64-v4", "x86-64-v4-bf16")
 
 
 @pytest.fixture(scope="module", params=ISAS)
-def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Multiply:
+def multiply(request: pytest.FixtureRequest) -> Multiply:
     """The kernel, compiled for one instruction set."""
     if request.param not in X86_64.list_supported():
         pytest.skip(f"this host has no {request.param}")
-    directory = tmp_path_factory.mktemp(request.param)
-    source, library = directory / "entry.cpp", directory / "entry.so"
-    source.write_text(ENTRY.format(source=SOURCE))
-    options = X86_64[request.param].compiler_options
-    flags = ["-std=c++20", "-O3", *options, "-fopenmp", "-shared", "-fPIC", "-ffp-contract=off"]
-    subprocess.run([GXX.find(), *flags, source, "-o", library], check=True)
-    functions = ctypes.CDLL(str(library))
+    functions = load_kernel("linear", write_kernel_source(), request.param)
 
     def run(x: Tensor, weights: Sequence[Tensor], threads: int = 2, live: Sequence[int] = ()) -> Tensor:
         outputs = [weight.shape[0] for weight in weights]
         out = torch.full((len(x), sum(outputs)), float("nan"), dtype=x.dtype)
-        getattr(functions, str(x.dtype).removeprefix("torch."))(
+        functions.set_threads(threads)
+        getattr(functions, name_function(x.dtype))(
             ctypes.c_void_p(out.data_ptr()),
             ctypes.c_void_p(x.data_ptr()),
             (ctypes.c_void_p * len(weights))(*(weight.data_ptr() for weight in weights)),
@@ -75,7 +57,6 @@ def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             ctypes.c_int64(x.shape[1]),
             (ctypes.c_int32 * len(live))(*live) if live else None,
             ctypes.c_int64(len(live)),
-            threads,
         )
         return out
 
@@ -249,7 +230,7 @@ def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient)
     symbols = subprocess.run(
         [require_tool("nm"), "-C", executable.path], capture_output=True, text=True, check=True
     ).stdout
-    assert {"kiln_linear_float", "kiln_linear_uint16_t"} <= {line.split()[-1] for line in symbols.splitlines()}
+    assert {"kiln_linear_float32", "kiln_linear_bfloat16"} <= {line.split()[-1] for line in symbols.splitlines()}
     library = AotiLibrary(executable.path)
     library.bind_constants(model.state_dict())
     library.swap_constants()
