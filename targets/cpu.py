@@ -45,6 +45,7 @@ X86_64: Final = IsaLevels(
             added_flags=frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
             vector_bits=512,
             march="x86-64-v4",
+            gain="prompts take 25 to 30 % less time, steps of 16 rows 5 to 20 % less, steps of one row up to 25 % more",
         ),
         IsaLevel(
             name="x86-64-v4-vnni",

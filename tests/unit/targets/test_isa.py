@@ -82,6 +82,21 @@ def test_without_a_wish_bundles_travel() -> None:
     assert X86_64.resolve("") == "x86-64-v3"
 
 
+def test_a_service_may_have_another_default(tmp_path: Path) -> None:
+    assert X86_64.resolve("", cpuinfo(tmp_path, V4), default="native") == "x86-64-v4"
+    assert X86_64.resolve("x86-64-v3", cpuinfo(tmp_path, V4), default="native") == "x86-64-v3"
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "unused"),
+    [(V4, "x86-64-v3", ["x86-64-v4"]), (V4, "x86-64-v4", []), (V3, "x86-64-v3", []), ("", "x86-64-v3", [])],
+)
+def test_what_executables_of_a_lower_level_leave_unused(
+    tmp_path: Path, flags: str, name: str, unused: list[str]
+) -> None:
+    assert [level.name for level in X86_64.list_unused(name, cpuinfo(tmp_path, flags))] == unused
+
+
 @pytest.mark.parametrize(("flags", "highest"), [(V3, "x86-64-v3"), (V4, "x86-64-v4"), (BF16, "x86-64-v4-bf16")])
 def test_native_is_the_highest_level_of_the_host(tmp_path: Path, flags: str, highest: str) -> None:
     assert X86_64.resolve("native", cpuinfo(tmp_path, flags)) == highest
@@ -101,5 +116,6 @@ def test_unknown_names(isa: str) -> None:
 
 def test_a_target_without_a_choice_takes_no_name() -> None:
     assert TRN2.isas.resolve("") == ""
+    assert TRN2.isas.resolve("", default="native") == ""
     with pytest.raises(IsaUnknown, match="got 'trn2'"):
         TRN2.isas.resolve("trn2")
