@@ -6,6 +6,7 @@ and the kernel of linear layers.
 
 from __future__ import annotations
 
+import re
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +21,8 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from compiler_svc.lower.job import LoweringJob
 from compiler_svc.lower.tables import DECLARATIONS, DEFINITIONS
 
+_KERNELS: Final = Path(__file__).with_name("kernels")
+_INCLUDED: Final = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 _INTERFACE_SOURCE: Final = Path(cpp_wrapper_cpu.__file__).with_name("aoti_runtime") / "interface.cpp"
 
 
@@ -85,6 +88,19 @@ def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool =
             shutil.copyfile(builder.get_target_file_path(), new)
             new.replace(path)
     return path
+
+
+def read_kernel(name: str) -> str:
+    """Returns a kernel's source as one text, with the headers beside it in place of the lines that include them."""
+    return _include(name, set())
+
+
+def _include(name: str, included: set[str]) -> str:
+    if name in included:
+        return ""
+    included.add(name)
+    text = (_KERNELS / name).read_text().replace("#pragma once\n", "")
+    return _INCLUDED.sub(lambda line: _include(line.group(1), included), text)
 
 
 def _digest(job: LoweringJob, flags: CppTorchDeviceOptions, source: str) -> str:

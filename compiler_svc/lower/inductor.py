@@ -51,11 +51,11 @@ class _ExactVectors(cpu_vec_isa.VecISA):  # type: ignore[misc]
 
 
 class _ExactAvx2(_ExactVectors, cpu_vec_isa.VecAVX2):  # type: ignore[misc]
-    """AVX2."""
+    """Vectors of x86-64-v3."""
 
 
 class _ExactAvx512(_ExactVectors, cpu_vec_isa.VecAVX512):  # type: ignore[misc]
-    """AVX-512 as in x86-64-v4."""
+    """Vectors of x86-64-v4."""
 
 
 _JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"

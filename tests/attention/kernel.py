@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from compiler_svc.lower.attend import name_function, write_kernel_source
-from targets.cpu import GXX
-from tests.lowering_cache import LOWERING_CACHE
+from tests.kernel_library import load_kernel
 
 #: The dtypes of queries and of caches that are tried.
 PAIRS: Final = (
@@ -22,8 +18,6 @@ PAIRS: Final = (
     (torch.float16, torch.float16),
     (torch.float32, torch.bfloat16),
 )
-_SET_THREADS: Final = 'extern "C" void set_threads(int threads) { omp_set_num_threads(threads); }\n'
-_FLAGS: Final = ("-std=c++20", "-O3", "-fopenmp", "-shared", "-fPIC", "-ffp-contract=off")
 
 
 class AttendKernel:
@@ -31,19 +25,7 @@ class AttendKernel:
 
     def __init__(self, isa: str) -> None:
         """Compiles for x86-64-v3 or x86-64-v4."""
-        source, flags = write_kernel_source(PAIRS) + _SET_THREADS, [*_FLAGS, f"-march={isa}"]
-        path = LOWERING_CACHE / f"attend-{sha256(' '.join([*flags, source]).encode()).hexdigest()[:32]}.so"
-        if not path.exists():
-            self._compile(source, flags, path)
-        self._library = ctypes.CDLL(str(path))
-
-    @staticmethod
-    def _compile(source: str, flags: list[str], path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        command = [GXX.find(), *flags, "-x", "c++", "-", "-o", new]
-        subprocess.run(command, input=source, text=True, check=True)
-        new.replace(path)
+        self._library = load_kernel("attend", write_kernel_source(PAIRS), isa)
 
     def attend(self, arguments: list[Any], options: dict[str, Any], threads: int = 2) -> Tensor:
         """`kiln::attend_in_place`. Outputs of tokens without a position are NaN."""
