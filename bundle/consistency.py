@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from bundle.abi.inputs import inputs_of
+from bundle.abi.inputs import BLOCK_KV, inputs_of
 from bundle.abi.outputs import outputs_of
 from bundle.abi.tensor import AbiTensor
 from bundle.errors import ManifestInvalid
@@ -48,6 +48,9 @@ def _find_state_problems(manifest: Manifest) -> Iterator[str]:
     for tensor in manifest.state.tensors:
         if len(tensor.axes) != len(tensor.shape):
             yield f"state.tensors[{tensor.name}] has {len(tensor.axes)} axes and {len(tensor.shape)} dimensions"
+    if (manifest.state.num_blocks > 0) != (manifest.state.block_tokens > 0):
+        sizes = f"num_blocks is {manifest.state.num_blocks} and block_tokens {manifest.state.block_tokens}"
+        yield f"state.{sizes}; accepted: both from 1, or neither"
 
 
 def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator[str]:
@@ -70,6 +73,9 @@ def _find_executable_problems(executable: Executable, manifest: Manifest) -> Ite
     for name in executable.state:
         if name not in state:
             yield f"{path}.state names {name!r}, which state.tensors does not have"
+    if (BLOCK_KV in executable.flags) != (manifest.state.num_blocks > 0):
+        has = "has" if BLOCK_KV in executable.flags else "lacks"
+        yield f"{path} {has} the flag {BLOCK_KV}, and state.num_blocks is {manifest.state.num_blocks}"
     inputs, outputs = [spec.name for spec in executable.inputs], [spec.name for spec in executable.outputs]
     yield from _find_duplicates(f"{path}.inputs", inputs)
     yield from _find_duplicates(f"{path}.outputs", outputs)

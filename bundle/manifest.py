@@ -117,6 +117,11 @@ class Executable(_Record, frozen=True):
         """Tokens of a row."""
         return next(spec.shape[1] for spec in self.inputs if spec.name == "input_ids")
 
+    @property
+    def num_row_blocks(self) -> int:
+        """Blocks of a row's block table; 1 in an executable whose KV cache is made of slots."""
+        return next((spec.shape[1] for spec in self.inputs if spec.name == "active_block_table"), 1)
+
 
 class WeightTensor(_Record, frozen=True, omit_defaults=True):
     """One tensor of a weight shard; its offset is in the safetensors header."""
@@ -150,18 +155,31 @@ class StateTensor(_Record, frozen=True):
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    #: Meaning of each axis: `slot`, `kv_head`, `position`, `head_dim`.
+    #: Meaning of each axis: `bundle.abi.state.AXES`, or `BLOCK_AXES` in a cache made of blocks.
     axes: tuple[str, ...]
 
 
-class StateLayout(_Record, frozen=True):
-    """The KV cache of every rank. Rows 0 to `num_slots - 1` are slots; row `num_slots` is the scratch slot, which idle
-    batch rows write."""
+class StateLayout(_Record, frozen=True, omit_defaults=True):
+    """The KV cache of every rank, made of slots or of blocks.
+
+    Entries 0 to `num_rows - 1` of each tensor's first axis are slots, or blocks, that requests hold. The last entry is
+    the scratch slot, or block, of padding and of idle rows.
+    """
 
     tensors: tuple[StateTensor, ...]
+    #: Slots; in a cache made of blocks, the most sequences that may run at once.
     num_slots: int
     #: For each rank, the checkpoint's KV heads that it holds, in order; -1 is a padding head of zeros.
     kv_heads_by_rank: tuple[tuple[int, ...], ...]
+    #: Blocks without the scratch block; 0: the cache is made of slots.
+    num_blocks: int = 0
+    #: Positions of a block, in tokens; 0: the cache is made of slots.
+    block_tokens: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Slots or blocks that requests can hold."""
+        return self.num_blocks or self.num_slots
 
 
 class Sampling(_Record, frozen=True):
@@ -213,6 +231,8 @@ class Serving(_Record, frozen=True, omit_defaults=True):
     input_truncation: bool = False
     #: Do not run every executable once after loading.
     skip_warmup: bool = False
+    #: Let requests with equal beginnings share the blocks of the KV cache that hold these.
+    prefix_caching: bool = False
     #: Take precedence over the defaults in `sampling`; None if requests cannot choose, or the checkpoint names nothing.
     generation: GenerationDefaults | None = None
 
@@ -295,12 +315,17 @@ class Manifest(_Record, frozen=True):
         bounds_positions = SUBMODELS[executable.submodel].bucket == "positions"
         # A step writes a token at its position and reads it from the bucket; padding of a prompt may have any position.
         num_positions = executable.bucket[-1] if bounds_positions else self.limits.max_length
+        scratch_place = self.state.num_blocks * self.state.block_tokens
         return {
             "R": executable.batch_size,
             "T": executable.num_row_tokens,
+            "N": executable.num_row_blocks,
             "V": self.tokens.vocab_size,
             "pad_id": self.tokens.pad,
             "scratch_slot": self.state.num_slots,
+            "scratch_block": self.state.num_blocks,
+            "scratch_place": scratch_place,
+            "last_place": scratch_place + self.state.block_tokens - 1,
             "last_token_id": self.tokens.vocab_size - 1,
             "last_position": num_positions - 1,
         }

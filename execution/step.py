@@ -90,6 +90,8 @@ class StepForm:
         symbols = manifest.symbols_of(executable)
         self.specs = step_inputs(executable, manifest.sampling)
         self._num_row_tokens = executable.num_row_tokens
+        self._num_row_blocks = executable.num_row_blocks
+        self._block_tokens = manifest.state.block_tokens
         self._is_left_padded = LEFT_PADDED in executable.flags
         self._idle = {spec.name: INPUTS[spec.name].idle_values(spec.shape, symbols) for spec in self.specs}
 
@@ -97,28 +99,51 @@ class StepForm:
         """Makes the inputs of a step in which all rows are idle."""
         return {name: values.copy() for name, values in self._idle.items()}
 
-    def put_tokens(self, inputs: StepInputs, row: int, tokens: Sequence[int], *, start: int, slot: int) -> None:
+    def put_tokens(
+        self,
+        inputs: StepInputs,
+        row: int,
+        tokens: Sequence[int],
+        *,
+        start: int,
+        blocks: Sequence[int],
+        num_moved: int = 0,
+    ) -> None:
         """Puts tokens of a sequence into a row.
 
         Args:
             inputs: From `make_idle`.
             tokens: At least one, at most the tokens of a row.
             start: Position of the first token.
-            slot: KV slot of the sequence.
+            blocks: KV blocks of the sequence, in order of the positions that they hold, as far as its last token here
+                at least. In the contiguous cache it is one, the sequence's slot.
+            num_moved: Of the tokens, the first ones that the KV blocks hold already: they are not written again.
         """
-        inputs["seq_ids"][row] = slot
         count, width = len(tokens), self._num_row_tokens
         assert 0 < count <= width, f"{count} tokens in a row of {width}"
+        first = row * width + (width - count if self._is_left_padded else 0)
         if width == 1:
             # Most steps put one token per row, and slices cost three times as much.
             inputs["input_ids"][row] = tokens[0]
             inputs["position_ids"][row] = start
         else:
-            first = row * width + (width - count if self._is_left_padded else 0)
             inputs["input_ids"][first : first + count] = tokens
             inputs["position_ids"][first : first + count] = range(start, start + count)
+        if self._block_tokens:
+            size, width = self._block_tokens, self._num_row_blocks
+            places = [blocks[at // size] * size + at % size for at in range(start + num_moved, start + count)]
+            inputs["slot_mapping"][first + num_moved : first + count] = places
+            # A sequence may hold more than the bucket reads.
+            table = blocks[:width]
+            inputs["active_block_table"][row * width : row * width + len(table)] = table
+        else:
+            inputs["seq_ids"][row] = blocks[0]
         if "num_tokens" in inputs:
             inputs["num_tokens"][row] = count
+        if "computed_context_lens" in inputs:
+            inputs["computed_context_lens"][row] = start
+        if "live_rows" in inputs:
+            inputs["live_rows"][0] = max(inputs["live_rows"][0], row + 1)
 
     def put_values(self, inputs: StepInputs, name: str, row: int, values: Sequence[float]) -> None:
         """Replaces a row of one input. Has no effect if the step does not take this input.

@@ -110,7 +110,7 @@ class Capabilities:
             max_context_length=min(limits.max_context_length, buckets.max_prompt_tokens, limits.max_length - 1),
             max_length=limits.max_length,
             max_new_tokens=limits.max_new_tokens,
-            max_batch_size=min(manifest.state.num_slots, limits.tkg_batch_size),
+            max_batch_size=buckets.max_sequences,
             vocab_size=vocab_size,
             dynamic_sampling=sampling.dynamic,
             max_top_k=sampling.global_topk,

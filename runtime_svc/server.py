@@ -40,7 +40,7 @@ from runtime_svc.deployments.reconciler import Reconciler
 from runtime_svc.deployments.records import RecordStore
 from runtime_svc.deployments.registry import FAREWELL_S, Deployments
 from runtime_svc.deployments.resources import Resources
-from runtime_svc.engine.engine import EngineConfig
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.generation_service import GenerationService
 from runtime_svc.metrics import list_metrics
 from runtime_svc.runtime_service import RuntimeService

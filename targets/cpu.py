@@ -11,9 +11,9 @@ from targets.toolchain import Program, Toolchain
 #: The C++ compiler that AOTInductor calls.
 GXX: Final = Program("g++", ("-dumpfullversion",))
 
-#: Levels of the x86-64 psABI, and two that add instructions for int8 and bfloat16. The default suits bundles that run on
-#: other hosts. Every processor with avx512_bf16 has avx512_vnni: Cooper Lake and Sapphire Rapids, Zen 4 and later ones.
-#: Cascade Lake and Ice Lake have avx512_vnni alone, Skylake neither.
+#: Levels of the x86-64 psABI, and two that add instructions for int8 and bfloat16. The default suits bundles that run
+#: on other hosts. Every processor with avx512_bf16 has avx512_vnni (Cooper Lake, Sapphire Rapids, Zen 4); Cascade Lake
+#: and Ice Lake have avx512_vnni alone, Skylake neither.
 X86_64: Final = IsaLevels(
     (
         IsaLevel(

@@ -12,6 +12,12 @@ from bundle.abi.tensor import AbiTensor, Symbol, Symbols
 
 #: Flag of executables whose rows have their valid tokens last.
 LEFT_PADDED: Final = "left_padded"
+#: Flag of executables whose KV cache is made of blocks.
+BLOCK_KV: Final = "block_kv"
+#: Flag of executables whose rows of several tokens continue sequences that the KV cache holds the start of.
+COMPUTED_CONTEXT: Final = "computed_context"
+#: Flag of executables that compute only the first rows of a step.
+LIVE_ROWS: Final = "live_rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,8 @@ class Input(AbiTensor):
         return range(smallest, (largest if isinstance(largest, int) else symbols[largest]) + 1)
 
 
+_SEVERAL_TOKENS: Final = tuple(name for name, submodel in SUBMODELS.items() if submodel.tokens != 1)
+
 _ROWS: Final = (
     # Padding may have any token and any position.
     Input(
@@ -64,13 +72,33 @@ _ROWS: Final = (
         idle=(0,),
         accepted=(0, "last_position"),
     ),
-    # KV slot that the row writes. In submodels that read the cache, row r reads slot r: this is r or the scratch slot.
+    # KV slot that the row reads and writes.
     Input(
         name="seq_ids",
         dtype="int32",
         dims=("R",),
         idle=("scratch_slot",),
         accepted=(0, "scratch_slot"),
+        unless=BLOCK_KV,
+    ),
+    # Place of the KV cache that each token is written to: its block's number times the tokens of a block, plus its
+    # place in the block. Padding, and tokens that the cache holds already, have a place of the scratch block.
+    Input(
+        name="slot_mapping",
+        dtype="int32",
+        dims=("R", "T"),
+        idle=("scratch_place",),
+        accepted=(0, "last_place"),
+        flag=BLOCK_KV,
+    ),
+    # The KV blocks of the row's sequence in the order of positions, those that the step writes included.
+    Input(
+        name="active_block_table",
+        dtype="int32",
+        dims=("R", "N"),
+        idle=("scratch_block",),
+        accepted=(0, "scratch_block"),
+        flag=BLOCK_KV,
     ),
     Input(
         name="num_tokens",
@@ -78,7 +106,27 @@ _ROWS: Final = (
         dims=("R",),
         idle=(1,),
         accepted=(1, "T"),
-        submodels=tuple(name for name, submodel in SUBMODELS.items() if submodel.tokens != 1),
+        submodels=_SEVERAL_TOKENS,
+    ),
+    # Tokens of the row's sequence before the first one of the step; the KV cache holds them.
+    Input(
+        name="computed_context_lens",
+        dtype="int32",
+        dims=("R",),
+        idle=(0,),
+        accepted=(0, "last_position"),
+        flag=COMPUTED_CONTEXT,
+        submodels=_SEVERAL_TOKENS,
+    ),
+    # How many rows the step computes: its first ones. Outputs of the others are unspecified. Executables may skip, too,
+    # what padding costs.
+    Input(
+        name="live_rows",
+        dtype="int32",
+        dims=(1,),
+        idle=(0,),
+        accepted=(0, "R"),
+        flag=LIVE_ROWS,
     ),
     # top_k, top_p, temperature; top_k 1 is greedy for any values of the others.
     Input(

@@ -9,6 +9,8 @@ KINDS: Final = ("k_cache", "v_cache")
 
 #: Meaning of each axis of a tensor. The last slot is the scratch slot, which no request holds.
 AXES: Final = ("slot", "kv_head", "position", "head_dim")
+#: The same in a cache made of blocks. The last block is the scratch block.
+BLOCK_AXES: Final = ("block", "kv_head", "position", "head_dim")
 
 
 def state_names(num_layers: int) -> tuple[str, ...]:

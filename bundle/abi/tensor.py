@@ -13,13 +13,31 @@ from bundle.abi.submodels import SUBMODELS, SubmodelName
 #: R                 rows of a step
 #: T                 tokens of a row
 #: K                 tokens of a row that have outputs: 1, or as many as a speculative step verifies
+#: N                 blocks of a row's block table
 #: V                 vocabulary size
 #: rank_V            vocabulary of one rank: its share of V, rounded up
 #: pad_id            token id of padding
-#: scratch_slot      KV slot that idle rows write; the last one
+#: scratch_slot      KV slot of idle rows; the last one
+#: scratch_block     KV block of padding and of idle rows; the last one
+#: scratch_place     first place of the scratch block: its number times the tokens of a block
+#: last_place        last place of the scratch block
 #: last_token_id     largest token id
 #: last_position     largest position that a token may have
-Symbol = Literal["R", "T", "K", "V", "rank_V", "pad_id", "scratch_slot", "last_token_id", "last_position"]
+Symbol = Literal[
+    "R",
+    "T",
+    "K",
+    "N",
+    "V",
+    "rank_V",
+    "pad_id",
+    "scratch_slot",
+    "scratch_block",
+    "scratch_place",
+    "last_place",
+    "last_token_id",
+    "last_position",
+]
 Symbols = Mapping[Symbol, int]
 
 
@@ -31,6 +49,7 @@ class AbiTensor:
         dtype: `computed` is the dtype of the executable's computation, which is that of its state.
         dims: Its dimensions. K is left out of executables for which it is 1.
         flag: Only executables with this flag have the tensor; None: all executables of its submodels have it.
+        unless: Executables with this flag do not have the tensor.
         submodels: Submodels that can have it.
     """
 
@@ -38,6 +57,7 @@ class AbiTensor:
     dtype: Literal["int32", "float32", "computed"]
     dims: tuple[Symbol | int, ...]
     flag: str | None = None
+    unless: str | None = None
     submodels: tuple[SubmodelName, ...] = tuple(SUBMODELS)
 
     def shape(self, symbols: Symbols) -> tuple[int, ...]:
@@ -56,4 +76,4 @@ class AbiTensor:
         Args:
             flags: Flags of the executable. Flags of other submodels are ignored.
         """
-        return submodel in self.submodels and (self.flag is None or self.flag in flags)
+        return submodel in self.submodels and (self.flag is None or self.flag in flags) and self.unless not in flags

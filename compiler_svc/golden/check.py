@@ -129,7 +129,7 @@ class _Check:
         """Computes the tokens of one row, with all others idle, and compares the outputs after the last token."""
         form = StepForm(self._manifest, executable)
         inputs = form.make_idle()
-        form.put_tokens(inputs, row, tokens, start=start, slot=slot)
+        form.put_tokens(inputs, row, tokens, start=start, blocks=(slot,))
         outputs = self._steps.run(executable, inputs)
         self.comparisons[executable.tag] = self.comparisons[executable.tag].with_step(
             {name: output[row] for name, output in outputs.items()},

@@ -19,8 +19,8 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.tables import write_constructor, write_input_checks
 from targets.cpu import GXX, X86_64
-from targets.isa import IsaLevel
 
 #: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. The native library of kiln-execution has
 #: them; every process loads it before it opens an executable.
@@ -34,18 +34,28 @@ C_FUNCTIONS: Final[dict[torch._ops.OpOverload, list[str]]] = {
 }
 
 
-class _ExactAvx2(cpu_vec_isa.VecAVX2):  # type: ignore[misc]
-    """AVX2, without probing this host."""
+class _ExactVectors(cpu_vec_isa.VecISA):  # type: ignore[misc]
+    """Vectors of one level, without probing this host for more."""
+
+    def __init__(self, extensions: Sequence[str]) -> None:
+        """Takes the options of the C++ compiler for instructions that `-march` does not cover."""
+        super().__init__()
+        self._extensions = extensions
 
     def __bool__(self) -> bool:
         return True
 
+    def build_arch_flags(self) -> str:
+        """Options of the C++ compiler. Inductor's own code uses no instructions of the extensions; kernels may."""
+        return " ".join([super().build_arch_flags(), *self._extensions])
 
-class _ExactAvx512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
-    """AVX-512 as in x86-64-v4, without probing this host. Inductor's code uses neither VNNI nor bf16; kernels may."""
 
-    def __bool__(self) -> bool:
-        return True
+class _ExactAvx2(_ExactVectors, cpu_vec_isa.VecAVX2):  # type: ignore[misc]
+    """Vectors of x86-64-v3."""
+
+
+class _ExactAvx512(_ExactVectors, cpu_vec_isa.VecAVX512):  # type: ignore[misc]
+    """Vectors of x86-64-v4."""
 
 
 _JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"
@@ -84,10 +94,12 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
     headers = job.cache_dir / "headers"
     headers.mkdir(exist_ok=True)
     with (
-        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_describe_vectors(isa)]),
+        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_VECTOR_ISAS[isa.vector_bits](isa.extensions)]),
         _replaced(codecache, "_HEADER_DIR", str(headers)),
         _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
         _replaced(CppWrapperCpu, "_write_aoti_interface_header", declare_interface),
+        _replaced(CppWrapperCpu, "codegen_model_constructor", write_constructor),
+        _replaced(CppWrapperCpu, "generate_input_output_runtime_checks", write_input_checks),
     ):
         options = {
             "aot_inductor.output_path": str(job.directory / "executable.so"),
@@ -100,6 +112,8 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             "joint_graph_constant_folding": False,
             "aot_inductor.custom_ops_to_c_shims": C_FUNCTIONS,
             "aot_inductor.enable_line_tables": False,
+            # The function of `write_input_checks` checks inputs.
+            "size_asserts": False,
             # The wrapper is most of the code but does no arithmetic.
             "aot_inductor.compile_wrapper_opt_level": "O1",
             # Inductor uses the openssl command to name precompiled headers.
@@ -115,13 +129,6 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
         }
         with config.patch(options):
             yield options
-
-
-def _describe_vectors(isa: IsaLevel) -> cpu_vec_isa.VecISA:
-    """Describes a level's vectors to Inductor, with the options for instructions that `-march` does not cover."""
-    vectors = _VECTOR_ISAS[isa.vector_bits]()
-    vectors._arch_flags = " ".join([vectors._arch_flags, *isa.extensions])
-    return vectors
 
 
 def link_with(job: LoweringJob, objects: Sequence[Path]) -> None:

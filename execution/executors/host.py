@@ -155,11 +155,11 @@ class HostExecutor:
 
 
 class _RankState:
-    """State tensors by name, zeroed at the start. Their first axis is the slot; the last row is the scratch slot."""
+    """State tensors by name, zeroed at the start. Their first axis is the slot, or the block; the last is scratch."""
 
     def __init__(self, layout: StateLayout) -> None:
         """Allocates the tensors. The operating system commits each page when it is first touched."""
-        self._num_slots = layout.num_slots
+        self._num_rows = layout.num_rows
         self.tensors: dict[str, Tensor] = {
             spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in layout.tensors
         }
@@ -170,15 +170,15 @@ class _RankState:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def zero(self, slots: Sequence[int] | None) -> int:
-        """Zeroes the given slots, or all for None; returns the bytes written.
+        """Zeroes the given slots or blocks, or all for None; returns the bytes written.
 
         Raises:
             SlotUnknown: There is no such slot. Nothing is written then.
         """
-        chosen = range(self._num_slots + 1) if slots is None else sorted(set(slots))
+        chosen = range(self._num_rows + 1) if slots is None else sorted(set(slots))
         for slot in chosen:
-            if not 0 <= slot <= self._num_slots:
-                raise SlotUnknown(slot, self._num_slots)
+            if not 0 <= slot <= self._num_rows:
+                raise SlotUnknown(slot, self._num_rows)
         written = 0
         for tensor in self.tensors.values():
             for slot in chosen:

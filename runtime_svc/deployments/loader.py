@@ -19,7 +19,8 @@ from runtime_svc.deployments.deployment import Deployment, Serving
 from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsSource
 from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.deployments.weights import compare_manifests
-from runtime_svc.engine.engine import Engine, EngineConfig
+from runtime_svc.engine.config import EngineConfig
+from runtime_svc.engine.engine import Engine
 from runtime_svc.request_limits import RequestLimits
 from runtime_svc.text.codec import TextCodec
 from runtime_svc.text.workers import TextWorkers

@@ -11,9 +11,9 @@ meanwhile. Operations that need the ranks to themselves run between two steps of
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -22,42 +22,23 @@ from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankHung, RankLost
 from runtime_svc.engine.capture import CaptureLog
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.inputs import StepBuilder
-from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.operations import InFlightPolicy, OperationQueue, ResetReceipt, WeightsReceipt
 from runtime_svc.engine.publisher import OutputText, StepOutcome, StepOutput
 from runtime_svc.engine.ranks import RankLauncher, Ranks
 from runtime_svc.engine.relaunch import relaunch
-from runtime_svc.engine.request import Finish, FinishReason, Request, StallTimeouts
+from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
+from runtime_svc.engine.scheduler.assembly import make_scheduler
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import StepPlan
-from runtime_svc.engine.scheduler.policy import WholePrompts
-from runtime_svc.engine.scheduler.scheduler import Scheduler
 from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Bounds of an engine, and a switch.
-
-    Attributes:
-        queue_capacity: Requests that may wait beyond those that can start at once.
-        stream_capacity: Events that may wait for a slow client before its request is paused.
-        stall_timeouts: How long responses may wait for clients that do not read.
-        async_scheduling: Call a step while the previous one runs, if it lacks only the tokens of that one. Tokens are
-            the same without.
-    """
-
-    queue_capacity: int = 256
-    stream_capacity: int = 64
-    stall_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
-    async_scheduling: bool = True
 
 
 class Engine:
@@ -80,10 +61,7 @@ class Engine:
         self._captures = CaptureLog(manifest)
         self._work = asyncio.Event()
         buckets = BucketTable.from_manifest(manifest)
-        num_slots = min(manifest.state.num_slots, manifest.limits.tkg_batch_size)
-        policy = WholePrompts(buckets, ctx_batch_size=manifest.limits.ctx_batch_size)
-        kv = SlotManager(num_slots, manifest.limits.max_length)
-        self.scheduler = Scheduler(policy, kv, max_running=num_slots)
+        self.scheduler = make_scheduler(manifest, buckets, max_chunk_tokens=config.max_chunk_tokens)
         self.requests = RequestTable(
             self.scheduler,
             queue_capacity=config.queue_capacity,
@@ -394,4 +372,5 @@ class Engine:
 
     @staticmethod
     def _now() -> float:
-        return asyncio.get_running_loop().time()
+        # Not the event loop's clock, which uvloop reads once a turn, in milliseconds.
+        return time.monotonic()

@@ -29,8 +29,9 @@ class StepBuilder:
         for row in plan.rows:
             sampling = row.request.sampling
             tokens = [self._pad_id] if plan.depends_on_previous else row.request.tokens_at(row.start, row.num_tokens)
-            # The slot is the one block that a request holds of the contiguous cache.
-            form.put_tokens(inputs, row.row, tokens, start=row.start, slot=row.placement.blocks[0])
+            form.put_tokens(
+                inputs, row.row, tokens, start=row.start, blocks=row.placement.blocks, num_moved=row.num_moved
+            )
             params = (float(sampling.top_k), sampling.top_p, sampling.temperature)
             form.put_values(inputs, "sampling_params", row.row, params)
             if row.samples and not self._is_deterministic:

@@ -138,7 +138,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Timeline:
-    """When things happened, in seconds of the event loop's clock; None until they do."""
+    """When things happened, in seconds as `time.monotonic` counts; None until they do."""
 
     arrived_s: float
     started_s: float | None = None
@@ -167,11 +167,15 @@ class Request:
     wants_logits: bool = False
     #: What becomes of it while its client does not read; None for what the server does by default.
     stall: StallPolicy | None = None
+    #: Requests with different salts share no part of the KV cache.
+    cache_salt: str = ""
     #: Takes the inputs of its steps, if the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)
     #: Tokens, from the first on, whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
+    #: Of its prompt, the tokens that the KV cache held when it started.
+    num_cached_tokens: int = 0
     #: The most blocks of the KV cache that it has held and given back.
     num_kv_blocks: int = 0
     #: Set while the client reads too slowly; the request keeps its part of the KV cache.
@@ -216,7 +220,7 @@ class Request:
         first_token_s = timeline.ended_s if timeline.first_token_s is None else timeline.first_token_s
         return Usage(
             prompt_tokens=len(self.prompt_token_ids),
-            cached_prompt_tokens=0,
+            cached_prompt_tokens=self.num_cached_tokens,
             generated_tokens=len(self.output_token_ids),
             kv_blocks=self.num_kv_blocks,
             kv_tokens=self.num_computed_tokens,

@@ -34,6 +34,8 @@ class EngineStatistics:
         self.request_s = Histogram(REQUEST_BOUNDS_S)
         self.swap_pause_s = Histogram(SWAP_PAUSE_BOUNDS_S)
         self.prompt_tokens = 0
+        #: Tokens of prompts that the KV cache held when their requests started.
+        self.cached_prompt_tokens = 0
         self.generated_tokens = 0
         #: Requests that have ended, by reason.
         self.finished: Counter[FinishReason] = Counter()

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from bundle.abi.inputs import LEFT_PADDED, inputs_of
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, inputs_of
 from bundle.abi.outputs import outputs_of
-from bundle.abi.state import AXES, state_names
+from bundle.abi.state import AXES, BLOCK_AXES, state_names
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import Symbols
 from bundle.manifest import (
@@ -52,12 +52,20 @@ def make_executable(
     flags: Iterable[str] = DYNAMIC_FLAGS,
     vocab_size: int = VOCAB_SIZE,
     num_layers: int = 1,
+    num_row_blocks: int = 1,
     **changes: Any,
 ) -> Executable:
     """One executable; of the flags, those that concern its submodel."""
     row = SUBMODELS[submodel]
     tokens = row.tokens if isinstance(row.tokens, int) else bucket
-    symbols: Symbols = {"R": batch_size, "T": tokens, "K": 1, "V": vocab_size, "rank_V": vocab_size}
+    symbols: Symbols = {
+        "R": batch_size,
+        "T": tokens,
+        "K": 1,
+        "N": num_row_blocks,
+        "V": vocab_size,
+        "rank_V": vocab_size,
+    }
     described = {
         "tag": f"{submodel}_{bucket}",
         "submodel": submodel,
@@ -66,7 +74,7 @@ def make_executable(
         "inputs": tuple(TensorSpec.of(one, symbols) for one in inputs_of(submodel, set(flags))),
         "outputs": tuple(TensorSpec.of(one, symbols) for one in outputs_of(submodel, set(flags))),
         "state": state_names(num_layers),
-        "flags": tuple(sorted(set(flags) - (set() if row.bucket == "tokens" else {LEFT_PADDED}))),
+        "flags": tuple(sorted(set(flags) - (set() if row.bucket == "tokens" else {LEFT_PADDED, COMPUTED_CONTEXT}))),
     }
     return Executable(**(_UNBUILT | described | changes))
 
@@ -86,18 +94,27 @@ _UNBUILT: Final[dict[str, Any]] = {
 }
 
 
-def make_state(num_slots: int, *shape: int, num_layers: int = 1, tp_degree: int = 1) -> StateLayout:
+def make_state(
+    num_slots: int, *shape: int, num_layers: int = 1, tp_degree: int = 1, num_blocks: int = 0
+) -> StateLayout:
     """A KV cache in float32.
 
     Args:
-        shape: KV heads of a rank, positions, dimensions of a head.
+        shape: KV heads of a rank, positions of a slot or block, dimensions of a head.
+        num_blocks: 0: it is made of slots.
     """
+    rows, axes = (num_blocks, BLOCK_AXES) if num_blocks else (num_slots, AXES)
     tensors = tuple(
-        StateTensor(name=name, dtype="float32", shape=(num_slots + 1, *shape), axes=AXES)
-        for name in state_names(num_layers)
+        StateTensor(name=name, dtype="float32", shape=(rows + 1, *shape), axes=axes) for name in state_names(num_layers)
     )
     heads = tuple(tuple(range(shape[0])) for _ in range(tp_degree))
-    return StateLayout(tensors=tensors, num_slots=num_slots, kv_heads_by_rank=heads)
+    return StateLayout(
+        tensors=tensors,
+        num_slots=num_slots,
+        kv_heads_by_rank=heads,
+        num_blocks=num_blocks,
+        block_tokens=shape[1] if num_blocks else 0,
+    )
 
 
 def make_manifest(
@@ -112,12 +129,15 @@ def make_manifest(
     eos: int = 2,
     max_new_tokens: int | None = None,
     tp_degree: int = 1,
+    num_blocks: int = 0,
+    block_tokens: int = 0,
     **changes: Any,
 ) -> Manifest:
     """A bundle of one KV head whose weights are empty.
 
     Args:
         executables: None: one for each bucket, with `flags`.
+        num_blocks: Blocks of `block_tokens` positions; 0: the KV cache is made of slots.
         changes: Fields of the manifest that are otherwise.
     """
     if executables is None:
@@ -125,8 +145,10 @@ def make_manifest(
             "context_encoding": (prompt_buckets, ctx_batch_size),
             "token_generation": (token_buckets, num_slots),
         }
+        own = {*flags, BLOCK_KV} if num_blocks else flags
+        row_blocks = -(-max(token_buckets) // block_tokens) if num_blocks else 1
         executables = [
-            make_executable(submodel, bucket, rows, flags=flags, vocab_size=vocab_size)
+            make_executable(submodel, bucket, rows, flags=own, vocab_size=vocab_size, num_row_blocks=row_blocks)
             for submodel, (buckets, rows) in shapes.items()
             for bucket in buckets
         ]
@@ -145,7 +167,7 @@ def make_manifest(
         "tp_degree": tp_degree,
         "executables": tuple(executables),
         "weight_sets": (WeightSet(name="model", shards=shards),),
-        "state": make_state(num_slots, 1, max_length, 1, tp_degree=tp_degree),
+        "state": make_state(num_slots, 1, block_tokens or max_length, 1, tp_degree=tp_degree, num_blocks=num_blocks),
         "sampling": DYNAMIC,
         "limits": Limits(
             max_context_length=largest.get("context_encoding", prompt_buckets[-1]),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from runtime_svc.engine.engine import Engine, EngineConfig
+from runtime_svc.engine.config import EngineConfig
+from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.events import Event, Finished, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import (

@@ -1,22 +1,21 @@
-"""Schedulers to test: with the parts that serve, and with fakes that hold what the others do not vary.
-
-The fakes are a KV cache in blocks that sequences grow into, and a policy that computes prompts in parts.
-"""
+"""Schedulers to test: with the parts that serve, and with a policy that gives several tokens a row."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
-from bundle.manifest import Manifest
-from runtime_svc.engine.kv.manager import Placement
-from runtime_svc.engine.kv.slots import SlotManager
+from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
+from bundle.manifest import Manifest, Serving
+from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
+from runtime_svc.engine.scheduler.assembly import make_scheduler as assemble
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
-from runtime_svc.engine.scheduler.policy import Reserve, WholePrompts
+from runtime_svc.engine.scheduler.policy import AlternatingSteps
 from runtime_svc.engine.scheduler.scheduler import Scheduler
-from tests.bundles.manifests import make_executable
+from tests.bundles.manifests import DYNAMIC_FLAGS, make_executable
 from tests.ranks.fakes import make_manifest
 
 
@@ -30,18 +29,31 @@ def make_request(name: str, num_prompt_tokens: int, *, max_new_tokens: int = 100
     )
 
 
-def make_scheduler(*, num_slots: int = 2, ctx_batch_size: int = 1, manifest: Manifest | None = None) -> Scheduler:
+def make_scheduler(
+    *, manifest: Manifest | None = None, max_chunk_tokens: int = 8, **manifest_options: Any
+) -> Scheduler:
     """A scheduler with the parts that an engine gives it."""
-    manifest = manifest or make_manifest(num_slots=num_slots, ctx_batch_size=ctx_batch_size)
-    policy = WholePrompts(BucketTable.from_manifest(manifest), ctx_batch_size=manifest.limits.ctx_batch_size)
-    kv = SlotManager(manifest.state.num_slots, manifest.limits.max_length)
-    return Scheduler(policy, kv, max_running=manifest.state.num_slots)
+    manifest = manifest or make_manifest(**{"num_slots": 2, **manifest_options})
+    return assemble(manifest, BucketTable.from_manifest(manifest), max_chunk_tokens=max_chunk_tokens)
+
+
+def make_block_scheduler(
+    *,
+    num_blocks: int,
+    flags: Sequence[str] = (COMPUTED_CONTEXT, LIVE_ROWS),
+    prefix_caching: bool = True,
+    **options: Any,
+) -> Scheduler:
+    """The same on blocks of 4 tokens, for sequences of up to 64."""
+    serving = Serving(prefix_caching=prefix_caching)
+    own = {"flags": (*DYNAMIC_FLAGS, *flags), "num_blocks": num_blocks, "block_tokens": 4, "serving": serving}
+    return make_scheduler(**(own | options))
 
 
 def make_async(scheduler: Scheduler) -> AsyncScheduling:
     """Plans the steps behind those of a scheduler; calls nothing."""
     policy = scheduler._policy
-    assert isinstance(policy, WholePrompts)
+    assert isinstance(policy, AlternatingSteps)
 
     async def begin(_: StepPlan) -> RunningStep:
         raise NotImplementedError
@@ -49,10 +61,8 @@ def make_async(scheduler: Scheduler) -> AsyncScheduling:
     return AsyncScheduling(scheduler, policy._buckets, begin, is_on=True)
 
 
-def make_parts_scheduler(
-    kv: SlotManager | BlockManager, *, max_running: int, max_tokens: int, max_new_tokens: int = 1
-) -> Scheduler:
-    """A scheduler whose policy computes prompts in parts."""
+def make_parts_scheduler(kv: KvManager, *, max_running: int, max_tokens: int, max_new_tokens: int = 1) -> Scheduler:
+    """A scheduler whose policy computes prompts in parts, and whose steps may give several tokens."""
     policy = PromptParts(num_rows=2, max_tokens=max_tokens, max_new_tokens=max_new_tokens)
     return Scheduler(policy, kv, max_running=max_running)
 
@@ -78,46 +88,6 @@ def names(plan: StepPlan | None) -> list[str]:
     return [row.request.request_id for row in plan.rows]
 
 
-class BlockManager:
-    """A KV cache in blocks of a few positions; sequences hold as many as they need, in any order."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
-        self.block_tokens = block_size
-        self._free = list(range(num_blocks))
-        self._held: dict[Request, tuple[int, ...]] = {}
-
-    def reserve(self, request: Request, num_tokens: int) -> Placement | None:
-        held = self._held.get(request, ())
-        num_missing = -(-(request.num_computed_tokens + num_tokens) // self.block_tokens) - len(held)
-        if num_missing > len(self._free):
-            return None
-        if num_missing > 0:
-            held = self._held[request] = held + tuple(self._free.pop() for _ in range(num_missing))
-        return Placement(held)
-
-    @property
-    def num_used_blocks(self) -> int:
-        return self.num_blocks - len(self._free)
-
-    def release(self, request: Request) -> int:
-        blocks = self._held.pop(request, ())
-        self._free += blocks
-        return len(blocks)
-
-    def reset(self) -> None:
-        pass
-
-    def check_integrity(self, requests: Collection[Request]) -> None:
-        for request in self._held:
-            assert request in requests, f"{request.request_id} holds blocks and does not run"
-        for request in requests:
-            room = len(self._held.get(request, ())) * self.block_tokens
-            assert request.num_computed_tokens <= room, f"{request.request_id} lost blocks"
-        blocks = sorted([*self._free, *(block for held in self._held.values() for block in held)])
-        assert blocks == list(range(self.num_blocks))
-
-
 class PromptParts:
     """Computes at most `max_tokens` of the tokens that each sequence lacks, in a step: oldest sequences first.
 
@@ -129,15 +99,17 @@ class PromptParts:
         self._max_tokens = max_tokens
         self._max_new_tokens = max_new_tokens
 
-    def plan(self, running: Collection[Request], waiting: Collection[Request], reserve: Reserve) -> StepPlan | None:
+    def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
         rows: list[ScheduledRow] = []
         for request in [*running, *waiting]:
-            lacks = request.num_tokens - request.num_computed_tokens
-            num_tokens = min(lacks, self._max_tokens)
             if request.is_paused or len(rows) == self._executable.batch_size:
                 continue
-            start, samples = request.num_computed_tokens, num_tokens == lacks
-            placement = reserve(request, num_tokens + samples * (self._max_new_tokens - 1))
+            start = request.num_computed_tokens or kv.find_prefix(request)
+            lacks = request.num_tokens - start
+            num_tokens = min(lacks, self._max_tokens)
+            samples = num_tokens == lacks
+            num_reserved = num_tokens + samples * (self._max_new_tokens - 1)
+            placement = kv.reserve(request, num_reserved, num_cached=start - request.num_computed_tokens)
             if placement is not None:
                 rows.append(ScheduledRow(len(rows), request, start, num_tokens, placement, samples))
         return StepPlan(self._executable, tuple(rows)) if rows else None

@@ -99,7 +99,7 @@ class Stepper:
         form = self._forms["context_encoding", bucket]
         inputs = _fill(form.make_idle(), input_ids=5, position_ids=1, num_tokens=0)
         for row, (slot, prompt) in enumerate(prompts.items()):
-            form.put_tokens(inputs, row, prompt, start=0, slot=slot)
+            form.put_tokens(inputs, row, prompt, start=0, blocks=(slot,))
         return self._run("context_encoding", bucket, inputs, extra)
 
     def decode(self, tokens: Mapping[int, tuple[int, int]], **extra: Any) -> dict[str, torch.Tensor]:
@@ -109,7 +109,7 @@ class Stepper:
         form = self._forms["token_generation", bucket]
         inputs = _fill(form.make_idle(), input_ids=5)
         for slot, (token, position) in tokens.items():
-            form.put_tokens(inputs, slot, [token], start=position, slot=slot)
+            form.put_tokens(inputs, slot, [token], start=position, blocks=(slot,))
         return self._run("token_generation", bucket, inputs, extra)
 
     def _run(

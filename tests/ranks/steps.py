@@ -29,7 +29,7 @@ def make_inputs(manifest: Manifest, executable: Executable, rows: Mapping[int, R
     form = StepForm(manifest, executable)
     inputs = form.make_idle()
     for index, row in rows.items():
-        form.put_tokens(inputs, index, row.tokens, start=row.start, slot=row.slot)
+        form.put_tokens(inputs, index, row.tokens, start=row.start, blocks=(row.slot,))
     return inputs
 
 

@@ -1,4 +1,4 @@
-"""The protocol of KV managers; `SlotManager` implements it for the contiguous cache."""
+"""The protocol of KV managers; `SlotManager` implements it for the contiguous cache, `BlockManager` for blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ class KvManager(Protocol):
     def block_tokens(self) -> int:
         """Tokens that a block has room for."""
 
-    def reserve(self, request: Request, num_tokens: int) -> Placement | None:
+    def find_prefix(self, request: Request) -> int:
+        """Counts the tokens at the beginning of a request whose keys and values are in the cache already.
+
+        Returns:
+            What `reserve` takes as `num_cached` until another request reserves; less than the request's tokens, and 0
+            if the request holds something already or the cache does not share.
+        """
+
+    def reserve(self, request: Request, num_tokens: int, *, num_cached: int = 0) -> Placement | None:
         """Makes room for the next tokens of a request, in addition to its `num_computed_tokens`.
 
         What the request holds already stays where it is. Reserving the same tokens again changes nothing.
@@ -44,10 +52,15 @@ class KvManager(Protocol):
         Args:
             request: May hold nothing yet.
             num_tokens: At least 1.
+            num_cached: Of a request that holds nothing, the tokens before those: it takes them as `find_prefix` found
+                them, all or the first whole blocks.
 
         Returns:
             Everything that the request holds now; None, and nothing has changed, if the cache has no room.
         """
+
+    def commit(self, request: Request) -> None:
+        """Takes in that the cache holds the computed tokens of a request, so that others may share them."""
 
     def release(self, request: Request) -> int:
         """Takes back every part of the cache that a request holds, if it holds any.
@@ -58,8 +71,12 @@ class KvManager(Protocol):
             The number of blocks that it held.
         """
 
-    def reset(self) -> None:
-        """Forgets what the cache contains, so that no later request reuses it. Requests keep what they hold."""
+    def reset(self) -> list[int]:
+        """Forgets what the cache contains, so that no later request shares it. Requests keep what they hold.
+
+        Returns:
+            The blocks that were kept only because a later request might share them.
+        """
 
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Asserts that no part of the cache is lost or held twice, that only `requests` hold any, and that each has

@@ -29,12 +29,19 @@ class SlotManager:
         """Slots that requests hold."""
         return len(self._held)
 
-    def reserve(self, request: Request, num_tokens: int) -> Placement | None:  # noqa: ARG002
+    def find_prefix(self, request: Request) -> int:  # noqa: ARG002
+        """Finds no token: a slot has one owner."""
+        return 0
+
+    def reserve(self, request: Request, num_tokens: int, *, num_cached: int = 0) -> Placement | None:  # noqa: ARG002
         """Returns the slot of a request, which has room for all its tokens; None if other requests hold every slot."""
         placement = self._held.get(request)
         if placement is None and self._free:
             placement = self._held[request] = self._slots[heapq.heappop(self._free)]
         return placement
+
+    def commit(self, request: Request) -> None:
+        """Has no effect: a slot has one owner."""
 
     def release(self, request: Request) -> int:
         """Frees the slot of a request, if it has one; returns how many it had."""
@@ -44,8 +51,9 @@ class SlotManager:
         heapq.heappush(self._free, placement.blocks[0])
         return 1
 
-    def reset(self) -> None:
+    def reset(self) -> list[int]:
         """Keeps all slots as they are: a request never reads values that another one left in its slot."""
+        return []
 
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Asserts that every slot is either free or held once, by one of `requests`."""

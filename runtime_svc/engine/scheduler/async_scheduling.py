@@ -69,8 +69,8 @@ class AsyncScheduling:
 
         Returns:
             None if a request waits to start, if a running one is paused or not in the step, if rows have more than one
-            token, if a row comes to its limit, grows out of its bucket or finds no room: the next step is another one
-            then.
+            token or none of them new, if a row comes to its limit, grows out of its bucket or finds no room: the next
+            step is another one then.
         """
         rows, scheduler = running.rows, self._scheduler
         if scheduler.waiting or SUBMODELS[running.executable.submodel].tokens != 1:
@@ -80,12 +80,12 @@ class AsyncScheduling:
         next_rows = []
         for row in rows:
             request = row.request
-            if request.is_paused or request.finish is not None or request.num_missing_tokens == 1:
+            if request.is_paused or request.finish is not None or not row.samples or request.num_missing_tokens == 1:
                 return None
             placement = scheduler.kv.reserve(request, row.num_tokens + 1)
             if placement is None:
                 return None
             next_rows.append(ScheduledRow(row.row, request, row.start + 1, 1, placement, samples=True))
-        if self._buckets.for_position(max([row.start for row in next_rows])) is not running.executable:
+        if self._buckets.for_tokens(next_rows) is not running.executable:
             return None
         return StepPlan(running.executable, tuple(next_rows), depends_on_previous=True)

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.submodels import SubmodelName
 from bundle.errors import ManifestInvalid
 from bundle.manifest import Executable, Manifest
+from runtime_svc.engine.scheduler.plan import ScheduledRow
+from runtime_svc.engine.scheduler.prefix_buckets import Bucket, CachedPrompt, choose_prefill
+from runtime_svc.errors import BucketExceeded
+
+
+class ContextChoice(NamedTuple):
+    """An executable for prompts.
+
+    Attributes:
+        executable: It takes all of the prompts.
+        num_moved: Of each prompt, tokens at the end of its cached prefix that are computed again.
+    """
+
+    executable: Executable
+    num_moved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BucketTable:
-    """Executables by submodel, smallest bucket first."""
+    """Executables by submodel, smallest bucket first.
+
+    Attributes:
+        context_encoding: Executables for prompts.
+        token_generation: Executables for one token a row; those of fewer rows first.
+        packs_rows: Whether requests take the first rows of a step. Otherwise each takes the row of its slot, because
+            executables of earlier releases read no other slot.
+        max_sequences: Sequences that may run at once.
+    """
 
     context_encoding: tuple[Executable, ...]
     token_generation: tuple[Executable, ...]
+    packs_rows: bool
+    max_sequences: int
+    # By (tokens to compute, cached tokens) that a row has room for.
+    _context_by_bucket: dict[Bucket, Executable]
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> BucketTable:
@@ -24,35 +54,109 @@ class BucketTable:
             ManifestInvalid: The executables do not cover the limits that the manifest states.
         """
         limits = manifest.limits
-        table = cls(
-            _executables_of(manifest, "context_encoding", batch_size=limits.ctx_batch_size),
-            _executables_of(manifest, "token_generation", batch_size=limits.tkg_batch_size),
+        context = _executables_of(manifest, "context_encoding", batch_size=limits.ctx_batch_size)
+        token = _executables_of(manifest, "token_generation", batch_size=limits.tkg_batch_size)
+        for rows in {one.batch_size for one in token}:
+            largest = [one for one in token if one.batch_size == rows][-1]
+            # The last token of a sequence is never computed.
+            if largest.bucket[-1] < limits.max_length - 1:
+                raise ManifestInvalid(f"{largest.tag} is the largest bucket at limits.max_length {limits.max_length}")
+        state = manifest.state
+        if 0 < state.num_blocks * state.block_tokens < limits.max_length:
+            size = f"{state.num_blocks} blocks of {state.block_tokens} tokens"
+            raise ManifestInvalid(f"state has {size}; a sequence of limits.max_length {limits.max_length} needs more")
+        is_new = any({BLOCK_KV, LIVE_ROWS} & set(one.flags) for one in token)
+        packs_rows = is_new or token[-1].batch_size < state.num_slots
+        return cls(
+            context,
+            token,
+            packs_rows=packs_rows,
+            max_sequences=state.num_slots if packs_rows else min(state.num_slots, limits.tkg_batch_size),
+            _context_by_bucket={(one.bucket[0], _find_depth(one, limits.max_length)): one for one in context},
         )
-        # The last token of a sequence is never computed.
-        if table.token_generation[-1].bucket[0] < limits.max_length - 1:
-            largest = table.token_generation[-1].tag
-            raise ManifestInvalid(f"{largest} is the largest bucket at limits.max_length {limits.max_length}")
-        return table
+
+    @property
+    def num_token_rows(self) -> int:
+        """Rows of the largest token_generation step."""
+        return self.token_generation[-1].batch_size
+
+    @property
+    def num_context_rows(self) -> int:
+        """Rows of every context_encoding step."""
+        return self.context_encoding[-1].batch_size
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """Tokens of a row of the largest context_encoding step."""
+        return self.context_encoding[-1].bucket[0]
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Longest prompt that an executable takes."""
-        return self.context_encoding[-1].bucket[0]
+        """Longest prompt that context_encoding steps compute, in chunks if need be."""
+        return max(width + depth for width, depth in self._context_by_bucket)
 
-    def for_prompt(self, num_tokens: int) -> Executable:
-        """Smallest context_encoding bucket of at least `num_tokens`."""
-        return next(one for one in self.context_encoding if one.bucket[0] >= num_tokens)
+    def find_room(self, num_cached: int) -> int:
+        """Returns how many tokens behind `num_cached` ones in the KV cache a row of context_encoding has room for."""
+        return max(0, *(min(width, width + depth - num_cached) for width, depth in self._context_by_bucket))
 
-    def for_position(self, position: int) -> Executable:
-        """Smallest token_generation bucket beyond `position`, the active token's place from 0."""
-        return next(one for one in self.token_generation if one.bucket[0] > position)
+    def find_chunk_tokens(self, max_tokens: int) -> int:
+        """Returns the tokens of a row of the largest context_encoding step that has at most `max_tokens`, or else of
+        the smallest one; of the largest one if none reads the KV cache, so that a second chunk would repeat the first.
+        """
+        widths = sorted({width for width, _ in self._context_by_bucket})
+        if not any(depth for _, depth in self._context_by_bucket):
+            return widths[-1]
+        return max((width for width in widths if width <= max_tokens), default=widths[0])
+
+    def for_prompts(self, prompts: Sequence[CachedPrompt]) -> ContextChoice | None:
+        """Finds the executable for prompts whose beginnings are in the KV cache, by the rule of `choose_prefill`.
+
+        If cached prefixes are longer than it takes, a wider one recomputes more of them.
+
+        Args:
+            prompts: One or more, a row each.
+
+        Returns:
+            None if no executable takes them.
+        """
+        if not any(prompt.num_cached for prompt in prompts):
+            needed = max(prompt.num_active for prompt in prompts)
+            smallest = min([bucket for bucket in self._context_by_bucket if bucket[0] >= needed], default=None)
+            return None if smallest is None else ContextChoice(self._context_by_bucket[smallest], (0,) * len(prompts))
+        for narrowest in sorted({width for width, _ in self._context_by_bucket}):
+            buckets = [bucket for bucket in self._context_by_bucket if bucket[0] >= narrowest]
+            try:
+                choice = choose_prefill(buckets, prompts)
+            except BucketExceeded:
+                continue
+            executable = self._context_by_bucket[choice.bucket]
+            # An executable that reads the whole cache computes nothing twice: it gains nothing by it.
+            has_depth = len(executable.bucket) == 1 and COMPUTED_CONTEXT in executable.flags
+            return ContextChoice(executable, (0,) * len(prompts) if has_depth else choice.num_moved)
+        return None
+
+    def for_tokens(self, rows: Sequence[ScheduledRow]) -> Executable:
+        """Finds the token_generation executable of the fewest rows, then the fewest positions, that has room.
+
+        Args:
+            rows: One or more, of one token each.
+        """
+        num_rows, position = max([row.row for row in rows]) + 1, max([row.start for row in rows])
+        return next(one for one in self.token_generation if one.batch_size >= num_rows and one.bucket[-1] > position)
+
+
+def _find_depth(executable: Executable, max_length: int) -> int:
+    """Returns how many cached tokens a row of a context_encoding executable reads."""
+    if len(executable.bucket) == 2:
+        return executable.bucket[1]
+    return max_length if COMPUTED_CONTEXT in executable.flags else 0
 
 
 def _executables_of(manifest: Manifest, submodel: SubmodelName, *, batch_size: int) -> tuple[Executable, ...]:
-    executables = manifest.executables_of(submodel)
+    executables = sorted(manifest.executables_of(submodel), key=lambda one: (one.batch_size, one.bucket))
     if not executables:
         raise ManifestInvalid(f"it has no executable of {submodel}")
-    for executable in executables:
-        if executable.batch_size != batch_size:
-            raise ManifestInvalid(f"{executable.tag} has {executable.batch_size} rows; the limits say {batch_size}")
-    return executables
+    largest = executables[-1]
+    if largest.batch_size != batch_size:
+        raise ManifestInvalid(f"{largest.tag} has {largest.batch_size} rows; the limits say {batch_size}")
+    return tuple(executables)

@@ -20,6 +20,8 @@ class ScheduledRow(msgspec.Struct, frozen=True):
         num_tokens: Tokens that it computes, from `start` on.
         placement: Where the KV cache holds the request, these tokens included.
         samples: Whether new tokens come out: the newest token of the request is among those that the step computes.
+        num_moved: Of the tokens that it computes, the first ones that the KV cache holds already. Blocks that others
+            share hold them, so they are not written again.
     """
 
     row: int
@@ -28,6 +30,12 @@ class ScheduledRow(msgspec.Struct, frozen=True):
     num_tokens: int
     placement: Placement
     samples: bool
+    num_moved: int = 0
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the request that the KV cache holds before the step."""
+        return self.start + self.num_moved
 
 
 class StepPlan(msgspec.Struct, frozen=True):

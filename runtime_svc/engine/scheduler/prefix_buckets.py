@@ -1,7 +1,6 @@
 """Which executable fits, in two dimensions: tokens to compute against tokens that are cached, rows against positions.
 
-The rules are those of NxD Inference's feature guide, on plain numbers. No request gets here yet: policies for prefix
-caching on a block KV cache, and for batch sizes of token generation, are going to call them.
+The rules are those of NxD Inference's feature guide, on plain numbers.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from bundle.abi.submodels import SUBMODELS
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
-from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
+from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import Policy
 from runtime_svc.engine.statistics import EngineStatistics
 
@@ -80,15 +80,13 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plans the next step, while none is in flight; None if no request can run."""
         waiting = self._list_startable() if self._waiting and self.is_admitting else ()
-        plan = self._policy.plan(self._running, waiting, self.kv.reserve)
+        plan = self._policy.plan(self._running, waiting, self.kv)
         while plan is None and self._preempt():
-            plan = self._policy.plan(self._running, waiting, self.kv.reserve)
+            plan = self._policy.plan(self._running, waiting, self.kv)
         assert plan is not None or self._running or not waiting, "a prompt does not fit the empty KV cache"
-        if plan is not None and waiting:
+        if plan is not None:
             for row in plan.rows:
-                if row.request not in self._running:
-                    self._waiting.remove(row.request)
-                    self._running[row.request] = None
+                self._start(row)
         return plan
 
     def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]], now_s: float) -> list[RowTokens]:
@@ -113,15 +111,20 @@ class Scheduler:
             request = row.request
             if request.finish is not None:
                 continue
-            assert row.start == request.num_computed_tokens, f"{request.request_id} was computed out of order"
+            assert row.num_cached == request.num_computed_tokens, f"{request.request_id} was computed out of order"
             request.bucket_steps[key] += 1
             num_computed += row.num_tokens
             if pads_rows:
                 request.bucket_padding[key] += executable.bucket[0] - row.num_tokens
                 num_padding += executable.bucket[0] - row.num_tokens
-            new_tokens = self._take_tokens(request, tokens[row.row], now_s) if row.samples else []
-            # However many tokens came out: the newest one has not been an input yet.
-            request.num_computed_tokens = request.num_tokens - 1 if row.samples else row.start + row.num_tokens
+            given = tokens[row.row] if row.samples else ()
+            # Before a token ends the request, which others may share the beginning of.
+            request.num_computed_tokens = row.start + row.num_tokens - (row.samples and not given)
+            self.kv.commit(request)
+            new_tokens = self._take_tokens(request, given, now_s)
+            if row.samples:
+                # However many tokens came out: the newest one has not been an input yet.
+                request.num_computed_tokens = request.num_tokens - 1
             if new_tokens:
                 outputs.append(RowTokens(row, new_tokens))
                 self._count_tokens(request, len(new_tokens), now_s)
@@ -142,6 +145,16 @@ class Scheduler:
             assert request.finish is None, f"{request.request_id} has ended and waits"
             assert not request.num_computed_tokens, f"{request.request_id} waits with computed tokens"
         assert len({*self._waiting, *self._running}) == len(self._waiting) + len(self._running), "queued twice"
+
+    def _start(self, row: ScheduledRow) -> None:
+        """Takes in that a step computes a request: that it runs, and what the KV cache turned out to hold of it."""
+        request = row.request
+        if request not in self._running:
+            self._waiting.remove(request)
+            self._running[request] = None
+            request.num_cached_tokens = row.num_cached
+            self.statistics.cached_prompt_tokens += row.num_cached
+        request.num_computed_tokens = row.num_cached
 
     def _list_startable(self) -> Sequence[Request]:
         """Lists the waiting requests that may start now, oldest first: one that runs alone, or any others."""

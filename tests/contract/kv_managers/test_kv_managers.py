@@ -1,6 +1,6 @@
+from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.slots import SlotManager
 from tests.contract.kv_managers.kv_manager_suite import NUM_REQUESTS, NUM_TOKENS, KvManagerSuite, make_request, reserve
-from tests.ranks.scheduling import BlockManager
 
 
 class TestSlotManager(KvManagerSuite):
@@ -16,7 +16,12 @@ class TestSlotManager(KvManagerSuite):
 
 
 class TestBlockManager(KvManagerSuite):
-    """The fake of these tests. It shows that the suite demands only what every KV manager has."""
+    def make_kv(self) -> BlockManager:
+        return BlockManager(NUM_REQUESTS * 2, NUM_TOKENS // 2, caches_prefixes=False)
+
+
+class TestSharingBlockManager(KvManagerSuite):
+    """Requests of the suite never say that their tokens are computed, so they share nothing."""
 
     def make_kv(self) -> BlockManager:
-        return BlockManager(num_blocks=NUM_REQUESTS * 2, block_size=NUM_TOKENS // 2)
+        return BlockManager(NUM_REQUESTS * 2, NUM_TOKENS // 2, caches_prefixes=True)

@@ -33,10 +33,14 @@ SYMBOLS: Symbols = {
     "R": 2,
     "T": 4,
     "K": 1,
+    "N": 3,
     "V": 50,
     "rank_V": 25,
     "pad_id": 3,
     "scratch_slot": 6,
+    "scratch_block": 9,
+    "scratch_place": 144,
+    "last_place": 159,
     "last_token_id": 49,
     "last_position": 63,
 }
@@ -52,13 +56,17 @@ def test_idle_values_fill_the_input_and_are_accepted(name: str) -> None:
     assert {type(value) for value in values} == {{"int32": int, "float32": float}[row.dtype]}
 
 
-def test_idle_rows_are_greedy_in_the_scratch_slot() -> None:
+def test_idle_rows_are_greedy_in_the_scratch_slot_and_the_scratch_block() -> None:
     idle = {name: row.idle_values(row.shape(SYMBOLS), SYMBOLS) for name, row in INPUTS.items()}
     assert idle == {
         "input_ids": [3] * 8,
         "position_ids": [0] * 8,
         "seq_ids": [6, 6],
+        "slot_mapping": [144] * 8,
+        "active_block_table": [9] * 6,
         "num_tokens": [1, 1],
+        "computed_context_lens": [0, 0],
+        "live_rows": [0],
         "sampling_params": [1.0] * 6,
         "rand": [0.5, 0.5],
     }
@@ -70,6 +78,24 @@ def test_idle_rows_are_greedy_in_the_scratch_slot() -> None:
         ("context_encoding", (), ["input_ids", "position_ids", "seq_ids", "num_tokens"]),
         ("token_generation", (), ["input_ids", "position_ids", "seq_ids"]),
         ("token_generation", ("rand", "tokens"), ["input_ids", "position_ids", "seq_ids", "rand"]),
+        (
+            "context_encoding",
+            ("block_kv", "computed_context", "live_rows"),
+            [
+                "input_ids",
+                "position_ids",
+                "slot_mapping",
+                "active_block_table",
+                "num_tokens",
+                "computed_context_lens",
+                "live_rows",
+            ],
+        ),
+        (
+            "token_generation",
+            ("block_kv", "computed_context", "live_rows"),
+            ["input_ids", "position_ids", "slot_mapping", "active_block_table", "live_rows"],
+        ),
         (
             "speculation",
             ("rand", "sampling_params"),

@@ -43,6 +43,10 @@ def drop_heads(manifest: Manifest) -> Manifest:
     return replace(manifest, state=replace(manifest.state, kv_heads_by_rank=((0,),)))
 
 
+def with_blocks(manifest: Manifest, num_blocks: int, block_tokens: int) -> Manifest:
+    return replace(manifest, state=replace(manifest.state, num_blocks=num_blocks, block_tokens=block_tokens))
+
+
 def drop_weights(manifest: Manifest) -> Manifest:
     """A bundle that `save_sharded_checkpoint: false` makes."""
     sets = tuple(
@@ -98,6 +102,11 @@ def test_contents_may_be_executables_or_weights_or_both(
         (lambda m: change_shard(m, size_bytes=0), r"\[model\]\.shards\[0\] has a blob and 0 bytes"),
         (lambda m: with_heads(m, (0,), (-2,)), r"state\.kv_heads_by_rank\[1\] is \[-2\]; accepted: heads from 0"),
         (lambda m: with_heads(m, (0,), (1, -1)), "has 1 heads on rank 0 and 2 on rank 1"),
+        (lambda m: with_blocks(m, 4, 16), r"executables\[context_encoding_8\] lacks the flag block_kv, and state.num_"),
+        (
+            lambda m: with_blocks(m, 4, 0),
+            r"state\.num_blocks is 4 and block_tokens 0; accepted: both from 1, or neither",
+        ),
         (drop_heads, r"state\.kv_heads_by_rank has 1 entries at tp 2"),
         (lambda m: change_shard(m, rank=1), r"weight_sets\[model\] has shards of ranks \[1, 1\] at tp 2"),
         (lambda m: change_shard(m, tensors=OTHER_TENSOR), r"takes 'lm_head\.weight' of weight set 'model'"),

@@ -2,20 +2,27 @@ import msgspec
 import pytest
 
 from bundle.errors import ManifestInvalid
+from runtime_svc.engine.kv.manager import Placement
 from runtime_svc.engine.scheduler.buckets import BucketTable
+from runtime_svc.engine.scheduler.plan import ScheduledRow
+from runtime_svc.engine.scheduler.prefix_buckets import CachedPrompt
 from tests.ranks.fakes import make_manifest
+from tests.ranks.scheduling import make_request
 
 TABLE = BucketTable.from_manifest(make_manifest(prompt_buckets=(32, 8, 16), token_buckets=(64, 16)))
 
 
 @pytest.mark.parametrize(("num_tokens", "bucket"), [(1, 8), (7, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32)])
 def test_prompt_takes_the_smallest_bucket_that_holds_it(num_tokens: int, bucket: int) -> None:
-    assert TABLE.for_prompt(num_tokens).bucket == (bucket,)
+    choice = TABLE.for_prompts([CachedPrompt(num_tokens, 0)])
+    assert choice is not None
+    assert choice.executable.bucket == (bucket,)
 
 
 @pytest.mark.parametrize(("position", "bucket"), [(0, 16), (14, 16), (15, 16), (16, 64), (63, 64)])
 def test_token_takes_the_smallest_bucket_beyond_its_position(position: int, bucket: int) -> None:
-    assert TABLE.for_position(position).bucket == (bucket,)
+    row = ScheduledRow(0, make_request("a", 1), position, 1, Placement((0,)), samples=True)
+    assert TABLE.for_tokens([row]).bucket == (bucket,)
 
 
 def test_longest_prompt_is_that_of_the_largest_bucket() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime_svc.engine.engine import EngineConfig
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import Accepted, TokenDelta
 from runtime_svc.engine.request import BucketKey, FinishReason
 from runtime_svc.errors import DeadlineExceeded, NumericsInvalid, QueueFull, RequestAborted, RequestIdInUse

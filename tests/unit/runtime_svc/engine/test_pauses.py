@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge.errors import ClientStalled
-from runtime_svc.engine.engine import EngineConfig
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.pauses import PausedRequests

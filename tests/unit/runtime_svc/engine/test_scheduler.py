@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.request import BucketKey, Finish, FinishReason
 from tests.ranks.scheduling import (
-    BlockManager,
     make_parts_scheduler,
     make_request,
     make_scheduler,
@@ -285,7 +285,7 @@ def test_one_step_computes_parts_of_prompts_and_new_tokens() -> None:
 
 
 def test_a_request_waits_until_the_cache_has_room_for_it() -> None:
-    scheduler = make_parts_scheduler(BlockManager(2, 4), max_running=2, max_tokens=8)
+    scheduler = make_parts_scheduler(BlockManager(2, 4, caches_prefixes=False), max_running=2, max_tokens=8)
     first, second = make_request("first", 8, max_new_tokens=1), make_request("second", 8)
     scheduler.add(first)
     scheduler.add(second)
@@ -295,7 +295,7 @@ def test_a_request_waits_until_the_cache_has_room_for_it() -> None:
 
 
 def test_the_newest_request_makes_room_for_the_oldest_and_starts_anew() -> None:
-    scheduler = make_parts_scheduler(BlockManager(3, 4), max_running=2, max_tokens=8)
+    scheduler = make_parts_scheduler(BlockManager(3, 4, caches_prefixes=False), max_running=2, max_tokens=8)
     old, new = make_request("old", 7, max_new_tokens=4), make_request("new", 4, max_new_tokens=3)
     for request in (old, new):
         scheduler.add(request)
@@ -313,7 +313,7 @@ def test_the_newest_request_makes_room_for_the_oldest_and_starts_anew() -> None:
 
 
 def test_a_step_has_room_for_the_tokens_that_it_gives() -> None:
-    kv = BlockManager(2, 4)
+    kv = BlockManager(2, 4, caches_prefixes=False)
     scheduler = make_parts_scheduler(kv, max_running=1, max_tokens=4, max_new_tokens=3)
     request = make_request("a", 3)
     scheduler.add(request)
@@ -324,7 +324,7 @@ def test_a_step_has_room_for_the_tokens_that_it_gives() -> None:
 
 
 def test_a_paused_request_makes_room_too() -> None:
-    scheduler = make_parts_scheduler(BlockManager(2, 4), max_running=2, max_tokens=4)
+    scheduler = make_parts_scheduler(BlockManager(2, 4, caches_prefixes=False), max_running=2, max_tokens=4)
     paused, other = make_request("paused", 3), make_request("other", 4, max_new_tokens=2)
     for request in (paused, other):
         scheduler.add(request)
@@ -337,7 +337,7 @@ def test_a_paused_request_makes_room_too() -> None:
 
 
 def test_a_sequence_that_never_fits_is_our_own_bug() -> None:
-    scheduler = make_parts_scheduler(BlockManager(1, 4), max_running=1, max_tokens=4)
+    scheduler = make_parts_scheduler(BlockManager(1, 4, caches_prefixes=False), max_running=1, max_tokens=4)
     scheduler.add(make_request("a", 9))
     run_step(scheduler)
     with pytest.raises(AssertionError, match="a does not fit"):

@@ -8,14 +8,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
+from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.slots import SlotManager
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
-from runtime_svc.engine.scheduler.policy import WholePrompts
+from runtime_svc.engine.scheduler.policy import AlternatingSteps
 from runtime_svc.engine.scheduler.scheduler import Scheduler
 from tests.ranks.scheduling import (
-    BlockManager,
     make_async,
+    make_block_scheduler,
     make_parts_scheduler,
     make_request,
     make_scheduler,
@@ -29,18 +31,26 @@ ABORTED = Finish(FinishReason.ABORTED)
 class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps, aborts during and between steps, pauses and holds, in any order.
 
-    With the policy that serves, on slots, steps are also called asynchronously; with prompts in parts, on slots or on
-    blocks that do not suffice for all.
+    On slots and on blocks that do not suffice for all. With the policy that serves, steps are also called
+    asynchronously; the other one gives several tokens a row.
     """
 
     @initialize(
         scheduler=st.one_of(
             st.builds(make_scheduler, num_slots=st.integers(1, 4), ctx_batch_size=st.integers(1, 3)),
             st.builds(
+                make_block_scheduler,
+                num_blocks=st.integers(16, 30),
+                num_slots=st.integers(1, 4),
+                ctx_batch_size=st.integers(1, 3),
+                flags=st.sampled_from([(), (COMPUTED_CONTEXT,), (COMPUTED_CONTEXT, LIVE_ROWS)]),
+                prefix_caching=st.booleans(),
+            ),
+            st.builds(
                 make_parts_scheduler,
                 st.one_of(
-                    st.builds(SlotManager, st.integers(1, 4)),
-                    st.builds(BlockManager, num_blocks=st.integers(13, 30), block_size=st.just(3)),
+                    st.builds(SlotManager, st.integers(1, 4), st.just(64)),
+                    st.builds(BlockManager, st.integers(13, 30), st.just(3), caches_prefixes=st.booleans()),
                 ),
                 max_running=st.integers(1, 4),
                 max_tokens=st.integers(1, 7),
@@ -50,7 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.async_scheduling = make_async(scheduler) if isinstance(scheduler._policy, WholePrompts) else None
+        self.async_scheduling = make_async(scheduler) if isinstance(scheduler._policy, AlternatingSteps) else None
         self.requests: list[Request] = []
         self.plan: StepPlan | None = None
         self.in_flight: StepPlan | None = None
@@ -91,20 +101,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for row in self.plan.rows:
             self.check_row(self.plan, row)
-        blocks = [block for row in self.plan.rows for block in row.placement.blocks]
-        assert len(blocks) == len(set(blocks)), "two rows write the same place"
+        block_tokens = self.scheduler.kv.block_tokens
+        written = [block for row in self.plan.rows for block in row.placement.blocks[row.num_cached // block_tokens :]]
+        assert len(written) == len(set(written)), "two rows write the same place"
         assert len({row.row for row in self.plan.rows}) == len(self.plan.rows)
 
     def check_row(self, plan: StepPlan, row: ScheduledRow) -> None:
         request = row.request
-        assert row.placement == self.scheduler.kv.reserve(request, row.num_tokens)
-        assert row.start == request.num_computed_tokens
+        assert row.placement == self.scheduler.kv.reserve(request, row.num_tokens - row.num_moved)
+        assert row.num_cached == request.num_computed_tokens
+        assert 0 <= row.num_moved < row.num_tokens
         assert 0 < row.num_tokens <= request.num_tokens - row.start
         assert row.samples == (row.start + row.num_tokens == request.num_tokens)
         assert request.num_missing_tokens > 0
         if plan.executable.submodel == "token_generation":
-            assert (row.num_tokens, row.placement.blocks) == (1, (row.row,))
-            assert row.start < plan.executable.bucket[0]
+            assert row.num_tokens == 1
+            assert row.start < plan.executable.bucket[-1]
+            assert row.row < plan.executable.batch_size
+            policy = self.scheduler._policy
+            assert isinstance(policy, AlternatingSteps)
+            assert policy._buckets.packs_rows or row.placement.blocks == (row.row,)
         else:
             assert row.num_tokens <= plan.executable.bucket[0]
 
@@ -123,6 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.in_flight is not None:
             # Every row of a step that another one depends on gives one token.
             tokens = [[*row, 5][:1] for row in tokens]
+        elif self.async_scheduling is not None:
+            # Its executables give one token a row, or none, and it makes room for no more.
+            tokens = [row[:1] for row in tokens]
         expected = {}
         for row in plan.rows:
             if row.request.finish is None:
