@@ -70,7 +70,7 @@ class Compiled:
 
     Attributes:
         digest: Its digest.
-        lowering_s: Seconds by the clock that each executable took to lower, by tag, while others were lowered beside it;
+        lowering_s: Seconds by the clock that each executable took to lower, beside others, by tag;
             none for those that the cache had.
         duration_s: Seconds by the clock of the whole compile.
         lowering_cpu_s: Processor seconds of all lowerings together.
