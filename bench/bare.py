@@ -64,8 +64,13 @@ def _time(
     executor: Executor, executable: Executable, inputs: dict[str, Tensor], steps: int, *, warm_up: int = 2
 ) -> dict[str, Any]:
     rows = executable.batch_size
-    greedy = {"sampling_params": torch.tensor([[1.0, 1.0, 0.0]]).repeat(rows, 1), "rand": torch.zeros(rows, 1)}
-    inputs |= {spec.name: greedy[spec.name] for spec in executable.inputs if spec.name in greedy}
+    others = {
+        "sampling_params": torch.tensor([[1.0, 1.0, 0.0]]).repeat(rows, 1),
+        "rand": torch.zeros(rows, 1),
+        "computed_context_lens": torch.zeros(rows, dtype=torch.int32),
+        "live_rows": torch.tensor([rows], dtype=torch.int32),
+    }
+    inputs |= {spec.name: others[spec.name] for spec in executable.inputs if spec.name in others}
     return time_steps(lambda: executor.run(executable.tag, inputs), warm_up=warm_up, steps=steps)
 
 
