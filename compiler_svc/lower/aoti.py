@@ -35,7 +35,7 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
         in_place = torch.export.export(InPlaceProgram(program, job.num_state), inputs)
         module = in_place.module(check_guards=False)
         objects = [compile_interface(job)]
-        if use_linear_kernel(module):
+        if use_linear_kernel(module, job.options.target.isa):
             objects.append(compile_linear_kernel(job))
         objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)
