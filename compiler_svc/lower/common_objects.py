@@ -19,6 +19,7 @@ from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.tables import DECLARATIONS, DEFINITIONS
 
 _KERNELS: Final = Path(__file__).with_name("kernels")
 _INCLUDED: Final = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
@@ -39,19 +40,26 @@ TEMPLATE_DECLARATIONS: Final = "".join(f"extern template {template};\n" for temp
 
 
 def compile_interface(job: LoweringJob) -> Path:
-    """Compiles the object with the functions by which callers run a library, and with `_REGEX_TEMPLATES`.
+    """Compiles the object with the functions by which callers run a library, with what libraries do with their tables,
+    and with `_REGEX_TEMPLATES`.
 
     Valid inside `steered`.
     """
-    templates = "".join(f"template {template};\n" for template in _REGEX_TEMPLATES)
-    source = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{_INTERFACE_SOURCE.read_text()}\n{templates}"
-    return compile_once(job, "interface", source, is_wrapper=True)
+    parts = [
+        "#include <torch/csrc/inductor/aoti_include/cpu.h>\n",
+        _INTERFACE_SOURCE.read_text(),
+        DECLARATIONS,
+        DEFINITIONS.read_text(),
+        *(f"template {template};\n" for template in _REGEX_TEMPLATES),
+    ]
+    return compile_once(job, "interface", "\n".join(parts), is_wrapper=True)
 
 
 def declare_interface(wrapper: CppWrapperCpu) -> None:
     """Replaces the method that writes the interface's source into a library: writes only the declarations it needs."""
     wrapper.header.splice("#include <torch/csrc/inductor/aoti_runtime/model.h>\n")
     wrapper.header.splice(TEMPLATE_DECLARATIONS)
+    wrapper.header.splice(DECLARATIONS)
 
 
 def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool = False) -> Path:

@@ -19,6 +19,7 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.tables import write_constructor, write_input_checks
 from targets.cpu import GXX, X86_64
 
 #: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. The native library of kiln-execution has
@@ -97,6 +98,8 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
         _replaced(codecache, "_HEADER_DIR", str(headers)),
         _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
         _replaced(CppWrapperCpu, "_write_aoti_interface_header", declare_interface),
+        _replaced(CppWrapperCpu, "codegen_model_constructor", write_constructor),
+        _replaced(CppWrapperCpu, "generate_input_output_runtime_checks", write_input_checks),
     ):
         options = {
             "aot_inductor.output_path": str(job.directory / "executable.so"),
@@ -109,6 +112,8 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             "joint_graph_constant_folding": False,
             "aot_inductor.custom_ops_to_c_shims": C_FUNCTIONS,
             "aot_inductor.enable_line_tables": False,
+            # The function of `write_input_checks` checks inputs.
+            "size_asserts": False,
             # The wrapper is most of the code but does no arithmetic.
             "aot_inductor.compile_wrapper_opt_level": "O1",
             # Inductor uses the openssl command to name precompiled headers.
