@@ -13,7 +13,7 @@ MINUTES ?= 30
 # Services and commands start hundreds of times in a run: what their modules compile to is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench soak first-hour clean
+.PHONY: setup demo test test-full test-xla check lint fmt protos protos-check docs bench bench-large soak first-hour clean
 
 # pip would compile on one core what compileall compiles on all. What does not compile is for other versions of Python.
 setup: $(VENV)/.installed
@@ -95,6 +95,10 @@ first-hour: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+# A model of 1.1 B parameters; takes about 16 GiB.
+bench-large: setup
+	$(BIN)/python -m bench --large
 
 # Half an hour of faults under 64 streams: `make soak MINUTES=2 SEED=7` for other lengths, and to repeat a run's choices.
 soak: setup

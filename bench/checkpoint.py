@@ -10,22 +10,22 @@ import torch
 from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench.plan import Plan
+from bench.plan import Workload
 
 TOKENIZER = Path(__file__).parents[1] / "examples/models/kiln-tiny"
 
 
-def write_checkpoint(path: Path, plan: Plan) -> None:
-    """Writes random float32 parameters, and a tokenizer with a token for every id."""
+def write_checkpoint(path: Path, workload: Workload) -> None:
+    """Writes random parameters of the workload's dtype, and a tokenizer with a token for every id."""
     torch.manual_seed(0)
-    config = LlamaConfig(**plan.model, max_position_embeddings=2048, tie_word_embeddings=False)
-    LlamaForCausalLM(config).save_pretrained(path)
+    config = LlamaConfig(**workload.model, max_position_embeddings=2048, tie_word_embeddings=False)
+    LlamaForCausalLM(config).to(getattr(torch, workload.dtype)).save_pretrained(path, max_shard_size="100GB")
     for source in TOKENIZER.glob("*token*.json"):
         (path / source.name).write_text(source.read_text())
     # Tokens that no text gives fill the vocabulary: decoding them costs as much as decoding others.
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    for number in range(max(vocabulary.values()) + 1, plan.model["vocab_size"]):
+    for number in range(max(vocabulary.values()) + 1, workload.model["vocab_size"]):
         vocabulary[f"token{number}"] = number
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
 

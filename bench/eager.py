@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import LlamaForCausalLM
 
 from bench.worker import serve, time_steps
 
 
-def load(model: str, num_threads: int) -> str:
-    """Loads a checkpoint; returns a note on how it runs."""
+def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
+    """Loads a checkpoint; returns a note on how it runs.
+
+    Args:
+        model: Directory of the checkpoint.
+        dtype: Of weights, activations, keys and values.
+        num_threads: Threads to compute with.
+        max_rows: Rows that `decode` will be asked for.
+        max_length: Positions that each of these rows may take.
+        max_prompt: Tokens that `prefill` will be asked for.
+    """
+    del max_rows, max_length, max_prompt
     torch.set_num_threads(num_threads)
-    _LOADED.append(LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
-    return "float32"
+    _LOADED.append(LlamaForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval())
+    return f"{dtype}, keys and values {dtype}"
 
 
 @torch.no_grad()
-def decode(rows: int, context: int, steps: int) -> list[float]:
-    """Seconds of steps of one token per row, after a prompt of `context` tokens."""
+def decode(rows: int, context: int, steps: int) -> dict[str, Any]:
+    """Times steps of one token per row, after a prompt of `context` tokens."""
     model = _LOADED[0]
     prompt = torch.arange(context)[None].repeat(rows, 1) + 5
     cache = model(prompt, use_cache=True).past_key_values
@@ -26,8 +38,8 @@ def decode(rows: int, context: int, steps: int) -> list[float]:
 
 
 @torch.no_grad()
-def prefill(tokens: int, steps: int) -> list[float]:
-    """Seconds of prompts, with the logits of the last token."""
+def prefill(tokens: int, steps: int) -> dict[str, Any]:
+    """Times prompts, with the logits of the last token."""
     prompt = torch.arange(tokens)[None] + 5
     return time_steps(lambda: _LOADED[0](prompt, use_cache=True, logits_to_keep=1), warm_up=1, steps=steps)
 

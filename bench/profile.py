@@ -6,21 +6,27 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.worker import Worker
 
+#: What a library's samples are, whatever the function: some libraries have no symbols.
+_LIBRARIES = (
+    ("threads that wait at barriers (libgomp)", r"gomp|libiomp"),
+    ("the interpreter and the calls", r"python"),
+)
 #: What a function of the compiled code or of torch is for; the first pattern that fits counts.
 _KINDS = (
-    ("linear layers (kiln::linear)", r"kiln::"),
+    ("attention", r"kiln::attend|kiln_attend"),
+    ("linear layers (kiln::linear)", r"kiln::|kiln_linear"),
     ("attention", r"flash_attention|scaled_dot|sgemv|sgemm|gemm|mkl_|softmax"),
     ("sorting for top-k", r"topk|sort|nth_element|introselect|_heap"),
     ("norms, rotation, activations, sampling (generated code)", r"^cpp_fused"),
     ("copying and zeroing", r"^(__)?mem(set|cpy|move)"),
     ("torch's other operators", r"at::"),
     ("memory allocation", r"malloc|free|alloc"),
-    ("threads that wait", r"gomp|GOMP|do_spin|do_wait"),
     ("kernel", r"^\[k\]"),
 )
 
@@ -50,8 +56,10 @@ def group(report: str) -> dict[str, float]:
             continue
         percent, library, where, function = match.groups()
         text = where if where == "[k]" else function.strip()
-        kind = next((kind for kind, pattern in _KINDS if re.search(pattern, text)), None)
-        if kind is None:
-            kind = "the interpreter and the calls" if "python" in library else "the rest"
+        kind = _find(_LIBRARIES, library) or _find(_KINDS, text) or f"the rest of {library.strip()}"
         shares[kind] = shares.get(kind, 0.0) + float(percent) / 100
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _find(kinds: Sequence[tuple[str, str]], text: str) -> str | None:
+    return next((kind for kind, pattern in kinds if re.search(pattern, text)), None)

@@ -1,160 +1,180 @@
-"""Renders the measurements as the page RESULTS.md."""
+"""Renders the measurements as a page such as RESULTS.md."""
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from bench.measurements import Goal, Measurements
-from bench.plan import Plan
+from bench.goals import list_goals, share_of_limit
+from bench.limits import UNITS
+from bench.machine import describe_machine
+from bench.measurements import Measurements
+from bench.other_load import MAX_OTHERS
+from bench.peers import PEERS
+from bench.plan import ITEM_BYTES, Workload
+from bench.tables import Row, count_streams, render_table
 
-Row = tuple[str, ...]
-
-
-def goals(measured: Measurements, decode_bytes: int) -> list[Goal]:
-    """The goals, with the figures that were measured."""
-    found = measured.relate
-    return [
-        Goal(
-            "bare decode, share of read bandwidth",
-            found(lambda step, bandwidth: decode_bytes / step / bandwidth, "bare.decode.1", "bandwidth"),
-            0.75,
-            at_least=True,
-        ),
-        Goal(
-            "bare decode, times transformers eager",
-            found(lambda eager, bare: eager / bare, "eager.decode.1", "bare.decode.1"),
-            1.6,
-            at_least=True,
-        ),
-        Goal(
-            "through gRPC, 1 stream, share of bare",
-            found(lambda bare, served: bare / served, "bare.decode.1", "served.decode.1"),
-            0.95,
-            at_least=True,
-        ),
-        Goal(
-            "front CPU by token, times a raw grpc.aio write",
-            found(lambda front, raw: front / raw, "front.1", "raw"),
-            3.0,
-            at_least=False,
-        ),
-        Goal(
-            "LoadWeights pause, decode steps",
-            found(lambda pause, step: pause / step, "pause", "bare.decode.1"),
-            1.0,
-            at_least=False,
-        ),
-    ]
-
-
-def render(measured: Measurements, plan: Plan, parameters: tuple[int, int]) -> str:
-    """Renders the page in Markdown.
-
-    Args:
-        parameters: Number of the model's parameters, and of those that a decode step reads.
-    """
-    sections = [
-        "# Results",
-        _introduce(plan, parameters),
-        f"Machine: {describe_machine()}.",
-        "## Goals\n\n"
-        + render_table(("what", "figure", "goal", "met"), _goal_rows(goals(measured, parameters[1] * 4))),
-        "## Limits\n\n" + render_table(("what", "figure"), _limit_rows(measured)),
-        "## Decode, milliseconds a step of all streams\n\n" + _decode_table(measured, plan, parameters[1] * 4),
-        f"## Prefill of {plan.prompt_tokens} tokens\n\n" + _prefill_table(measured, plan, parameters[1]),
-        "## Services\n\n" + render_table(("what", "figure"), _service_rows(measured, plan)),
-        "## Where the time of the bare steps goes\n\nSee also docs/performance.md. " + _profiles(measured),
-    ]
-    notes = [f"- {name}: {note}." for name, note in {**measured.notes, **measured.skipped}.items()]
-    return "\n\n".join([*sections, "## Notes\n\n" + "\n".join(notes)]) + "\n"
-
-
-def _introduce(plan: Plan, parameters: tuple[int, int]) -> str:
-    shape = plan.model
-    layers = f"{shape['num_hidden_layers']} layers, hidden {shape['hidden_size']}"
-    heads = f"{shape['num_attention_heads']} heads on {shape['num_key_value_heads']} KV heads"
-    return (
-        f"Written by `make bench`. A random Llama of {parameters[0] / 1e6:.0f} M parameters ({layers}, {heads},\n"
-        f"vocabulary {shape['vocab_size']}), float32, `-O1`, {plan.num_threads} threads for everything. A decode step "
-        f"reads {parameters[1] * 4 / 1e6:.0f} MB of weights.\nFigures are medians of {plan.rounds} rounds in which all "
-        "took turns; ratios are medians of the rounds' ratios."
-    )
-
-
-def _streams(count: int) -> str:
-    return f"{count} stream{'s' if count > 1 else ''}"
-
-
-def _goal_rows(aims: Sequence[Goal]) -> list[Row]:
-    return [
-        (
-            aim.name,
-            f"{aim.figure:.2f}",
-            f"{'≥' if aim.at_least else '≤'} {aim.goal:g}",
-            "yes" if aim.is_met else "**no**",
-        )
-        for aim in aims
-    ]
-
-
-def _limit_rows(measured: Measurements) -> list[Row]:
-    return [
-        ("read bandwidth (torch sum of 1 GiB f32)", f"{measured.typical('bandwidth') / 1e9:.1f} GB/s"),
-        ("matrix product (torch, 2048 × 2048 f32)", f"{measured.typical('gemm') / 1e9:.0f} GFLOP/s"),
-    ]
-
-
-def _engines(measured: Measurements, suffix: str) -> list[str]:
-    return [engine for engine in ("bare", "served", "eager", "openvino", "llama_cpp") if measured.has(engine + suffix)]
-
-
-_TITLES = {
+#: Engines by the prefix of their figures' names.
+_TITLES: Final = {
     "bare": "Kiln, bare executable",
     "served": "Kiln, through gRPC",
-    "eager": "transformers eager",
-    "openvino": "OpenVINO GenAI",
-    "llama_cpp": "llama.cpp",
+    **{name: peer.title for name, peer in PEERS.items()},
 }
 
 
-def _decode_table(measured: Measurements, plan: Plan, decode_bytes: int) -> str:
-    first = plan.batches[0]
-    rows = []
-    for engine in _engines(measured, f".decode.{first}"):
-        cells = [_TITLES[engine]]
-        for batch in plan.batches:
-            name = f"{engine}.decode.{batch}"
-            if not measured.has(name):
-                cells.append("–")
-                continue
-            step_s = measured.typical(name)
-            relative = measured.relate(lambda other, bare: other / bare, name, f"bare.decode.{batch}")
-            cells.append(f"{step_s * 1e3:.1f} ({batch / step_s:.0f} tokens/s; {relative:.2f}× bare's time)")
-        share = measured.relate(
-            lambda step, bandwidth: decode_bytes / step / bandwidth, f"{engine}.decode.{first}", "bandwidth"
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What a page says of one workload.
+
+    Attributes:
+        workload: What was measured.
+        measured: The figures.
+        num_parameters: Of the model.
+        num_read: Those that a decode step reads: all but other tokens' embeddings.
+    """
+
+    workload: Workload
+    measured: Measurements
+    num_parameters: int
+    num_read: int
+
+
+def render(sections: Sequence[Section], command: str) -> str:
+    """Renders the page in Markdown.
+
+    Args:
+        sections: One for each workload.
+        command: What writes the page.
+    """
+    head = (
+        "# Results\n\n"
+        f"Written by `{command}`. Random Llamas, `-O1`, compiled for this host. Figures are medians of rounds in\n"
+        "which all engines took turns, with the least and the greatest in brackets; ratios are medians of the rounds'\n"
+        "ratios. "
+        "*CPU* is processor time of all threads of an engine, those that wait for others included.\n\n"
+        f"Machine: {describe_machine()}."
+    )
+    return "\n\n".join([head, *map(_render_section, sections)]) + "\n"
+
+
+def _render_section(section: Section) -> str:
+    measured = section.measured
+    parts = [f"## {_title(section)}", _introduce(section), *_notice(measured)]
+    for title, head, rows in _tables(section):
+        if rows:
+            parts.append(f"### {title}\n\n" + render_table(head, rows))
+    parts.append("### Where the time of the bare steps goes\n\nSee also docs/performance.md. " + _profiles(measured))
+    notes = [f"- {_TITLES.get(name, name)}: {note}." for name, note in {**measured.notes, **measured.skipped}.items()]
+    return "\n\n".join([*parts, "### Notes\n\n" + "\n".join(notes)])
+
+
+def _tables(section: Section) -> Iterator[tuple[str, Row, list[Row]]]:
+    workload, measured = section.workload, section.measured
+    yield "Goals", ("what", "figure", "goal", "met"), _goal_rows(section)
+    threads = f"{workload.num_threads} threads"
+    yield "Limits", ("what", "1 thread", threads, f"a thread of {threads}, by its CPU"), _limit_rows(section)
+    engine_head = ("engine", "time", "tokens/s", "CPU", "times bare's time", "of the limit")
+    for batch in workload.batches:
+        yield f"Decode, a step of {count_streams(batch)}", engine_head, _engine_rows(section, f"decode.{batch}", batch)
+    for tokens in workload.prompts:
+        yield f"Prefill of {tokens} tokens", engine_head, _engine_rows(section, f"prefill.{tokens}", tokens)
+    latency_head = ("streams", "first token, p50", "p99", "between tokens, p50", "p99")
+    yield "Latency through gRPC, milliseconds", latency_head, _latency_rows(section)
+    yield "Services", ("what", "figure"), _service_rows(measured, workload)
+    compile_head = ("bundle", "whole, by the clock", "each executable, by the clock", "CPU an executable")
+    yield "Compiling", compile_head, _compile_rows(measured, workload)
+
+
+def _title(section: Section) -> str:
+    return f"{section.num_parameters / 1e6:.0f} M parameters, {section.workload.dtype}"
+
+
+def _introduce(section: Section) -> str:
+    workload, shape = section.workload, section.workload.model
+    size_bytes = section.num_read * ITEM_BYTES[workload.dtype]
+    return (
+        f"{shape['num_hidden_layers']} layers, hidden {shape['hidden_size']}, {shape['num_attention_heads']} heads on "
+        f"{shape['num_key_value_heads']} KV heads, vocabulary {shape['vocab_size']};\n"
+        f"{workload.num_threads} threads for everything, {workload.rounds} rounds. "
+        f"A decode step reads {size_bytes / 1e6:.0f} MB of weights.\n"
+        "The limit of a step is its arithmetic at the rate of its unit, or its weights, keys and values at the\n"
+        "bandwidth, whichever takes longer."
+    )
+
+
+def _notice(measured: Measurements) -> Iterator[str]:
+    """Says whether the machine did other things meanwhile."""
+    if not measured.has("others"):
+        return
+    others, stolen = measured.range("others")[1], measured.range("stolen")[1]
+    shares = f"up to {others:.0%} of the processors in a round, other virtual machines up to {stolen:.0%}"
+    if max(others, stolen) > MAX_OTHERS:
+        yield f"**The machine was busy.** Other processes took {shares}, so that times by the clock are too long."
+    else:
+        yield f"The machine was idle otherwise: other processes took {shares}."
+
+
+def _goal_rows(section: Section) -> list[Row]:
+    return [
+        (
+            goal.name,
+            f"{goal.figure:.2f}",
+            f"{'≥' if goal.at_least else '≤'} {goal.goal:g}",
+            "yes" if goal.is_met else "**no**",
         )
-        rows.append((*cells, f"{share:.2f}"))
-    return render_table(("engine", *map(_streams, plan.batches), "of read bandwidth, 1 stream"), rows)
+        for goal in list_goals(section.measured, section.workload, section.num_read)
+    ]
 
 
-def _prefill_table(measured: Measurements, plan: Plan, parameters: int) -> str:
-    # Every token passes through the layers, but only the last one needs logits.
-    head = plan.model["vocab_size"] * plan.model["hidden_size"]
-    operations = 2 * (plan.prompt_tokens * (parameters - head) + head)
+def _limit_rows(section: Section) -> list[Row]:
+    measured = section.measured
     rows = []
-    for engine in _engines(measured, ".prefill"):
-        name = f"{engine}.prefill"
-        step_s = measured.typical(name)
-        share = measured.relate(lambda step, gemm: operations / step / gemm, name, "gemm")
-        relative = measured.relate(lambda other, bare: other / bare, name, "bare.prefill")
-        rows.append((_TITLES[engine], f"{step_s * 1e3:.1f} ms", f"{share:.2f}", f"{relative:.2f}"))
-    return render_table(("engine", "time", "of the matrix product's rate", "times bare's time"), rows)
+    for name, unit in UNITS.items():
+        if measured.has(f"limit.{name}"):
+            figures = (f"limit.{name}.alone", f"limit.{name}", f"limit.{name}.thread")
+            rows.append((unit.title, *(f"{measured.typical(figure) / 1e9:.1f} {unit.rate}" for figure in figures)))
+    return rows
 
 
-def _service_rows(measured: Measurements, plan: Plan) -> list[Row]:
+def _engine_rows(section: Section, figure: str, tokens: int) -> list[Row]:
+    """One row for each engine: what it takes for something that gives or takes so many tokens."""
+    measured = section.measured
+    rows = []
+    for engine, title in _TITLES.items():
+        name = f"{engine}.{figure}"
+        if not measured.has(name):
+            continue
+        relative = measured.relate(lambda one, bare: one / bare, name, f"bare.{figure}")
+        share = share_of_limit(measured, section.workload, section.num_read, name)
+        cpu = f"{measured.typical(f'{name}.cpu') * 1e3:.1f} ms"
+        rate = f"{tokens / measured.typical(name):.0f}"
+        rows.append((title, _milliseconds(measured, name), rate, cpu, f"{relative:.2f}", f"{share:.2f}"))
+    return rows
+
+
+def _milliseconds(measured: Measurements, name: str) -> str:
+    least, greatest = measured.range(name)
+    return f"{measured.typical(name) * 1e3:.1f} ms ({least * 1e3:.1f}–{greatest * 1e3:.1f})"
+
+
+def _latency_rows(section: Section) -> list[Row]:
+    measured = section.measured
+    return [
+        (
+            str(batch),
+            *(
+                f"{measured.percentile(f'{what}.{batch}', percent) * 1e3:.1f}"
+                for what in ("first", "gap")
+                for percent in (50, 99)
+            ),
+        )
+        for batch in section.workload.batches
+        if f"gap.{batch}" in measured.pools
+    ]
+
+
+def _service_rows(measured: Measurements, workload: Workload) -> list[Row]:
     once = measured.once
     rows = [
         ("LoadBundle to ready, first time (hashes every blob)", f"{once['load.first']:.2f} s"),
@@ -163,17 +183,28 @@ def _service_rows(measured: Measurements, plan: Plan) -> list[Row]:
         ("raw grpc.aio stream write, CPU a message, one after the other", f"{measured.typical('raw') * 1e6:.0f} µs"),
         ("the same at the pace of 1 stream's tokens", f"{measured.typical('raw.paced') * 1e6:.0f} µs"),
     ]
-    for batch in plan.batches:
+    for batch in workload.batches:
         name = f"front.{batch}"
         if measured.has(name):
             times = [measured.relate(lambda front, raw: front / raw, name, raw) for raw in ("raw", "raw.paced")]
             figure = f"{measured.typical(name) * 1e6:.0f} µs ({times[0]:.1f}× raw, {times[1]:.1f}× raw at that pace)"
-            rows.append((f"front, CPU a token, {_streams(batch)}", figure))
-    rows += [
-        (f"compiling {name.removeprefix('lower.')}", f"{seconds:.1f} s")
-        for name, seconds in once.items()
-        if name.startswith("lower.")
-    ]
+            rows.append((f"front, CPU a token, {count_streams(batch)}", figure))
+    return rows
+
+
+def _compile_rows(measured: Measurements, workload: Workload) -> list[Row]:
+    """Lowerings run beside each other, so that their times by the clock overlap."""
+    rows = []
+    for name in workload.bundles:
+        lowered = {
+            figure.rpartition(".")[2]: seconds
+            for figure, seconds in measured.once.items()
+            if figure.startswith(f"lower.{name}.")
+        }
+        if lowered:
+            each = ", ".join(f"{tag} {seconds:.1f} s" for tag, seconds in lowered.items())
+            cpu_s = measured.once[f"compile.{name}.cpu"] / len(lowered)
+            rows.append((name, f"{measured.once[f'compile.{name}']:.1f} s", each, f"{cpu_s:.1f} s"))
     return rows
 
 
@@ -188,21 +219,3 @@ def _profiles(measured: Measurements) -> str:
         if share >= 0.002
     ]
     return "Shares of both threads' time.\n\n" + render_table(("what", *profiles), rows)
-
-
-def render_table(head: Sequence[str], rows: Sequence[Row]) -> str:
-    """Renders a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def describe_machine() -> str:
-    """Returns the processor, memory, kernel and Python of this host."""
-    text = Path("/proc/cpuinfo").read_text()
-    model = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "")
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    instructions = "AVX-512" if "avx512f" in text else "AVX2" if "avx2" in text else "no AVX2"
-    return (
-        f"{model or platform.machine()}, {os.cpu_count()} cores, {instructions}, {memory_gib:.0f} GiB; "
-        f"Linux {platform.release()}, Python {platform.python_version()}"
-    )

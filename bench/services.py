@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 import psutil
 from kiln_client import Compiler, Runtime, compile_request
 
-from bench.plan import Plan
+from bench.plan import Workload
 
 #: Id of the deployment that is measured.
 DEPLOYMENT: Final = "measured"
@@ -24,11 +24,28 @@ DEPLOYMENT: Final = "measured"
 
 @dataclass(frozen=True)
 class Services:
-    """Addresses of both services, and the process of the runtime's front."""
+    """Addresses of both services, and the processes that `kiln up` started."""
 
     compiler: str
     runtime: str
     front: psutil.Process
+    launcher: psutil.Process
+
+    def find_rank(self) -> psutil.Process:
+        """Finds the process of the only rank of the only deployment.
+
+        Raises:
+            LookupError: No process is a rank.
+        """
+        return _find_process(self.launcher, "kiln-rank-0")
+
+    def measure_lowerings(self) -> float:
+        """Processor seconds of all lowerings so far, their C++ compilers included; 0 before the first."""
+        try:
+            times = _find_process(self.launcher, "kiln-lowerings").cpu_times()
+        except LookupError:
+            return 0.0
+        return float(times.children_user + times.children_system)
 
 
 @contextmanager
@@ -41,27 +58,42 @@ def running_services(home: Path, models: Path) -> Iterator[Services]:
         assert process.stdout is not None
         try:
             event = json.loads(process.stdout.readline())
-            yield Services(event["compiler"], event["runtime"], _find_front(process.pid))
+            launcher = psutil.Process(process.pid)
+            yield Services(event["compiler"], event["runtime"], _find_process(launcher, "runtime_svc"), launcher)
         finally:
             process.send_signal(signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A bundle: its digest, and the seconds that each of its executables took to lower, by tag."""
+    """A bundle.
+
+    Attributes:
+        digest: Its digest.
+        lowering_s: Seconds by the clock that each of its executables took to lower, by tag; others were lowered beside.
+        duration_s: Seconds by the clock of the whole compile.
+        lowering_cpu_s: Processor seconds of all lowerings together.
+    """
 
     digest: str
     lowering_s: dict[str, float]
+    duration_s: float
+    lowering_cpu_s: float
 
 
-def compile_bundles(services: Services, plan: Plan, model: str) -> dict[int, Compiled]:
-    """Compiles a bundle for each batch."""
+def compile_bundles(services: Services, workload: Workload, model: str) -> dict[str, Compiled]:
+    """Compiles the bundles of a workload, for this host's processor; returns them by name."""
     compiled = {}
     with Compiler(services.compiler) as compiler:
-        for batch in plan.batches:
-            answer = compiler.compile(compile_request(f"batch{batch}", model, plan.config(batch)))
-            lowering_s = {one.tag: one.duration.ToTimedelta().total_seconds() for one in answer.executables}
-            compiled[batch] = Compiled(answer.digest, lowering_s)
+        for name, config in workload.bundles.items():
+            before_s = services.measure_lowerings()
+            answer = compiler.compile(compile_request(name, model, config))
+            compiled[name] = Compiled(
+                answer.digest,
+                {one.tag: one.duration.ToTimedelta().total_seconds() for one in answer.executables if one.duration},
+                answer.duration.ToTimedelta().total_seconds(),
+                services.measure_lowerings() - before_s,
+            )
     return compiled
 
 
@@ -81,8 +113,10 @@ def swap_weights(services: Services, digest: str) -> float:
         return runtime.load_weights(DEPLOYMENT, digest).pause_duration.ToTimedelta().total_seconds()
 
 
-def _find_front(launcher: int) -> psutil.Process:
-    for process in psutil.Process(launcher).children(recursive=True):
-        if "runtime_svc" in process.cmdline():
-            return process
-    raise LookupError("no process runs runtime_svc")
+def _find_process(launcher: psutil.Process, word: str) -> psutil.Process:
+    """Finds the descendant that has a word in its command line, or as its name."""
+    for process in launcher.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == word or word in process.cmdline():
+                return process
+    raise LookupError(f"no process is called {word}")

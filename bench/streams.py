@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from kiln_client import AsyncRuntime
 
@@ -10,17 +11,23 @@ from bench.meter import Meter
 from bench.worker import serve
 
 
-def stream(*, address: str, deployment: str, streams: int, context: int, tokens: int, front: int) -> dict[str, float]:
+def stream(
+    *, address: str, deployment: str, streams: int, context: int, tokens: int, processes: dict[str, int]
+) -> dict[str, Any]:
     """Streams greedy answers of `tokens` tokens each, while all of them stream.
 
     Args:
-        front: Process id of the runtime's front.
+        address: `host:port` of the runtime.
+        deployment: Id of the deployment.
+        streams: Number of them.
+        context: Tokens of each prompt.
+        tokens: Tokens of each answer.
+        processes: Ids of the processes whose time is measured, by a name.
 
     Returns:
-        `step_s`: seconds of a step that gives every stream one token. `front_cpu_s`: the front's processor seconds for
-        each token.
+        See `Meter.result`.
     """
-    meter = Meter(streams, tokens, {"front": front})
+    meter = Meter(streams, tokens, processes)
     asyncio.run(_stream(address, deployment, context, tokens, meter))
     return meter.result()
 
@@ -31,13 +38,12 @@ async def _stream(address: str, deployment: str, context: int, tokens: int, mete
 
 
 async def _one(runtime: AsyncRuntime, deployment: str, context: int, tokens: int, meter: Meter) -> None:
-    had = 0
     prompt = list(range(5, 5 + context))
     options = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    counter = meter.open_stream()
     async with runtime.generate(deployment, prompt, **options) as events:
         async for event in events:
-            meter.count(had, len(event.delta.tokens))
-            had += len(event.delta.tokens)
+            counter.count(len(event.delta.tokens))
 
 
 if __name__ == "__main__":

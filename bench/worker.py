@@ -83,15 +83,22 @@ def serve(actions: Mapping[str, Callable[..., Any]]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def time_steps(step: Callable[[], object], *, warm_up: int, steps: int) -> list[float]:
-    """Durations in seconds of `steps` calls, after `warm_up` calls that do not count."""
+def time_steps(step: Callable[[], object], *, warm_up: int, steps: int) -> dict[str, Any]:
+    """Times `steps` calls, after `warm_up` calls that do not count.
+
+    Returns:
+        `wall_s`: seconds of each call by the clock. `cpu_s`: processor seconds of one call, of all threads of this
+        process, those that wait for others included.
+    """
     durations = []
-    for number in range(warm_up + steps):
+    for _ in range(warm_up):
+        step()
+    processor = time.process_time()
+    for _ in range(steps):
         start = time.perf_counter()
         step()
-        if number >= warm_up:
-            durations.append(time.perf_counter() - start)
-    return durations
+        durations.append(time.perf_counter() - start)
+    return {"wall_s": durations, "cpu_s": (time.process_time() - processor) / steps}
 
 
 def median(values: Sequence[float]) -> float:

@@ -97,6 +97,7 @@ async def open_server(
             store=settings.store,
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
+            default_isa=settings.default_isa,
         )
         queue = CompileQueue(
             services,

@@ -23,9 +23,12 @@ from edge.options import (
     SIZE,
     TEXT,
     Option,
+    one_of,
     read_edge_config,
     read_log_config,
 )
+from targets.cpu import CPU
+from targets.isa import NATIVE
 
 #: Share of this process's memory limit; the rest is for the service, build processes and other processes.
 _LOWERING_SHARE: Final = 0.75
@@ -51,6 +54,7 @@ class Settings:
         lowering_timeout_s: Time limit of one lowering.
         lowering_memory_bytes: Memory limit of each process of one lowering, besides the size of the model's tensors.
         build_idle_timeout_s: Time that a build may go without computing.
+        default_isa: CPU instruction set of compiles that name none.
         retention: How long finished operations are remembered.
         logs: What is logged, and where.
     """
@@ -68,6 +72,7 @@ class Settings:
     lowering_timeout_s: float
     lowering_memory_bytes: int
     build_idle_timeout_s: float
+    default_isa: str
     retention: Retention
     logs: LogConfig
 
@@ -108,6 +113,12 @@ OPTIONS: Final = (
         "time that a build may go without computing; then it is killed",
         default=BUILD_IDLE_TIMEOUT_S,
     ),
+    Option(
+        "default-isa",
+        one_of(*CPU.isas.names, NATIVE),
+        "CPU instruction set of compiles that name none",
+        default=CPU.isas.default,
+    ),
     Option("keep-operations", COUNT, "finished operations that are remembered", default=10_000),
     Option("keep-operations-days", DAYS, "how long finished operations are remembered", default=30.0),
 )
@@ -137,6 +148,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         lowering_memory_bytes=options.lowering_memory
         or choose_lowering_memory(measure_memory(), options.lowerings * options.max_builds),
         build_idle_timeout_s=options.build_idle_timeout,
+        default_isa=options.default_isa,
         retention=Retention(keep=options.keep_operations, days=options.keep_operations_days),
         logs=read_log_config(options),
     )

@@ -33,6 +33,10 @@ MAX_LINE_BYTES: Final = 1 << 20
 #: How long the end of the process waits for lines that are under way. Children may keep the pipe open for longer.
 _LAST_LINES_S: Final = 0.5
 _STDERR_FD: Final = 2
+#: The logger of gRPC's servers, and the name of their error if something could not be sent. Processes without gRPC log,
+#: too, so this module does not import it.
+_GRPC: Final = "grpc._cython.cygrpc"
+_NOT_SENT: Final = "ExecuteBatchError"
 #: A line of gRPC's C core, such as `E1122 08:15:00.123456 4711 add_port.cc:83] Failed to add port`.
 _CORE_LINE: Final = re.compile(r"(?P<severity>[IWEF])\d{4} [\d:.]+ +\d+ (?P<source>\S+:\d+)\] (?P<text>.*)")
 _CORE_LEVELS: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
@@ -94,6 +98,7 @@ def configure_logging(service: str, level: str = "info", handler: logging.Handle
     # At debug level these two write several lines about their own loops for every call.
     for library in ("asyncio", "grpc"):
         logging.getLogger(library).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
+    logging.getLogger(_GRPC).addFilter(_tell_lost_clients)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -163,6 +168,19 @@ class _PrivateFileHandler(RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_private)
+
+
+def _tell_lost_clients(record: logging.LogRecord) -> bool:
+    """Makes an event of what gRPC logs as an error with a traceback if a client is lost while a server answers it.
+
+    The access log has the call's line, with the code CANCELLED if its handler had not ended.
+    """
+    kind = record.exc_info[0] if record.exc_info else None
+    if kind is None or kind.__name__ != _NOT_SENT:
+        return True
+    record.msg, record.args, record.exc_info = "client lost: gRPC could not send it what ends its call", (), None
+    record.levelno, record.levelname = logging.INFO, "INFO"
+    return logging.getLogger().isEnabledFor(logging.INFO)
 
 
 class _LineFormatter(structlog.stdlib.ProcessorFormatter):

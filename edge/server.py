@@ -198,14 +198,29 @@ class EdgeServer:
     def list_metrics(self) -> list[MetricRow]:
         """Returns the metrics of the server itself."""
         ended = self._access_log.ended
-        by_method = (
-            ("kiln:running_calls", "gauge", "Calls that run", self._calls.running),
-            ("kiln:refused_calls", "counter", "Calls of clients that had too many running", self._calls.refused),
+        refused_access: Mapping[str, int] = {} if self._access is None else self._access.refused
+        by_label = (
+            ("kiln:running_calls", "gauge", "Calls that run", "method", self._calls.running),
+            (
+                "kiln:refused_calls",
+                "counter",
+                "Calls of clients that had too many running",
+                "method",
+                self._calls.refused,
+            ),
             (
                 "kiln:stalled_calls",
                 "counter",
                 "Calls that ended because their clients did not read",
+                "method",
                 self._calls.stalled,
+            ),
+            (
+                "kiln:access_refusals",
+                "counter",
+                "Calls of clients that were not known, not allowed, or over their quota",
+                "reason",
+                refused_access,
             ),
         )
         return [
@@ -213,8 +228,15 @@ class EdgeServer:
                 "kiln:calls", "counter", "Calls that have ended", ("method", "code"), lambda: list(ended.items())
             ),
             *(
-                MetricRow(name, kind, text, ("method",), lambda counts=counts: _by_label(counts))  # type: ignore[misc]
-                for name, kind, text, counts in by_method
+                MetricRow(name, kind, text, (label,), lambda counts=counts: _by_label(counts))  # type: ignore[misc]
+                for name, kind, text, label, counts in by_label
+            ),
+            MetricRow(
+                "kiln:max_connections",
+                "gauge",
+                "Connections that clients may have",
+                (),
+                lambda: [((), self._config.max_connections)],
             ),
             MetricRow(
                 "kiln:connections",

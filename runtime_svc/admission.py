@@ -165,10 +165,10 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         call: A call that passed `check_call`.
         token_ids: Token ids of its prompt.
         capabilities: Capabilities of the deployment.
-        now_s: The time, in seconds of the event loop's clock.
+        now_s: The time, in seconds as `time.monotonic` counts.
 
     Raises:
-        RequestInvalid: The prompt has no token.
+        RequestInvalid: The prompt has no token, or the tokenizer makes one of it that the model lacks.
         PromptTooLong: The prompt has more tokens than any executable takes, and the bundle does not allow truncation.
     """
     field = prompt_field(call.prompt)
@@ -179,9 +179,12 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         raise PromptTooLong(field, len(token_ids), capabilities.max_context_length)
     # Keeps the end, because generation continues it.
     prompt_token_ids = tuple(token_ids[num_surplus:])
+    # The tokenizer may know more tokens than the model. A step with such a token would fail for all of its rows.
+    if max(prompt_token_ids) >= capabilities.vocab_size:
+        found, accepted = max(prompt_token_ids), f"tokens 0 to {capabilities.vocab_size - 1} of the model"
+        raise RequestInvalid([FieldViolation(field, f"token {found}", accepted)])
     sampling = _resolve_sampling(call, capabilities.default_sampling)
-    room = capabilities.max_length - len(prompt_token_ids)
-    limits = (room, call.max_new_tokens, capabilities.max_new_tokens)
+    limits = (capabilities.max_length - len(prompt_token_ids), call.max_new_tokens, capabilities.max_new_tokens)
     stop_token_ids = set(call.stop_token_ids) | (set() if call.ignore_eos else set(capabilities.eos_token_ids))
     return Request(
         request_id=call.request_id,
@@ -315,8 +318,7 @@ def _salt_violations(salt: str) -> Iterator[FieldViolation]:
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     no_logits = "the bundle outputs no logits; compile it with neuron_config.output_logits: true"
     for path, value in call.unserved.items():
-        neutral = UNSERVED[path]
-        if value != neutral:
+        if value != (neutral := UNSERVED[path]):
             accepted = "unset" if neutral is None else f"unset or {neutral}"
             accepted = f"{accepted}: this server does not serve it yet"
             yield FieldViolation(path, _show(value), accepted, quotes_text=isinstance(value, str))
@@ -329,13 +331,11 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
         yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:
         yield FieldViolation("stop.stop_strings", "set", "unset: the bundle has no tokenizer")
-    default = capabilities.default_sampling
-    resolved = _resolve_sampling(call, default)
+    default, resolved = capabilities.default_sampling, _resolve_sampling(call, capabilities.default_sampling)
     if capabilities.dynamic_sampling or resolved.is_close(default):
         return
-    values = {"temperature": default.temperature, "top_k": default.top_k, "top_p": default.top_p}
-    for name, baked in values.items():
-        asked = getattr(resolved, name)
+    for name in ("temperature", "top_k", "top_p"):
+        asked, baked = getattr(resolved, name), getattr(default, name)
         if not math.isclose(asked, baked, rel_tol=1e-6):
             accepted = f"unset or {_number(baked)}: sampling is compiled into the bundle"
             yield FieldViolation(f"sampling.{name}", _number(asked), accepted)

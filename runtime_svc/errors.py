@@ -28,7 +28,8 @@ KilnError
     ├── GraphAbiMismatch
     ├── TokenizerMismatch
     ├── LoadInProgress
-    ├── LoadQuarantined             a load that has taken the runtime down too often
+    ├── LoadQuarantined             see runtime_svc.quarantine_errors
+    ├── WeightsQuarantined          see runtime_svc.quarantine_errors
     ├── BundleSourceUnavailable
     ├── BundleSourceCorrupt         see runtime_svc.bundles.errors
     ├── BundleSourceRefused         see runtime_svc.bundles.errors
@@ -324,22 +325,6 @@ class LoadInProgress(RuntimeServiceError):
 
     def __init__(self, deployment_id: str) -> None:
         super().__init__(f"deployment {deployment_id!r} is loading weights already", deployment_id=deployment_id)
-
-
-class LoadQuarantined(RuntimeServiceError):
-    """A deployment whose load was under way when the runtime died, twice: it is not loaded again by itself."""
-
-    reason = "QUARANTINED"
-
-    def __init__(self, deployment_id: str, ref: str, num_deaths: int) -> None:
-        super().__init__(
-            f"deployment {deployment_id!r} is quarantined: the runtime died {num_deaths} times while it loaded it, and "
-            f"does not load it again by itself; LoadBundle (`kiln load {ref} --deployment {deployment_id}`) tries "
-            f"again, UnloadBundle (`kiln unload {deployment_id}`) ends it",
-            deployment_id=deployment_id,
-            ref=ref,
-            num_deaths=num_deaths,
-        )
 
 
 class BundleSourceUnavailable(RuntimeServiceError):

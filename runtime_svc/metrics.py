@@ -11,7 +11,7 @@ from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.request import BucketKey, FinishReason
-from runtime_svc.errors import LoadQuarantined
+from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
 
 #: What vLLM calls the reasons for which sequences end.
 _VLLM_REASONS: Final = {
@@ -202,6 +202,20 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
             "1 for a deployment that is not loaded because its load took the runtime down",
             ("model_name",),
             lambda: of_deployments(lambda one: [((), float(isinstance(one.failure, LoadQuarantined)))]),
+        ),
+        MetricRow(
+            "kiln:weights_quarantined",
+            "gauge",
+            "1 for a deployment whose alias names weights that are not loaded because their load took the runtime down",
+            ("model_name",),
+            lambda: of_deployments(lambda one: [((), float(isinstance(one.follow_error, WeightsQuarantined)))]),
+        ),
+        MetricRow(
+            "kiln:text_process_restarts",
+            "counter",
+            "How often text processes that had ended were replaced",
+            ("model_name",),
+            lambda: of_deployments(lambda one: [] if one.text is None else [((), one.text.num_restarts)]),
         ),
         MetricRow(
             "kiln:weight_epoch",

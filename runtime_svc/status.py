@@ -15,6 +15,7 @@ from runtime_svc import errors
 from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.errors import PromptQuarantined
+from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
 from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
@@ -67,7 +68,8 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.GraphAbiMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.TokenizerMismatch: grpc.StatusCode.FAILED_PRECONDITION,
         errors.LoadInProgress: grpc.StatusCode.ABORTED,
-        errors.LoadQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
+        LoadQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
+        WeightsQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.BundleSourceUnavailable: grpc.StatusCode.UNAVAILABLE,
         BundleSourceCorrupt: grpc.StatusCode.DATA_LOSS,
         BundleSourceRefused: grpc.StatusCode.FAILED_PRECONDITION,

@@ -11,7 +11,9 @@ from targets.toolchain import Program, Toolchain
 #: The C++ compiler that AOTInductor calls.
 GXX: Final = Program("g++", ("-dumpfullversion",))
 
-#: Levels of the x86-64 psABI. The default suits bundles that run on other hosts.
+#: Levels of the x86-64 psABI, and two that add instructions for int8 and bfloat16. The default suits bundles that run
+#: on other hosts. Every processor with avx512_bf16 has avx512_vnni (Cooper Lake, Sapphire Rapids, Zen 4); Cascade Lake
+#: and Ice Lake have avx512_vnni alone, Skylake neither.
 X86_64: Final = IsaLevels(
     (
         IsaLevel(
@@ -36,11 +38,28 @@ X86_64: Final = IsaLevels(
                 ]
             ),
             vector_bits=256,
+            march="x86-64-v3",
         ),
         IsaLevel(
             name="x86-64-v4",
             added_flags=frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
             vector_bits=512,
+            march="x86-64-v4",
+            gain="prompts take 25 to 30 % less time, steps of 16 rows 5 to 20 % less, steps of one row up to 25 % more",
+        ),
+        IsaLevel(
+            name="x86-64-v4-vnni",
+            added_flags=frozenset(["avx512_vnni"]),
+            vector_bits=512,
+            march="x86-64-v4",
+            extensions=("-mavx512vnni",),
+        ),
+        IsaLevel(
+            name="x86-64-v4-bf16",
+            added_flags=frozenset(["avx512_bf16"]),
+            vector_bits=512,
+            march="x86-64-v4",
+            extensions=("-mavx512vnni", "-mavx512bf16"),
         ),
     ),
     default="x86-64-v3",

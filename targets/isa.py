@@ -21,11 +21,22 @@ class IsaLevel:
         name: Name in manifests and requests.
         added_flags: CPU flags, as in /proc/cpuinfo, that the level adds to the one before it.
         vector_bits: Width of the vector registers in bits.
+        march: What g++ takes as `-march`.
+        extensions: Options of g++ for instructions beyond `march`.
+        gain: What executables of the level before it take more or less time for, with this one, as measured.
     """
 
     name: str
     added_flags: frozenset[str]
     vector_bits: int
+    march: str
+    extensions: tuple[str, ...] = ()
+    gain: str = ""
+
+    @property
+    def compiler_options(self) -> tuple[str, ...]:
+        """Options with which g++ uses this level's instructions and no others."""
+        return (f"-march={self.march}", *self.extensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +75,23 @@ class IsaLevels:
             supported.append(level.name)
         return tuple(supported)
 
-    def resolve(self, name: str, cpuinfo: Path = CPUINFO) -> str:
+    def resolve(self, name: str, cpuinfo: Path = CPUINFO, *, default: str = "") -> str:
         """Fills in the default, turns `native` into the highest level that this host has, and checks other names.
 
         The result is a level, never the host's processor model, so that a runtime can tell by the name whether it can
         run a bundle.
 
+        Args:
+            name: A level, `native`, or empty for the default.
+            cpuinfo: What the kernel says of this host's processors.
+            default: A level or `native`, instead of the target's own default. A target without levels has none.
+
         Raises:
             IsaUnknown: The name is neither a level nor `native`.
             IsaUnsupported: The name is `native`, and the host has none of the levels.
         """
+        if not name and self.levels:
+            name = default
         if name == NATIVE:
             supported = self.list_supported(cpuinfo)
             if not supported:
@@ -82,6 +100,12 @@ class IsaLevels:
         if name and name not in self.names:
             raise IsaUnknown(name, (*self.names, NATIVE))
         return name or self.default
+
+    def list_unused(self, name: str, cpuinfo: Path = CPUINFO) -> tuple[IsaLevel, ...]:
+        """Lists the levels of this host above the named one, lowest first; executables for that one use none."""
+        supported = self.list_supported(cpuinfo)
+        above = supported[supported.index(name) + 1 :] if name in supported else ()
+        return tuple(self[level] for level in above)
 
     def require(self, name: str, cpuinfo: Path = CPUINFO) -> None:
         """Checks that this host has a level.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Tests, builds and ranks share the processors, and threads that spin for each other there waste them: beside one busy
 # process, tests of torch took twice the time on the clock. Read when torch is loaded, here and in what tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests that compute with more threads share the processors with other tests: threads that wait must not keep them.
+os.environ.setdefault("GOMP_SPINCOUNT", "300")
 
 # Stores, indices and databases wait for the disk at every change, of which tests make a great many.
 _MEMORY = Path("/dev/shm")

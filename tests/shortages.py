@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ def open_descriptors(pid: int | None = None) -> set[int]:
 @contextmanager
 def few_descriptors(spare: int = 0, pid: int | None = None) -> Iterator[None]:
     """Inside the block, a process can open `spare` descriptors at most."""
+    if pid is None:
+        # Otherwise the block may collect what tests before it left, and so get descriptors back.
+        gc.collect()
     taken = open_descriptors(pid)
     # A limit bounds the numbers of descriptors, so those that are free below it count, too.
     limit = next(bound for bound in range(1, 1 << 20) if bound - len([fd for fd in taken if fd < bound]) > spare) - 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from bench.machine import describe_machine
 from bench.measurements import Measurements
-from bench.plan import Plan
-from bench.report import describe_machine, render_table
+from bench.plan import Workload
+from bench.tables import render_table
 
 #: The ways that are measured, each with its name for people; the first is what the others are compared to.
 WAYS: Final = {
@@ -16,7 +17,7 @@ WAYS: Final = {
 }
 
 
-def render(measured: Measurements, plan: Plan, parameters: int) -> str:
+def render(measured: Measurements, plan: Workload, parameters: int) -> str:
     """Renders the page in Markdown.
 
     Args:

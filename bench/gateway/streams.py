@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import httpx2
@@ -67,7 +67,7 @@ _STREAMS: Final[Mapping[str, Stream]] = {
 
 def stream(
     *, way: str, address: str, prompt: str, streams: int, tokens: int, processes: dict[str, int]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Streams answers of `tokens` tokens each, while all of them stream.
 
     Args:
@@ -81,11 +81,10 @@ def stream(
     meter = Meter(streams, tokens, processes)
 
     async def one() -> None:
-        had = 0
+        counter = meter.open_stream()
         async with aclosing(_STREAMS[way](address, prompt, tokens)) as counts:
             async for count in counts:
-                meter.count(had, count)
-                had += count
+                counter.count(count)
 
     async def all_of_them() -> None:
         await asyncio.gather(*(one() for _ in range(streams)))

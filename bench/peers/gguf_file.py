@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file of float32, without a vocabulary."""
+"""A Llama checkpoint as a GGUF file of its own dtype, without a vocabulary."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from safetensors import safe_open
 
 _NAMES = {
@@ -27,7 +28,7 @@ _NAMES = {
 
 
 def write_gguf(model: Path, path: Path) -> None:
-    """Converts a checkpoint of one safetensors file."""
+    """Converts a checkpoint of one safetensors file, in float32 or bfloat16. Vectors are float32 in either."""
     config = json.loads((model / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(path, "llama")
@@ -42,10 +43,14 @@ def write_gguf(model: Path, path: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    with safe_open(model / "model.safetensors", "np") as file:
+    is_float = config["dtype"] == "float32"
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if is_float else gguf.LlamaFileType.MOSTLY_BF16)
+    matrix_type = gguf.GGMLQuantizationType.F32 if is_float else gguf.GGMLQuantizationType.BF16
+    with safe_open(model / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a mapping
-            writer.add_tensor(_rename(name), _reorder(name, file.get_tensor(name), heads, kv_heads))
+            tensor = _reorder(name, file.get_tensor(name).to(torch.float32).numpy(), heads, kv_heads)
+            kind = matrix_type if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
+            writer.add_tensor(_rename(name), gguf.quants.quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

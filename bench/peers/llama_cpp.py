@@ -1,8 +1,9 @@
-"""A worker: llama.cpp through llama-cpp-python's bindings of its C interface, in float32 throughout."""
+"""A worker: llama.cpp through llama-cpp-python's bindings of its C interface, in one dtype throughout."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,64 +13,73 @@ import llama_cpp
 from bench.peers.gguf_file import write_gguf
 from bench.worker import serve, time_steps
 
-#: Rows of the largest batch, and positions that each may take.
-MAX_ROWS, MAX_LENGTH = 16, 256
+#: llama.cpp's types of keys and values.
+_CACHE_TYPES = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_BF16}
 
 
-def load(model: str, num_threads: int) -> str:
-    """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs."""
+def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:
+    """Writes the checkpoint as GGUF, unless that was done, and loads it; returns a note on how it runs.
+
+    Arguments: see `bench.eager`.
+    """
     path = Path(f"{model}.gguf")
     if not path.exists():
         write_gguf(Path(model), path)
     llama_cpp.llama_log_set(_SILENT, None)
     llama_cpp.llama_backend_init()
     weights = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    parameters = llama_cpp.llama_context_default_params()
-    parameters.n_ctx = MAX_ROWS * MAX_LENGTH
-    parameters.n_seq_max = MAX_ROWS
-    parameters.n_batch = parameters.n_ubatch = 512
-    parameters.n_threads = parameters.n_threads_batch = num_threads
-    parameters.type_k = parameters.type_v = llama_cpp.GGML_TYPE_F32
-    context = llama_cpp.llama_init_from_model(weights, parameters)
-    if not context:
-        raise RuntimeError("llama.cpp makes no context of this file")
-    _LOADED.append(context)
-    return f"llama-cpp-python {llama_cpp.__version__}, built for this host, float32, keys and values float32"
+    sizes = {"decode": (max_rows, max_length), "prefill": (1, max_prompt)}
+    for action, (sequences, length) in sizes.items():
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = sequences * length
+        parameters.n_seq_max = sequences
+        parameters.n_batch = max(512, length)
+        parameters.n_ubatch = 512
+        parameters.n_threads = parameters.n_threads_batch = num_threads
+        parameters.type_k = parameters.type_v = _CACHE_TYPES[dtype]
+        context = llama_cpp.llama_init_from_model(weights, parameters)
+        if not context:
+            raise RuntimeError("llama.cpp makes no context of this file")
+        _CONTEXTS[action] = context
+    return f"llama-cpp-python {llama_cpp.__version__}, built for this host, {dtype}, keys and values {dtype}"
 
 
-def decode(rows: int, context: int, steps: int) -> list[float]:
-    """Seconds of steps of one token per row, each row a sequence of its own, after a prompt of `context` tokens."""
-    _clear()
+def decode(rows: int, context: int, steps: int) -> dict[str, Any]:
+    """Times steps of one token per row, each row a sequence of its own, after a prompt of `context` tokens."""
+    loaded = _CONTEXTS["decode"]
+    _clear(loaded)
     for row in range(rows):
-        _run([(row, position) for position in range(context)])
-    positions = iter(range(context, MAX_LENGTH))
+        _run(loaded, [(row, position) for position in range(context)])
+    positions = itertools.count(context)
 
     def step() -> None:
         position = next(positions)
-        _run([(row, position) for row in range(rows)], every=True)
+        _run(loaded, [(row, position) for row in range(rows)], every=True)
 
     return time_steps(step, warm_up=2, steps=steps)
 
 
-def prefill(tokens: int, steps: int) -> list[float]:
-    """Seconds of prompts, with the logits of the last token."""
+def prefill(tokens: int, steps: int) -> dict[str, Any]:
+    """Times prompts, with the logits of the last token."""
+    loaded = _CONTEXTS["prefill"]
 
     def step() -> None:
-        _clear()
-        _run([(0, position) for position in range(tokens)])
+        _clear(loaded)
+        _run(loaded, [(0, position) for position in range(tokens)])
 
     return time_steps(step, warm_up=1, steps=steps)
 
 
-_LOADED: list[Any] = []
+#: By the action that uses it. Each has room for its sequences alone.
+_CONTEXTS: dict[str, Any] = {}
 _SILENT = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
 
 
-def _clear() -> None:
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(_LOADED[0]), True)
+def _clear(context: Any) -> None:
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
 
 
-def _run(tokens: Sequence[tuple[int, int]], *, every: bool = False) -> None:
+def _run(context: Any, tokens: Sequence[tuple[int, int]], *, every: bool = False) -> None:
     """Runs one token for each (sequence, position), with logits of every token or of the last one."""
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
@@ -79,9 +89,9 @@ def _run(tokens: Sequence[tuple[int, int]], *, every: bool = False) -> None:
         batch.n_seq_id[number] = 1
         batch.seq_id[number][0] = row
         batch.logits[number] = ctypes.c_int8(every or number == len(tokens) - 1).value
-    if (code := llama_cpp.llama_decode(_LOADED[0], batch)) != 0:
+    if (code := llama_cpp.llama_decode(context, batch)) != 0:
         raise RuntimeError(f"llama_decode answered {code}")
-    llama_cpp.llama_synchronize(_LOADED[0])
+    llama_cpp.llama_synchronize(context)
     llama_cpp.llama_batch_free(batch)
 
 

@@ -66,7 +66,8 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         operation = await self._find(request.request_id, digest)
         if operation is None:
             self._queue.check_room()
-            admit = partial(admit_request, request_from_pb(request), self._planner.model_roots)
+            wanted, planner = request_from_pb(request), self._planner
+            admit = partial(admit_request, wanted, planner.model_roots, default_isa=planner.default_isa)
             spec = await self._planning.run(admit)
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Container
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -107,9 +106,25 @@ class ProcessBuildRunner:
 
         Raises:
             BuildStalled: The process stood still for too long.
+            ResourcesShort: The host has no room for the process, or a process that runs has met a shortage.
         """
+        process: ChildProcess | None = None
+
+        async def attempt() -> int | None:
+            nonlocal process
+            progress, process = await self._start(path)
+            return await self._follow(process, progress, on_progress)
+
+        def check_repeatable(shortage: ResourcesShort) -> None:
+            # A build that has begun may have worked for long. Its client decides whether it begins again.
+            if process is not None and process.pid is not None:
+                raise shortage
+
+        return await outlast_shortages(attempt, on_shortage=check_repeatable)
+
+    async def _follow(self, process: ChildProcess, progress: socket.socket, on_progress: OnProgress) -> int | None:
+        """Passes a process's news on until it has ended; returns its exit code."""
         start_ns, start_s = time.time_ns(), time.perf_counter()
-        progress, process = await outlast_shortages(partial(self._start, path))
         with progress:
             watch = BuildWatch(process, self._idle_timeout_s)
             try:

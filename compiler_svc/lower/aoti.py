@@ -9,12 +9,15 @@ from torch import nn
 from torch._inductor import aot_compile
 from torch.export import ExportedProgram
 
+from compiler_svc.lower.attend import compile_attend_kernel, use_attend_kernel
 from compiler_svc.lower.common_objects import compile_interface
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.inductor import link_with, steered
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
+from compiler_svc.lower.layer_function import prepare_layer
 from compiler_svc.lower.linear import compile_linear_kernel, use_linear_kernel
 from compiler_svc.lower.program import example_inputs, load_program
+from compiler_svc.lower.repeated_layers import outline_layers
 from execution.executors.aoti_library import AotiLibrary
 from targets.cpu import AOTI
 
@@ -36,7 +39,10 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
         objects = [compile_interface(job)]
         if use_linear_kernel(module):
             objects.append(compile_linear_kernel(job))
+        objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)
+        for name, layer in outline_layers(module).items():
+            prepare_layer(name, layer)
         path = Path(aot_compile(module, inputs, options=options))
     constants = tuple(constant.name for constant in AotiLibrary(path).constants)
     check_constants(constants, job.constants)

@@ -6,6 +6,7 @@ and the kernel of linear layers.
 
 from __future__ import annotations
 
+import re
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +19,10 @@ from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.tables import DECLARATIONS, DEFINITIONS
 
+_KERNELS: Final = Path(__file__).with_name("kernels")
+_INCLUDED: Final = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 _INTERFACE_SOURCE: Final = Path(cpp_wrapper_cpu.__file__).with_name("aoti_runtime") / "interface.cpp"
 
 
@@ -36,19 +40,26 @@ TEMPLATE_DECLARATIONS: Final = "".join(f"extern template {template};\n" for temp
 
 
 def compile_interface(job: LoweringJob) -> Path:
-    """Compiles the object with the functions by which callers run a library, and with `_REGEX_TEMPLATES`.
+    """Compiles the object with the functions by which callers run a library, with what libraries do with their tables,
+    and with `_REGEX_TEMPLATES`.
 
     Valid inside `steered`.
     """
-    templates = "".join(f"template {template};\n" for template in _REGEX_TEMPLATES)
-    source = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{_INTERFACE_SOURCE.read_text()}\n{templates}"
-    return compile_once(job, "interface", source, is_wrapper=True)
+    parts = [
+        "#include <torch/csrc/inductor/aoti_include/cpu.h>\n",
+        _INTERFACE_SOURCE.read_text(),
+        DECLARATIONS,
+        DEFINITIONS.read_text(),
+        *(f"template {template};\n" for template in _REGEX_TEMPLATES),
+    ]
+    return compile_once(job, "interface", "\n".join(parts), is_wrapper=True)
 
 
 def declare_interface(wrapper: CppWrapperCpu) -> None:
     """Replaces the method that writes the interface's source into a library: writes only the declarations it needs."""
     wrapper.header.splice("#include <torch/csrc/inductor/aoti_runtime/model.h>\n")
     wrapper.header.splice(TEMPLATE_DECLARATIONS)
+    wrapper.header.splice(DECLARATIONS)
 
 
 def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool = False) -> Path:
@@ -77,6 +88,19 @@ def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool =
             shutil.copyfile(builder.get_target_file_path(), new)
             new.replace(path)
     return path
+
+
+def read_kernel(name: str) -> str:
+    """Returns a kernel's source as one text, with the headers beside it in place of the lines that include them."""
+    return _include(name, set())
+
+
+def _include(name: str, included: set[str]) -> str:
+    if name in included:
+        return ""
+    included.add(name)
+    text = (_KERNELS / name).read_text().replace("#pragma once\n", "")
+    return _INCLUDED.sub(lambda line: _include(line.group(1), included), text)
 
 
 def _digest(job: LoweringJob, flags: CppTorchDeviceOptions, source: str) -> str:

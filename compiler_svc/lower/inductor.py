@@ -19,6 +19,7 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.tables import write_constructor, write_input_checks
 from targets.cpu import GXX, X86_64
 
 #: C functions by operator, as `aot_inductor.custom_ops_to_c_shims` takes them. The native library of kiln-execution has
@@ -33,18 +34,28 @@ C_FUNCTIONS: Final[dict[torch._ops.OpOverload, list[str]]] = {
 }
 
 
-class _ExactAvx2(cpu_vec_isa.VecAVX2):  # type: ignore[misc]
-    """AVX2, without probing this host."""
+class _ExactVectors(cpu_vec_isa.VecISA):  # type: ignore[misc]
+    """Vectors of one level, without probing this host for more."""
+
+    def __init__(self, extensions: Sequence[str]) -> None:
+        """Takes the options of the C++ compiler for instructions that `-march` does not cover."""
+        super().__init__()
+        self._extensions = extensions
 
     def __bool__(self) -> bool:
         return True
 
+    def build_arch_flags(self) -> str:
+        """Options of the C++ compiler. Inductor's own code uses no instructions of the extensions; kernels may."""
+        return " ".join([super().build_arch_flags(), *self._extensions])
 
-class _ExactAvx512(cpu_vec_isa.VecAVX512):  # type: ignore[misc]
-    """AVX-512 as in x86-64-v4: without probing this host, and without the VNNI and bf16 that it may have."""
 
-    def __bool__(self) -> bool:
-        return True
+class _ExactAvx2(_ExactVectors, cpu_vec_isa.VecAVX2):  # type: ignore[misc]
+    """Vectors of x86-64-v3."""
+
+
+class _ExactAvx512(_ExactVectors, cpu_vec_isa.VecAVX512):  # type: ignore[misc]
+    """Vectors of x86-64-v4."""
 
 
 _JOB_ENVIRONMENT: Final = "KILN_LOWERING_DIRECTORY"
@@ -79,14 +90,16 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
     Inductor would use every vector instruction of this host, keep precompiled headers in the temporary directory, and
     compile the interface with every library; it has no options to change any of these.
     """
-    vector_bits = X86_64[job.options.target.isa].vector_bits
+    isa = X86_64[job.options.target.isa]
     headers = job.cache_dir / "headers"
     headers.mkdir(exist_ok=True)
     with (
-        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_VECTOR_ISAS[vector_bits]()]),
+        _replaced(cpu_vec_isa, "valid_vec_isa_list", lambda: [_VECTOR_ISAS[isa.vector_bits](isa.extensions)]),
         _replaced(codecache, "_HEADER_DIR", str(headers)),
         _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
         _replaced(CppWrapperCpu, "_write_aoti_interface_header", declare_interface),
+        _replaced(CppWrapperCpu, "codegen_model_constructor", write_constructor),
+        _replaced(CppWrapperCpu, "generate_input_output_runtime_checks", write_input_checks),
     ):
         options = {
             "aot_inductor.output_path": str(job.directory / "executable.so"),
@@ -99,13 +112,15 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             "joint_graph_constant_folding": False,
             "aot_inductor.custom_ops_to_c_shims": C_FUNCTIONS,
             "aot_inductor.enable_line_tables": False,
+            # The function of `write_input_checks` checks inputs.
+            "size_asserts": False,
             # The wrapper is most of the code but does no arithmetic.
             "aot_inductor.compile_wrapper_opt_level": "O1",
             # Inductor uses the openssl command to name precompiled headers.
             "aot_inductor.precompile_headers": shutil.which("openssl") is not None,
             "cpp.cxx": (None, str(_write_compiler_script(job))),
-            "cpp.march": job.options.target.isa,
-            "cpp.simdlen": vector_bits,
+            "cpp.march": isa.march,
+            "cpp.simdlen": isa.vector_bits,
             # The process that runs the executable sets the number of threads, not the host that compiles it.
             "cpp.dynamic_threads": True,
             "cpp.enable_floating_point_contract_flag": "fast" if job.options.optimization_level > 1 else "off",

@@ -1,4 +1,4 @@
-"""`kiln::linear`: multiplies few rows of activations by weights, with a kernel of our own in the library.
+"""`kiln::linear`: multiplies rows of activations by weights, with a kernel of our own in the library.
 
 Decoding is bound by the speed of reading weights. The matrix products that Inductor would call read them at a fraction
 of the memory's bandwidth. See kernels/linear.cpp.
@@ -6,9 +6,10 @@ of the memory's bandwidth. See kernels/linear.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
@@ -20,43 +21,56 @@ from torch._inductor.lowering import register_lowering
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
-from compiler_svc.lower.common_objects import compile_once
+from compiler_svc.lower.common_objects import compile_once, read_kernel
 from compiler_svc.lower.job import LoweringJob
 
-#: With more rows than this, matrix products for many rows use the caches better.
-MAX_ROWS: Final = 256
-#: Element type of the kernel's template, by dtype; bfloat16 is passed as its bits.
-_ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "uint16_t"}
-_SOURCE: Final = Path(__file__).with_name("kernels") / "linear.cpp"
-#: Prefix of the functions' names.
-_PREFIX: Final = "kiln_linear_"
-#: Elements whose functions the code of a library in progress already declares.
-_DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[str]]] = WeakKeyDictionary()
+#: Element types of the kernel's template, by dtype.
+_ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "kiln::BFloat16"}
+#: Types in generated code, which knows no narrow floats.
+_CPP_TYPES: Final = {torch.float32: "float", torch.bfloat16: "uint16_t", torch.int32: "int32_t"}
+#: Dtypes whose functions the code of a library in progress already declares.
+_DECLARED: Final[WeakKeyDictionary[PythonWrapperCodegen, set[torch.dtype]]] = WeakKeyDictionary()
 
 
 @torch.library.custom_op("kiln::linear", mutates_args=())
-def linear(activations: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def linear(
+    activations: Tensor,
+    weights: Sequence[Tensor],
+    live_rows: Tensor | None = None,  # noqa: ARG001 - a hint, which this reference does without
+) -> Tensor:
     """Computes `functional.linear` with several weights at once.
+
+    A row's results depend on the row and the weights alone: not on other rows, their number or the number of threads.
 
     Args:
         activations: [..., inputs], float32 or bfloat16.
         weights: Each [outputs of this weight, inputs], of the same dtype.
+        live_rows: int32 [groups]; None if all rows are live. The rows of activations, numbered through all their
+            dimensions, are so many groups of equal size; of each group, only that many leading rows are live. So
+            [1] counts leading rows, and [R] counts the leading tokens of each row of [R, T, inputs].
 
     Returns:
-        [..., sum of outputs]: the results side by side.
+        [..., sum of outputs]: the results side by side. Compiled code leaves those of rows that are not live unwritten,
+        and spends no time on them.
     """
     return torch.cat([functional.linear(activations, weight) for weight in weights], -1)
 
 
 @linear.register_fake
-def _(activations: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def _(activations: Tensor, weights: Sequence[Tensor], _live_rows: Tensor | None = None) -> Tensor:
     return activations.new_empty((*activations.shape[:-1], sum(weight.shape[0] for weight in weights)))
 
 
-def use_linear_kernel(module: GraphModule) -> int:
-    """Replaces linear layers of few rows in a graph by `kiln::linear`; layers with the same input share one call.
+def use_linear_kernel(module: GraphModule, live_rows: Mapping[int, Node] = MappingProxyType({})) -> int:
+    """Replaces linear layers in a graph by `kiln::linear`; layers with the same input share one call.
 
     Keeps layers whose weight the graph computes, and layers with dtypes that the kernel lacks.
+
+    Args:
+        module: Is changed.
+        live_rows: Tensors of the graph that say which rows are live, as `kiln::linear` takes them, by the number of
+            rows of the activations that they are for; such as [1] by the number of sequences, and [sequences] by the
+            number of their tokens. They must come before the layers.
 
     Returns:
         Number of calls of the kernel in the graph.
@@ -67,7 +81,8 @@ def use_linear_kernel(module: GraphModule) -> int:
         if layer.fits:
             layers_by_input.setdefault(layer.activations, []).append(layer)
     for activations, layers in layers_by_input.items():
-        _join(module.graph, activations, layers)
+        live = live_rows.get(activations.meta["val"].shape[:-1].numel())
+        _join(module.graph, activations, layers, live)
     module.graph.lint()
     module.recompile()
     return len(layers_by_input)
@@ -101,14 +116,13 @@ class _Layer:
             self.weight.op in {"get_attr", "placeholder"}
             and activations.dtype in _ELEMENTS
             and weight.dtype == activations.dtype
-            and activations.shape[:-1].numel() <= MAX_ROWS
         )
 
 
-def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer]) -> None:
+def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer], live_rows: Node | None) -> None:
     with graph.inserting_before(layers[0].node):
         weights = [layer.weight for layer in layers]
-        joined = graph.call_function(torch.ops.kiln.linear.default, (activations, weights))
+        joined = graph.call_function(torch.ops.kiln.linear.default, (activations, weights, live_rows))
     first = 0
     for layer in layers:
         with graph.inserting_before(layer.node):
@@ -122,57 +136,81 @@ def _join(graph: torch.fx.Graph, activations: Node, layers: Sequence[_Layer]) ->
 
 def compile_linear_kernel(job: LoweringJob) -> Path:
     """Compiles the object that libraries with calls of `kiln::linear` link with. Valid inside `steered`."""
+    return compile_once(job, "linear", write_kernel_source())
+
+
+def write_kernel_source() -> str:
+    """Returns the kernel's source as one text, with one function for each dtype."""
     entries = [
-        f'extern "C" void {_entry(element)} {{\n'
-        f"  kiln::multiply<{element}>(out, activations, weights, outputs, count, rows, inputs);\n}}\n"
-        for element in _ELEMENTS.values()
+        f'extern "C" void {_entry(dtype)} {{\n'
+        f"  kiln::multiply<{element}>(out, activations, weights, outputs, count, rows, inputs, live, groups);\n}}\n"
+        for dtype, element in _ELEMENTS.items()
     ]
-    return compile_once(job, "linear", "".join([_SOURCE.read_text(), *entries]))
+    return "".join([read_kernel("linear.cpp"), *entries])
 
 
-def _entry(element: str) -> str:
-    """Declares the function for one element type."""
+def name_function(dtype: torch.dtype) -> str:
+    """Names the kernel's function for a dtype."""
+    return f"kiln_linear_{str(dtype).removeprefix('torch.')}"
+
+
+def _entry(dtype: torch.dtype) -> str:
+    """Declares the function for a dtype."""
     arguments = (
         "void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, "
-        "int64_t rows, int64_t inputs"
+        "int64_t rows, int64_t inputs, const int32_t* live, int64_t groups"
     )
-    return f"{_PREFIX}{element}({arguments})"
+    return f"{name_function(dtype)}({arguments})"
 
 
 class _LinearCall(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call of the kernel in the generated code."""
+    """A call of the kernel in the generated code.
+
+    Inputs: activations, weights, and perhaps numbers of live rows. Its constant argument: the number of weights.
+    """
 
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
         """Writes the call into the wrapper."""
-        activations, *weights = self.inputs
-        element = _ELEMENTS[self.get_dtype()]
+        activations, *others = self.inputs
+        (num_weights,) = self.constant_args
+        weights, live = others[:num_weights], others[num_weights:]
+        dtype = self.get_dtype()
         declared = _DECLARED.setdefault(wrapper, set())
-        if element not in declared:
-            declared.add(element)
-            wrapper.header.splice(f'extern "C" void {_entry(element)};\n')
+        if dtype not in declared:
+            declared.add(dtype)
+            wrapper.header.splice(f'extern "C" void {_entry(dtype)};\n')
         *rows, inputs = activations.get_size()
         pointers = ", ".join(f"{weight.get_name()}.data_ptr()" for weight in weights)
         outputs = ", ".join(str(weight.get_size()[0]) for weight in weights)
-        offset_bytes = activations.get_layout().offset * self.get_dtype().itemsize
+        groups = live[0].get_size()[0] if live else 1
         wrapper.writelines(
             [
                 "{",
                 f"    const void* const weights[] = {{{pointers}}};",
                 f"    const int64_t outputs[] = {{{outputs}}};",
-                f"    const char* activations = static_cast<const char*>({activations.get_name()}.data_ptr());",
-                f"    {_PREFIX}{element}({self.get_name()}.data_ptr(), activations + {offset_bytes}, weights, outputs,",
-                f"        {len(weights)}, {torch.Size(rows).numel()}, {inputs});",
+                f"    const void* activations = {_pointer(activations)};",
+                f"    const int32_t* live = {_pointer(live[0]) if live else 'nullptr'};",
+                f"    {name_function(dtype)}({self.get_name()}.data_ptr(), activations, weights, outputs,",
+                f"        {len(weights)}, {torch.Size(rows).numel()}, {inputs}, live, {groups});",
                 "}",
             ]
         )
 
 
+def _pointer(tensor: Any) -> str:
+    """Writes the pointer to a tensor's first element, which may lie within another tensor's memory."""
+    element = _CPP_TYPES[tensor.get_dtype()]
+    return f"static_cast<const {element}*>({tensor.get_name()}.data_ptr()) + {tensor.get_layout().offset}"
+
+
 @register_lowering(torch.ops.kiln.linear.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
-def _lower_linear(activations: Any, weights: Sequence[Any]) -> Any:
-    inputs = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x)) for x in (activations, *weights)]
+def _lower_linear(activations: Any, weights: Sequence[Any], live_rows: Any = None) -> Any:
+    tensors = [activations, *weights, *([] if live_rows is None else [live_rows])]
+    inputs = [ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(tensor)) for tensor in tensors]
     first = inputs[0]
-    size = [*first.get_size()[:-1], sum(weight.get_size()[0] for weight in inputs[1:])]
+    size = [*first.get_size()[:-1], sum(weight.get_size()[0] for weight in weights)]
     strides = ir.FlexibleLayout.contiguous_strides(size)
     layout = ir.FixedLayout(first.get_device(), first.get_dtype(), size, strides)
-    call = _LinearCall(layout=layout, inputs=inputs, op_overload=torch.ops.kiln.linear.default)
+    op = torch.ops.kiln.linear.default
+    call = _LinearCall(layout=layout, inputs=inputs, constant_args=(len(weights),), op_overload=op)
     return ir.TensorBox.create(call)

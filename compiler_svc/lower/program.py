@@ -17,7 +17,8 @@ from torch._export.serde import serialize
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-import execution.collectives.operators  # noqa: F401 - programs that call its operators are loaded here
+import execution.attention.operators  # programs that call these operators are loaded here
+import execution.collectives.operators  # noqa: F401
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.job import LoweringJob, LoweringOptions, write_job
 from execution.executors.program_file import read_program

@@ -24,6 +24,7 @@ from compiler_svc.planning.model_overrides import check_head_sharding, keep_chan
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
 from compiler_svc.weights.held_sizes import check_sizes
+from targets.isa import CPUINFO, NATIVE
 from targets.registry import TARGETS
 
 #: Of one bundle. Two lists of buckets may multiply each other.
@@ -50,7 +51,7 @@ class BuildRequest:
         model: Checkpoint directory, absolute or relative to a model root.
         document: The configuration, decoded from JSON.
         target_kind: cpu, inf2, trn1, trn2 or trn3.
-        isa: CPU instruction set; empty for the default.
+        isa: CPU instruction set; empty for the compiler's default.
         optimization_level: 0, 1 or 2.
         salt: Part of every cache key.
     """
@@ -76,10 +77,15 @@ class CompileRequest(BuildRequest):
     debug: bool = False
 
 
-def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> CompileJobSpec:
+def admit_request(request: CompileRequest, model_roots: tuple[Path, ...], *, default_isa: str = "") -> CompileJobSpec:
     """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
 
     Leaves pickled weights to the build, because opening them needs torch.
+
+    Args:
+        request: What the client asks for.
+        model_roots: Directories that may contain checkpoints.
+        default_isa: See `choose_target`.
 
     Raises:
         NameInvalid, ConfigInvalid, FeatureNotServed: The request has mistakes.
@@ -90,7 +96,7 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
     """
     if not is_new_name(request.name):
         raise NameInvalid(request.name)
-    target = choose_target(request)
+    target = choose_target(request, default_isa)
     checkpoint, resolution = resolve_request(request, model_roots)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config, target=target.kind)
@@ -104,7 +110,11 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...]) -> Com
         skip_cache_lookup=request.skip_cache_lookup,
         salt=request.salt,
         debug=request.debug,
-        warnings=(*resolution.warnings, *find_warnings(checkpoint, resolution.config.neuron_config)),
+        warnings=(
+            *resolution.warnings,
+            *warn_of_unused_instructions(request, target),
+            *find_warnings(checkpoint, resolution.config.neuron_config),
+        ),
     )
 
 
@@ -136,8 +146,12 @@ def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tup
     return checkpoint, replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
 
 
-def choose_target(request: BuildRequest) -> Target:
+def choose_target(request: BuildRequest, default_isa: str = "") -> Target:
     """Chooses the target: fills in the default instruction set, and replaces `native` by the host's own level.
+
+    Args:
+        request: What the client asks for.
+        default_isa: Instruction set if the client names none; empty for the target's own default.
 
     Raises:
         FeatureNotServed: This version does not compile for the target.
@@ -151,7 +165,7 @@ def choose_target(request: BuildRequest) -> Target:
         raise FeatureNotServed(
             [FieldViolation("target.kind", request.target_kind, f"{served}, all that this version serves")]
         )
-    isa = target.isas.resolve(request.isa)
+    isa = target.isas.resolve(request.isa, default=default_isa)
     lowering = target.lowerings[request.optimization_level]
     if lowering.format.is_native:
         target.isas.require(isa)
@@ -209,6 +223,16 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ..
         *warn_of_unread_tokenizer(checkpoint),
         *warn_of_unserved_generation(checkpoint.generation_config),
     )
+
+
+def warn_of_unused_instructions(request: BuildRequest, target: Target, cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
+    """Says what it costs on this host that executables travel: the instructions that they leave unused."""
+    isas, lowerings = TARGETS[target.kind].isas, TARGETS[target.kind].lowerings
+    unused = isas.list_unused(target.isa, cpuinfo)
+    if not unused or not lowerings[request.optimization_level].format.is_native:
+        return ()
+    gains = "; ".join(f"with {level.name}, {level.gain}" if level.gain else level.name for level in unused)
+    return (f"target.isa: {target.isa} runs on more hosts than {NATIVE}, and leaves some of this host unused: {gains}",)
 
 
 def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ BUNDLE_CODE: Final = (
     "compiler_svc/sharding",
     "compiler_svc/trace",
     "compiler_svc/weights",
+    "execution/attention",
     "execution/collectives",
     "execution/dtypes.py",
     "execution/sampling.py",
@@ -33,7 +34,7 @@ BUNDLE_CODE: Final = (
 #: Every source that an executable's bytes depend on for a given graph.
 LOWERING_CODE: Final = ("compiler_svc/lower", "targets/cpu.py")
 
-_KINDS: Final = ("*.py", "*.cpp")
+_KINDS: Final = ("*.py", "*.cpp", "*.h")
 _ROOT: Final = Path(__file__).parents[2]
 
 

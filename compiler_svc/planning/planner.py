@@ -25,6 +25,7 @@ from compiler_svc.planning.admission import (
     find_warnings,
     read_declared_dtype,
     resolve_request,
+    warn_of_unused_instructions,
 )
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.cost import CostEstimate, Work, estimate_cost
@@ -82,12 +83,14 @@ class PlannerSettings:
         store: OCI layout that holds the cache's executables.
         model_roots: Directories that may contain checkpoints.
         num_lowerings: Number of lowerings of one build that run at once.
+        default_isa: Instruction set of requests that name none; see `choose_target`.
     """
 
     database_url: str
     store: Path
     model_roots: tuple[Path, ...]
     num_lowerings: int
+    default_isa: str
 
 
 def plan_compile(settings: PlannerSettings, request: PlanRequest) -> PlanReport:
@@ -99,6 +102,7 @@ def plan_compile(settings: PlannerSettings, request: PlanRequest) -> PlanReport:
             Layout(settings.store),
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
+            default_isa=settings.default_isa,
         )
         return planner.plan(request)
     finally:
@@ -109,17 +113,25 @@ class Planner:
     """Plans compiles for one action cache."""
 
     def __init__(
-        self, database: Database, layout: Layout, *, model_roots: tuple[Path, ...], num_lowerings: int
+        self,
+        database: Database,
+        layout: Layout,
+        *,
+        model_roots: tuple[Path, ...],
+        num_lowerings: int,
+        default_isa: str = "",
     ) -> None:
         """Takes the action cache, the store that holds its executables, and the model roots.
 
         Args:
             num_lowerings: Number of lowerings of one build that run at once.
+            default_isa: Instruction set of requests that name none; see `choose_target`.
         """
         self._database = database
         self._layout = layout
         self._model_roots = model_roots
         self._num_lowerings = num_lowerings
+        self._default_isa = default_isa
 
     def plan(self, request: PlanRequest) -> PlanReport:
         """Plans a compile. Reads JSON files and tensor headers, and takes as long as they make it take.
@@ -130,7 +142,7 @@ class Planner:
             PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path or the checkpoint has mistakes.
             ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
         """
-        target = _check_target(request)
+        target = self._check_target(request)
         checkpoint, resolution = resolve_request(request, self._model_roots)
         model, config = read_model(checkpoint), resolution.config
         planned_target = TARGETS[request.target_kind]
@@ -163,7 +175,7 @@ class Planner:
             hints=resolution.hints,
             warnings=(
                 *_without_hints(resolution),
-                *_find_warnings(request, checkpoint, config),
+                *_find_warnings(request, target, checkpoint, config),
                 *find_unmatched(config, model.description, None if draft is None else draft.description),
                 *adapters.notes,
             ),
@@ -178,6 +190,10 @@ class Planner:
                 ),
             ),
         )
+
+    def _check_target(self, request: PlanRequest) -> Target | None:
+        """The target of the executables; None for a target that can be planned but not compiled for."""
+        return choose_target(request, self._default_isa) if TARGETS[request.target_kind].is_served else None
 
     def _open_draft(self, config: InferenceConfig) -> PlannedModel | None:
         fused = config.fused_spec_config
@@ -221,20 +237,19 @@ class Planner:
         return self._database.run_and_wait(read)
 
 
-def _check_target(request: PlanRequest) -> Target | None:
-    """The target of the executables; None for a target that can be planned but not compiled for."""
-    return choose_target(request) if TARGETS[request.target_kind].is_served else None
-
-
 def _resolve(request: PlanRequest, document: Mapping[str, Any], checkpoint: Checkpoint) -> InferenceConfig:
     dtype = read_declared_dtype(checkpoint)
     return resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind).config
 
 
-def _find_warnings(request: PlanRequest, checkpoint: Checkpoint, config: InferenceConfig) -> Iterator[str]:
+def _find_warnings(
+    request: PlanRequest, target: Target | None, checkpoint: Checkpoint, config: InferenceConfig
+) -> Iterator[str]:
     """Lists the warnings about the plan and the compile."""
     if note := TARGETS[request.target_kind].note:
         yield note
+    if target is not None:
+        yield from warn_of_unused_instructions(request, target)
     if checkpoint.is_pickled:
         yield "model: its weights are pickles, which plans do not open: tensors are those that config.json implies"
     yield from find_warnings(checkpoint, config.neuron_config)

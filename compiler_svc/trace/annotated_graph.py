@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from compiler_svc.trace.graph_digest import render_argument, render_value
+from compiler_svc.lower.graph_text import render_argument, render_value
 from compiler_svc.trace.sources import find_source
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -68,6 +69,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             request_limit: See `wrap_handler`.
             stall_timeout_s: See `wrap_handler`.
         """
+        #: Calls that were refused, by reason.
+        self.refused: Counter[str] = Counter()
         self._rules = {**SERVER_RULES, **rules}
         self._is_required = is_required
         self._request_limit = request_limit
@@ -137,6 +140,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             with self._streams.hold(principal) if is_stream else nullcontext():
                 yield
         except AccessError as error:
+            self.refused[error.reason] += 1
             named = {key: value for key, value in error.metadata.items() if key in {"scope", "deployment", "alias"}}
             _log.warning(
                 "refused",

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
-import execution.collectives.operators  # noqa: F401 - programs that call its operators are loaded here
+import execution.attention.operators  # programs that call these operators are loaded here
+import execution.collectives.operators  # noqa: F401
 from bundle.manifest import Executable, Manifest
 from bundle.shortage import find_shortage
 from execution.errors import ExecutableInvalid, StepFailed

@@ -33,7 +33,6 @@ from execution.forkserver.protocol import (
     Ended,
     Forked,
     ForkRequest,
-    Ping,
     Refused,
     Report,
     decode_call,
@@ -78,6 +77,10 @@ class _Server:
         self._selector = selectors.PollSelector()
         self._selector.register(connection, selectors.EVENT_READ, self._take_request)
         self._has_clients = True
+        # Room for the descriptor over which a client learns that there is no room for its process. Without it, the
+        # client would take this server for dead, and all its processes with it.
+        self._reserve: int | None = None
+        self._keep_reserve()
 
     def serve(self) -> None:
         """Serves until no client is left, then ends every forked process."""
@@ -88,24 +91,30 @@ class _Server:
             self._collect(child)
 
     def _take_request(self) -> None:
+        self._give_up_reserve()
         packet, descriptors = receive(self._connection)
         if not packet:
             self._has_clients = False
             return
         request = decode_request(packet)
-        if isinstance(request, Ping):
-            for fd in descriptors:
-                os.close(fd)
-            return
-        self._load()
-        reports_fd, *fds = descriptors
-        reports = socket.socket(fileno=reports_fd)
-        reports.setblocking(False)
-        try:
-            self._fork(request, reports, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
+        if isinstance(request, ForkRequest) and descriptors:
+            self._load()
+            reports = socket.socket(fileno=descriptors.pop(0))
+            reports.setblocking(False)
+            self._fork(request, reports, descriptors)
+        for fd in descriptors:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        if self._reserve is None:
+            self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_up_reserve(self) -> None:
+        if self._reserve is not None:
+            os.close(self._reserve)
+            self._reserve = None
 
     def _load(self) -> None:
         if self._preload is not None:
@@ -122,6 +131,8 @@ class _Server:
             reports.close()
             return
         try:
+            # Fails if some of the request's descriptors found no room, too: then there is none left.
+            self._keep_reserve()
             check_single_thread()
             pid = os.fork()
             if pid == 0:
@@ -130,7 +141,8 @@ class _Server:
             pidfd = _open_pidfd(pid)
         except (OSError, RuntimeError) as error:
             # The host has no room for the process. The others continue.
-            os.write(fds[0], traceback.format_exc().encode())
+            for stderr_fd in fds[:1]:
+                os.write(stderr_fd, traceback.format_exc().encode())
             shortage = name_shortage(error, of_start=True)
             _report(reports, Ended(1) if shortage is None else Refused(**shortage.metadata))
             reports.close()
@@ -149,6 +161,7 @@ class _Server:
             os.setsid()
             _set_name(request.name)
             self._connection.close()
+            self._give_up_reserve()
             for child in self._children:
                 child.close()
             os.dup2(stderr_fd, _STDERR_FD)

@@ -106,8 +106,9 @@ class Deployment:
         self.weights_memory = MemoryNeed()
         #: The last error of a load that retries; None once the load has ended.
         self.last_error: KilnError | None = None
-        #: Why the newest weights of the followed alias do not serve; empty if they do.
-        self.follow_message = ""
+        #: Why the newest weights of the followed alias do not serve, None if they do, and their digest, if it is known.
+        self.follow_error: KilnError | None = None
+        self.follow_digest = ""
         self.progress = ProgressFeed()
         #: A weight load holds it.
         self.weights_lock = asyncio.Lock()
@@ -162,6 +163,12 @@ class Deployment:
         return self.spec.ref if self.spec.follow_alias else ""
 
     @property
+    def follow_message(self) -> str:
+        """Why the newest weights of the followed alias do not serve; empty if they do."""
+        which = f"{self.follow_digest} does not serve: " if self.follow_digest else ""
+        return "" if self.follow_error is None else f"{which}{self.follow_error}"
+
+    @property
     def state(self) -> DeploymentState:
         """The state that clients see."""
         if self.is_unloading:
@@ -197,6 +204,11 @@ class Deployment:
     def engine(self) -> Engine | None:
         """The engine; None until the load has succeeded."""
         return None if self._serving is None else self._serving.engine
+
+    @property
+    def text(self) -> TextCodec | None:
+        """What converts its text; None until the load has succeeded."""
+        return None if self._serving is None else self._serving.text
 
     @property
     def bundle_digests(self) -> set[str]:
@@ -302,7 +314,7 @@ class Deployment:
         size = 0 if call.prompt is None else prompt_size(call.prompt)
         await serving.workers.run_if_large(size, check_call, call, capabilities)
         assert call.prompt is not None
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         token_ids = await self._encode(call.prompt)
         request = admit(call, token_ids, capabilities, now_s=now_s)
         pending = await self._begin_capture(request)

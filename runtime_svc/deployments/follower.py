@@ -21,6 +21,7 @@ from runtime_svc.deployments.registry import Deployments
 from runtime_svc.deployments.weights import WeightsLoad
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import GraphAbiMismatch, TokenizerMismatch, WeightsMissing
+from runtime_svc.quarantine_errors import WeightsQuarantined
 
 _log = structlog.get_logger("follower")
 
@@ -83,7 +84,7 @@ class AliasFollower:
                 resolved = await self._deployments.library.resolve(ref)
         except KilnError as error:
             for deployment in followers:
-                deployment.follow_message = str(error)
+                deployment.follow_error, deployment.follow_digest = error, ""
             return
         for deployment in followers:
             self._consider(deployment, resolved)
@@ -94,7 +95,12 @@ class AliasFollower:
             return
         if deployment.weights is not None and deployment.weights.digest == resolved.digest:
             self._pursuits.pop(deployment, None)
-            deployment.follow_message = ""
+            deployment.follow_error = None
+            return
+        try:
+            self._deployments.quarantine.check(deployment.spec, resolved.digest)
+        except WeightsQuarantined as error:
+            deployment.follow_error, deployment.follow_digest = error, resolved.digest
             return
         if pursuit is None or pursuit.digest != resolved.digest:
             pursuit = _Pursuit(resolved.digest, backoff_delays(self._interval_s, MAX_RETRY_S))
@@ -111,15 +117,16 @@ class AliasFollower:
         load = WeightsLoad(find, ProgressFeed(), InFlightPolicy.WAIT, keep_kv=False)
         try:
             with naming_shortages():
-                receipt = await self._deployments.load_weights(deployment, load)
+                async with self._deployments.quarantine.recording(deployment.spec, resolved.digest):
+                    receipt = await self._deployments.load_weights(deployment, load)
         except KilnError as error:
-            deployment.follow_message = f"{resolved.digest} does not serve: {error}"
+            deployment.follow_error, deployment.follow_digest = error, resolved.digest
             is_final = isinstance(error, FINAL_ERRORS)
             _log.warning("alias not followed", deployment_id=name, is_final=is_final, error=str(error))
             now_s = asyncio.get_running_loop().time()
             pursuit.due_s = None if is_final else now_s + next(pursuit.delays_s)
         else:
-            deployment.follow_message = ""
+            deployment.follow_error = None
             _log.info("alias followed", deployment_id=name, digest=resolved.digest, weight_epoch=receipt.weight_epoch)
         finally:
             pursuit.task = None

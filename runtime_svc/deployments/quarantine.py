@@ -1,7 +1,8 @@
 """Keeps loads that take the process down from being repeated by themselves.
 
 A load is recorded before anything of its bundle is opened, and its record says so when it has ended. A load that the
-next process finds under way was there when this one died:
+next process finds under way was there when this one died. Both loads that the runtime begins by itself are recorded:
+those of deployments, and those of the weights to which a followed alias has moved.
 
 - If it was the only one, the death counts against it. At `MAX_DEATHS` it is quarantined.
 - If there were several, each of them becomes a suspect, with one death. Suspects load alone, one after another, so the
@@ -23,21 +24,29 @@ from bundle.errors import KilnError, ResourcesShort
 from bundle.shortage import lasting_delays, outlast_shortages
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.records import LoadRecord, RecordStore
-from runtime_svc.errors import BundleSourceUnavailable, LoadQuarantined
+from runtime_svc.errors import BundleSourceUnavailable, DeploymentNotReady, LoadInProgress, MemoryUnavailable
+from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
 
 #: Deaths of the process after which a load is quarantined.
 MAX_DEATHS: Final = 2
 #: Seconds for which the end of a load waits until it is recorded.
 MAX_WAIT_S: Final = 1.0
 
-#: Attempts that end so are repeated, so they prove nothing.
-_INCONCLUSIVE: Final = (asyncio.CancelledError, BundleSourceUnavailable, ResourcesShort)
+#: Attempts that end so prove nothing: they are repeated, and some have not opened anything.
+_INCONCLUSIVE: Final = (
+    asyncio.CancelledError,
+    BundleSourceUnavailable,
+    DeploymentNotReady,
+    LoadInProgress,
+    MemoryUnavailable,
+    ResourcesShort,
+)
 
 _log = structlog.get_logger("deployments")
 
 
 class LoadQuarantine:
-    """The loads that are under way, are suspects, or are quarantined, by the id of their deployment."""
+    """The loads that are under way, are suspects, or are quarantined, by the keys of their records."""
 
     def __init__(self, records: RecordStore) -> None:
         """Knows nothing before `open`."""
@@ -58,60 +67,73 @@ class LoadQuarantine:
         Raises:
             StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
         """
-        found = self._records.list_loads()
+        found = self._records.loads.list()
         under_way = [one for one in found if one.is_under_way]
         for one in found:
-            deployment_id, deaths = one.spec.deployment_id, one.deaths
+            deaths = one.deaths
             if one.is_under_way:
                 # One of several is a suspect at most: another one may have done it.
                 deaths = deaths + 1 if len(under_way) == 1 else max(1, deaths)
-                _log.warning("a load was under way when the process died", deployment_id=deployment_id, deaths=deaths)
+                _log.warning("a load was under way when the process died", load=one.key, deaths=deaths)
             if one.spec in specs:
-                self._loads[deployment_id] = msgspec.structs.replace(one, deaths=deaths, is_under_way=False)
-            if self._loads.get(deployment_id) != one:
-                await self._write(deployment_id)
+                self._loads[one.key] = msgspec.structs.replace(one, deaths=deaths, is_under_way=False)
+            if self._loads.get(one.key) != one:
+                await self._write(one.key)
 
-    def check(self, spec: DeploymentSpec) -> None:
-        """Checks that a deployment may be loaded without being asked for.
+    def check(self, spec: DeploymentSpec, weights_digest: str = "") -> None:
+        """Checks that a deployment, or weights for it, may be loaded without being asked for.
+
+        Args:
+            spec: The deployment.
+            weights_digest: Digest of the bundle of the weights; empty for a load of the deployment itself.
 
         Raises:
-            LoadQuarantined: Its load has taken the process down too often.
+            LoadQuarantined, WeightsQuarantined: The load has taken the process down too often.
         """
-        deaths = self._deaths_of(spec)
-        if deaths >= MAX_DEATHS:
-            raise LoadQuarantined(spec.deployment_id, spec.ref, deaths)
+        deaths = self._find(spec, weights_digest).deaths
+        if deaths < MAX_DEATHS:
+            return
+        if weights_digest:
+            raise WeightsQuarantined(spec.deployment_id, spec.ref, weights_digest, deaths)
+        raise LoadQuarantined(spec.deployment_id, spec.ref, deaths)
 
     @asynccontextmanager
-    async def recording(self, spec: DeploymentSpec) -> AsyncIterator[None]:
+    async def recording(self, spec: DeploymentSpec, weights_digest: str = "") -> AsyncIterator[None]:
         """Records that a load is under way inside the block, which begins when it is the load's turn.
+
+        Args:
+            spec: The deployment.
+            weights_digest: See `check`.
 
         Raises:
             StateUnwritable, ResourcesShort: It cannot be recorded, so it must not begin.
         """
-        deployment_id, deaths = spec.deployment_id, self._deaths_of(spec)
+        load = self._find(spec, weights_digest)
         is_over = True
-        async with self._turn(is_alone=deaths > 0):
-            self._loads[deployment_id] = LoadRecord(spec=spec, deaths=deaths, is_under_way=not self._is_closed)
+        async with self._turn(is_alone=load.deaths > 0):
+            self._loads[load.key] = msgspec.structs.replace(load, is_under_way=not self._is_closed)
             try:
-                await self._write(deployment_id)
+                await self._write(load.key)
                 yield
             except _INCONCLUSIVE:
                 is_over = False
                 raise
             finally:
-                self._end(deployment_id, is_over=is_over or not deaths)
+                self._end(load.key, is_over=is_over or not load.deaths)
         if self._writes:
             # The client that learns of the success may rely on the record, unless the disk takes too long.
             await asyncio.wait(self._writes, timeout=MAX_WAIT_S)
 
     async def lift(self, deployment_id: str) -> None:
-        """Forgets what is known of a deployment's loads: someone has asked for it or for its end.
+        """Forgets what is known of a deployment's loads that have ended: someone has asked for it or for its end.
 
         Raises:
             StateUnwritable, ResourcesShort: See `RecordStore`.
         """
-        if self._loads.pop(deployment_id, None) is not None:
-            await self._write(deployment_id)
+        for key, one in [*self._loads.items()]:
+            if one.spec.deployment_id == deployment_id and not one.is_under_way:
+                del self._loads[key]
+                await self._write(key)
 
     async def close(self) -> None:
         """Records that no load is under way any more: the end of the process is no death from now on."""
@@ -120,17 +142,19 @@ class LoadQuarantine:
             write.cancel()
         # The database may be closed next.
         await asyncio.gather(*self._writes, return_exceptions=True)
-        for deployment_id, one in self._loads.items():
+        for key, one in self._loads.items():
             if one.is_under_way:
-                self._loads[deployment_id] = msgspec.structs.replace(one, is_under_way=False)
+                self._loads[key] = msgspec.structs.replace(one, is_under_way=False)
                 try:
-                    await self._write(deployment_id)
+                    await self._write(key)
                 except KilnError as error:
-                    _log.warning("the end of a load is not recorded", deployment_id=deployment_id, error=str(error))
+                    _log.warning("the end of a load is not recorded", load=key, error=str(error))
 
-    def _deaths_of(self, spec: DeploymentSpec) -> int:
-        known = self._loads.get(spec.deployment_id)
-        return known.deaths if known is not None and known.spec == spec else 0
+    def _find(self, spec: DeploymentSpec, weights_digest: str) -> LoadRecord:
+        """What is known of a load, as one that is not under way; of a load that is not known, no death."""
+        unknown = LoadRecord(spec=spec, deaths=0, is_under_way=False, weights_digest=weights_digest)
+        known = self._loads.get(unknown.key, unknown)
+        return known if known.spec == spec else unknown
 
     @asynccontextmanager
     async def _turn(self, *, is_alone: bool) -> AsyncIterator[None]:
@@ -147,27 +171,30 @@ class LoadQuarantine:
             self._is_one_alone = False
             self._turn_ended.set()
 
-    def _end(self, deployment_id: str, *, is_over: bool) -> None:
+    def _end(self, key: str, *, is_over: bool) -> None:
         """Records that a load is not under way any more, as soon as the disk takes it."""
         if self._is_closed:
             return
-        one = self._loads.pop(deployment_id)
+        one = self._loads.pop(key, None)
+        if one is None:
+            # The same weights were loading for a deployment that is gone and for one that has taken its id.
+            return
         if not is_over:
-            self._loads[deployment_id] = msgspec.structs.replace(one, is_under_way=False)
-        write = asyncio.create_task(self._write_at_last(deployment_id), name=f"record load {deployment_id}")
+            self._loads[key] = msgspec.structs.replace(one, is_under_way=False)
+        write = asyncio.create_task(self._write_at_last(key), name=f"record load {key}")
         self._writes.add(write)
         write.add_done_callback(self._writes.discard)
 
-    async def _write_at_last(self, deployment_id: str) -> None:
+    async def _write_at_last(self, key: str) -> None:
         try:
-            await outlast_shortages(partial(self._write, deployment_id), lasting_delays())
+            await outlast_shortages(partial(self._write, key), lasting_delays())
         except KilnError as error:
-            _log.warning("the end of a load is not recorded", deployment_id=deployment_id, error=str(error))
+            _log.warning("the end of a load is not recorded", load=key, error=str(error))
 
-    async def _write(self, deployment_id: str) -> None:
+    async def _write(self, key: str) -> None:
         """Writes what is known now, so that a late write is right, too."""
-        one = self._loads.get(deployment_id)
+        one = self._loads.get(key)
         if one is None:
-            await self._records.forget_load(deployment_id)
+            await self._records.loads.forget(key)
         else:
-            await self._records.save_load(one)
+            await self._records.loads.save(one)

@@ -51,11 +51,11 @@ class Reconciler:
             StateInvalid, StateUnwritable, ResourcesShort: See `RecordStore`.
         """
         declared = None if self._path is None else read_deployments(self._path)
-        records = self._records.list()
+        records = self._records.deployments.list()
         await self._deployments.quarantine.open([*(record.spec for record in records), *(declared or ())])
         for record in records:
             if record.origin is Origin.FILE and declared is not None and record.spec not in declared:
-                await self._records.forget(record.spec.deployment_id)
+                await self._records.deployments.forget(record.spec.deployment_id)
             else:
                 self._deployments.restore(record)
         self._load_missing(declared or ())
@@ -78,6 +78,7 @@ class Reconciler:
             ]
             # Before the loads, because new deployments may need the same cores.
             await asyncio.gather(*map(self._unload, stale))
+            await asyncio.gather(*map(self._lift_quarantine, declared))
             self._load_missing(declared)
             _log.info("deployments file is followed", unloaded=[one.deployment_id for one in stale])
 
@@ -89,6 +90,12 @@ class Reconciler:
                 self._deployments.declare(spec)
             elif existing.origin is not Origin.FILE:
                 _log.warning("declared deployment exists already, made by a call", deployment_id=spec.deployment_id)
+
+    async def _lift_quarantine(self, spec: DeploymentSpec) -> None:
+        try:
+            await self._deployments.quarantine.lift(spec.deployment_id)
+        except KilnError as error:
+            _log.warning("quarantine is not lifted", deployment_id=spec.deployment_id, error=str(error))
 
     async def _unload(self, deployment: Deployment) -> None:
         deployment_id = deployment.deployment_id

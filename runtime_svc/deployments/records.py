@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -57,6 +57,11 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     weight_epoch: int
     created_at_s: float
 
+    @property
+    def key(self) -> str:
+        """Id of the deployment."""
+        return self.spec.deployment_id
+
 
 class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the next process must know of a load; see `quarantine`.
@@ -65,14 +70,66 @@ class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
         spec: The deployment.
         deaths: How often the process has died over it.
         is_under_way: Whether it had begun and not ended.
+        weights_digest: Digest of the bundle whose weights a deployment that serves loads, because its alias has moved;
+            empty for the load of the deployment itself.
     """
 
     spec: DeploymentSpec
     deaths: int
     is_under_way: bool
+    weights_digest: str = ""
+
+    @property
+    def key(self) -> str:
+        """Id of the deployment, and the digest of the weights if it is a load of weights."""
+        return " ".join(filter(None, (self.spec.deployment_id, self.weights_digest)))
 
 
-RecordT = TypeVar("RecordT", DeploymentRecord, LoadRecord)
+RecordT = TypeVar("RecordT", bound=DeploymentRecord | LoadRecord)
+
+
+class RecordTable(Generic[RecordT]):
+    """The records of one kind, by their keys."""
+
+    def __init__(
+        self,
+        name: str,
+        record_type: type[RecordT],
+        read: Callable[[str, type[RecordT]], tuple[RecordT, ...]],
+        write: Callable[[str, Sequence[Any]], Awaitable[None]],
+    ) -> None:
+        """Takes the name of its table, and what reads records by a query and writes by a statement and its values."""
+        self._name = name
+        self._record_type = record_type
+        self._read = read
+        self._write = write
+
+    def list(self) -> tuple[RecordT, ...]:
+        """Returns every record, sorted by key.
+
+        Raises:
+            StateInvalid: A record cannot be read.
+        """
+        return self._read(f"SELECT record FROM {self._name} ORDER BY id", self._record_type)
+
+    async def save(self, record: RecordT) -> None:
+        """Replaces the record of the same key; the new one is on the disk when this returns.
+
+        Raises:
+            StateUnwritable: The disk does not take it.
+            ResourcesShort: The host has no room for it.
+        """
+        row = (record.key, msgspec.json.encode(record))
+        await self._write(f"INSERT OR REPLACE INTO {self._name} VALUES (?, ?)", row)
+
+    async def forget(self, key: str) -> None:
+        """Removes the record of a key, if there is one.
+
+        Raises:
+            StateUnwritable: The disk does not take it.
+            ResourcesShort: The host has no room for it.
+        """
+        await self._write(f"DELETE FROM {self._name} WHERE id = ?", (key,))
 
 
 class RecordStore:
@@ -104,60 +161,8 @@ class RecordStore:
         except (sqlite3.Error, OSError) as error:
             self._lock.release()
             raise StateInvalid(str(self._path), str(error)) from error
-
-    def list(self) -> list[DeploymentRecord]:
-        """Returns every record, sorted by deployment id.
-
-        Raises:
-            StateInvalid: A record cannot be read.
-        """
-        return [*self._read("SELECT record FROM deployments ORDER BY id", DeploymentRecord)]
-
-    def list_loads(self) -> tuple[LoadRecord, ...]:
-        """Returns the record of every load, sorted by deployment id.
-
-        Raises:
-            StateInvalid: A record cannot be read.
-        """
-        return self._read("SELECT record FROM loads ORDER BY id", LoadRecord)
-
-    async def save(self, record: DeploymentRecord) -> None:
-        """Replaces the deployment's record; the new one is on the disk when this returns.
-
-        Raises:
-            StateUnwritable: The disk does not take it.
-            ResourcesShort: The host has no room for it.
-        """
-        row = (record.spec.deployment_id, msgspec.json.encode(record))
-        await self._write("INSERT OR REPLACE INTO deployments VALUES (?, ?)", row)
-
-    async def forget(self, deployment_id: str) -> None:
-        """Removes a deployment's record, if it has one.
-
-        Raises:
-            StateUnwritable: The disk does not take it.
-            ResourcesShort: The host has no room for it.
-        """
-        await self._write("DELETE FROM deployments WHERE id = ?", (deployment_id,))
-
-    async def save_load(self, record: LoadRecord) -> None:
-        """Replaces the record of a deployment's load; the new one is on the disk when this returns.
-
-        Raises:
-            StateUnwritable: The disk does not take it.
-            ResourcesShort: The host has no room for it.
-        """
-        row = (record.spec.deployment_id, msgspec.json.encode(record))
-        await self._write("INSERT OR REPLACE INTO loads VALUES (?, ?)", row)
-
-    async def forget_load(self, deployment_id: str) -> None:
-        """Removes the record of a deployment's load, if it has one.
-
-        Raises:
-            StateUnwritable: The disk does not take it.
-            ResourcesShort: The host has no room for it.
-        """
-        await self._write("DELETE FROM loads WHERE id = ?", (deployment_id,))
+        self.deployments = RecordTable("deployments", DeploymentRecord, self._read, self._write)
+        self.loads = RecordTable("loads", LoadRecord, self._read, self._write)
 
     def close(self) -> None:
         """Gives the directory up to other processes."""

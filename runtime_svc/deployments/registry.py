@@ -33,10 +33,10 @@ from runtime_svc.errors import (
     DeploymentNotFound,
     DeploymentNotReady,
     EngineFailed,
-    LoadQuarantined,
     RequestsInFlight,
     ShuttingDown,
 )
+from runtime_svc.quarantine_errors import LoadQuarantined
 
 _log = structlog.get_logger("deployments")
 
@@ -126,7 +126,8 @@ class Deployments:
     async def load(self, spec: DeploymentSpec) -> Deployment:
         """Begins to load a bundle; `Deployment.progress` reports its stages, `Deployment.failure` its error.
 
-        If a deployment has the id and the same bundle already, returns it; replaces one that has failed.
+        If a deployment has the id and the same bundle already, returns it, and lifts the quarantine of weights for it;
+        replaces one that has failed.
 
         Raises:
             RequestInvalid: Id, reference, cores or threads are malformed.
@@ -145,6 +146,7 @@ class Deployments:
         existing = self._deployments.get(spec.deployment_id)
         if existing is not None and existing.state is not DeploymentState.FAILED:
             _require_same(existing, spec, bundle.digest)
+            await self.quarantine.lift(spec.deployment_id)
             return existing
         check_bundle(bundle)
         if existing is not None:
@@ -321,7 +323,7 @@ class Deployments:
 
         async def save() -> None:
             if not deployment.is_gone:
-                await self._records.save(deployment.to_record())
+                await self._records.deployments.save(deployment.to_record())
 
         task = asyncio.create_task(save(), name=f"save {deployment.deployment_id}")
         self._saves.add(task)
@@ -358,7 +360,7 @@ class Deployments:
         try:
             if is_final:
                 await asyncio.gather(*self._saves, return_exceptions=True)
-                await self._records.forget(deployment.deployment_id)
+                await self._records.deployments.forget(deployment.deployment_id)
                 await self.quarantine.lift(deployment.deployment_id)
         finally:
             del self._deployments[deployment.deployment_id]

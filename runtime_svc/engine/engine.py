@@ -11,6 +11,7 @@ meanwhile. Operations that need the ranks to themselves run between two steps of
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -391,4 +392,5 @@ class Engine:
 
     @staticmethod
     def _now() -> float:
-        return asyncio.get_running_loop().time()
+        # Not the event loop's clock, which uvloop reads once a turn, in milliseconds.
+        return time.monotonic()

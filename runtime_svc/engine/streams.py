@@ -10,12 +10,14 @@ from typing import Final
 
 from runtime_svc.engine.events import Event, Finished, Payload, TokenDelta
 
-#: Tokens and alternatives that one joined event may hold: some hundred kilobytes on the wire.
+#: Tokens, alternatives and logits that one joined event may hold: some hundred kilobytes on the wire.
 MAX_JOINED_VALUES: Final = 4096
 
 
 class OutputStream:
     """Events of one request. The engine puts, one consumer iterates.
+
+    A consumer that comes late gets the token deltas that wait as one event: one write to the client instead of many.
 
     `put` never waits: a stream that is full asks the engine to pause the request, so it exceeds its capacity by at most
     the events of the running step, and by the terminal event.
@@ -27,7 +29,7 @@ class OutputStream:
         *,
         on_drained: Callable[[], None],
         on_closed: Callable[[], None],
-        joins: bool = False,
+        counts_values: bool = False,
         stall_timeout_s: float | None = None,
     ) -> None:
         """Starts empty.
@@ -36,16 +38,15 @@ class OutputStream:
             capacity: Events that may wait for the client.
             on_drained: Called when a full stream has room again.
             on_closed: Called when the consumer leaves.
-            joins: Whether token deltas that wait become one. Then `MAX_JOINED_VALUES` values may wait, however many
-                events they are.
+            counts_values: Whether `MAX_JOINED_VALUES` values may wait, however many events they are.
             stall_timeout_s: How long the consumer may let the client wait with reading; None for the server's default.
         """
         self._capacity = capacity
         self._on_drained = on_drained
         self._on_closed = on_closed
-        self._joins = joins
+        self._counts_values = counts_values
         self._events: deque[tuple[Payload, int]] = deque()
-        # Only of a stream that joins: counting takes time.
+        # Values of all events that wait, while there are several: counting takes time, and most consumers are in time.
         self._num_values = 0
         self._arrived: asyncio.Future[None] | None = None
         #: Events that the consumer has taken; the next one has this number.
@@ -59,16 +60,18 @@ class OutputStream:
         """Whether the client reads too slowly."""
         if len(self._events) < self._capacity:
             return False
-        return not self._joins or self._num_values >= MAX_JOINED_VALUES
+        return not self._counts_values or self._num_values >= MAX_JOINED_VALUES
 
     def put(self, payload: Payload, weight_epoch: int) -> None:
         """Appends an event; nothing may follow `Finished`."""
         assert self.finished is None, "an event after the terminal one"
         if isinstance(payload, Finished):
             self.finished = payload
-        self._events.append((payload, weight_epoch))
-        if self._joins:
+        if self._events:
+            if len(self._events) == 1:
+                self._num_values = _count_values(self._events[0][0])
             self._num_values += _count_values(payload)
+        self._events.append((payload, weight_epoch))
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -87,8 +90,10 @@ class OutputStream:
             await self._arrived
         was_full = self.is_full
         payload, weight_epoch = self._events.popleft()
-        if self._joins:
+        if self._events:
             payload = self._join_waiting(payload, weight_epoch)
+        else:
+            self._num_values = 0
         event = Event(self.num_taken, weight_epoch, payload)
         self.num_taken += 1
         if was_full and not self.is_full:
@@ -118,7 +123,9 @@ class OutputStream:
 
 
 def _count_values(payload: Payload) -> int:
-    """Returns the tokens and alternatives of an event."""
+    """Returns the tokens, alternatives and logits of an event."""
     if not isinstance(payload, TokenDelta):
         return 0
-    return sum([1 + len(token.top_logprobs) for token in payload.tokens])
+    return sum(
+        [1 + len(token.top_logprobs) + (0 if token.logits is None else len(token.logits)) for token in payload.tokens]
+    )

@@ -82,6 +82,11 @@ class TextCodec:
         return self._queue is not None
 
     @property
+    def num_restarts(self) -> int:
+        """How often the text process was replaced."""
+        return 0 if self._queue is None else self._queue.num_restarts
+
+    @property
     def decodes_steps(self) -> bool:
         """Whether text of new tokens must be made by `decode_step`."""
         return self._queue is not None and self._decoder is None

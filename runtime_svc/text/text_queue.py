@@ -44,6 +44,8 @@ class TextQueue:
             start: Starts another one like it.
             backlog: Bound on the text of the calls in the queue; None for the usual one.
         """
+        #: How often a process that had ended was replaced.
+        self.num_restarts = 0
         self._deployment_id = deployment_id
         self._process = process
         self._start = start
@@ -121,6 +123,7 @@ class TextQueue:
             raise DeploymentNotReady(self._deployment_id, "UNLOADING")
         if self._process.has_ended:
             self._process = await self._start()
+            self.num_restarts += 1
             if self._is_closed:
                 await self._process.close()
                 raise DeploymentNotReady(self._deployment_id, "UNLOADING")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -57,13 +58,24 @@ class Meter:
         self.pid = pid
         self._names = children
         self._children: list[psutil.Process] = []
+        self._ticks = {pid: 0}
+        self._total_ticks = 0
+        self._read_at_s = 0.0
 
     def read_cpu_s(self) -> float:
-        """Processor time so far, in seconds."""
+        """Processor time so far, in seconds; of a child that older readings have missed, from this one on."""
         if len(self._children) < len(self._names) or not all(child.is_running() for child in self._children):
             self._children = [one for one in living_descendants(self.pid) if name_of(one) in self._names]
-        pids = (self.pid, *(child.pid for child in self._children))
-        return sum(_read_ticks(pid) for pid in pids) / _TICKS_PER_S
+        for child in self._children:
+            if child.pid not in self._ticks:
+                is_new = child.create_time() > self._read_at_s
+                self._ticks[child.pid] = 0 if is_new else _read_ticks(child.pid)
+        for pid in (self.pid, *(child.pid for child in self._children)):
+            ticks = _read_ticks(pid)
+            self._total_ticks += max(0, ticks - self._ticks[pid])
+            self._ticks[pid] = ticks
+        self._read_at_s = time.time()
+        return self._total_ticks / _TICKS_PER_S
 
     def read_resident_bytes(self) -> int:
         """Resident memory of the server itself, without files that it has mapped."""

@@ -15,10 +15,12 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bundle.layout import Layout
+from bundle.reference import Reference
+from bundle.tags import WrittenTag, write_tags
 from tests.ranks.toy_bundles import MakeToy, toy, toy_directory
 from tests.ranks.toy_publishing import publish_toy
 from tests.servers.stack import token_request, tokens_of
-from tests.system.runtime_process import RuntimeProcess, State, reason_of, wait_until
+from tests.system.runtime_process import RuntimeProcess, State, reason_of, run_runtime, wait_until
 
 __all__ = ["toy", "toy_directory"]
 
@@ -75,3 +77,39 @@ def test_a_load_that_takes_the_runtime_down_is_quarantined_and_another_is_not(
     assert health_of(process, "") == "SERVING"
     assert len(tokens_of(list(process.generation.Generate(request)))) == 4
     wait_until(lambda: loads_under_way(tmp_path) == set())
+
+
+@pytest.mark.slow
+def test_weights_of_an_alias_that_take_the_runtime_down_are_quarantined_and_the_old_ones_serve(
+    tmp_path: Path, toy: MakeToy
+) -> None:
+    layout = Layout.create(tmp_path / "bundles")
+    digests = [publish_toy(layout, toy("tokens", 0), seed) for seed in (0, 1)]
+
+    def name(digest: str) -> None:
+        write_tags(layout, lambda: [WrittenTag(Reference("toy", alias="live"), digest, 1, None)])
+
+    name(digests[0])
+    options = (f"--bundles={tmp_path / 'bundles'}", "--follow-interval=0.1")
+    with run_runtime(None, tmp_path, *options) as process:
+        process.load("toy@live", "a", follow_alias=True)
+        request = token_request("a", [3, 9, 4], 8, temperature=0.0)
+        old = tokens_of(list(process.generation.Generate(request)))
+        for _ in range(2):
+            process.wait_for("READY", deployment_id="a")
+            # The load of the weights waits for the rank, and so is under way when the runtime dies.
+            process.ranks()[0].suspend()
+            name(digests[1])
+            wait_until(lambda: loads_under_way(tmp_path) == {"a"})
+            process.kill()
+            name(digests[0])
+            process.start()
+        process.wait_for("READY", deployment_id="a")
+        name(digests[1])
+        wait_until(lambda: "quarantined: the runtime died 2 times" in process.get("a").follow_message)
+        assert tokens_of(list(process.generation.Generate(request))) == old
+        assert loads_under_way(tmp_path) == set()
+        process.load("toy@live", "a", follow_alias=True)
+        wait_until(lambda: process.get("a").roles[0].weight_epoch == 2)
+        assert process.get("a").follow_message == ""
+        assert tokens_of(list(process.generation.Generate(request))) != old

@@ -1,230 +1,164 @@
-// Products of some rows of activations with weights [outputs, inputs], for decoding and short prompts.
+// Products of rows of activations with weights [outputs, inputs].
 //
-// Every weight is read from memory once, in the order of its addresses, by which the processor recognizes a stream. With
-// one row of activations it fetches ahead by itself. With more, a tile holds several outputs' weights at once and they
-// would be several short streams: so tiles ask for weights ahead, in the order of their addresses.
+// With few rows, reading weights takes the time, and every weight is read from memory once, in the order of its addresses,
+// by which the processor recognizes a stream. With one row there is one stream, and what lies a page ahead is asked for,
+// because the processor's own prefetching ends with a page. With more rows, a tile holds several outputs' weights at once
+// and they would be several short streams: so tiles ask for weights ahead, in the order of their addresses.
 //
-// What is read again comes from the caches. Outputs are taken by panels whose weights fit the second-level cache, and
-// the next panel's are asked for meanwhile, a few lines at a step of every tile. Within a panel a few rows, of a block of
-// inputs, stay in the first-level cache while all the panel's weights pass by them. For that, activations are copied
-// first: where a row is a multiple of 4 KiB, as is usual, a tile's rows would lie in the same few sets of the cache.
+// What is read again comes from the caches. Rows are taken by blocks whose activations fit the second-level cache beside
+// two panels of weights. Outputs are taken by panels, and the next panel is asked for meanwhile, a few lines at a step of
+// every tile. Within a panel a few rows, of a block of inputs, stay in the first-level cache while all the panel's weights
+// pass by them. For that, activations are copied first: where a row is a multiple of 4 KiB, as is usual, a tile's rows
+// would lie in the same few sets of the cache.
 //
-// An output depends on its own row and weights alone: neither on other rows nor on the number of threads. With two rows or
-// more it does not depend on their number either: lanes are always added up in the order of the inputs.
+// An output depends on its own row and weights alone: not on other rows, their number or the number of threads. The
+// products of each lane are added up in the order of the inputs, then the lanes in one fixed order.
 //
-// Compiled for x86-64-v3 (AVX2 and FMA) or x86-64-v4 (AVX-512), by -march.
-
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <memory>
+#include <vector>
 
 #include <immintrin.h>
 #include <omp.h>
 
+#include "products.h"
+
 namespace kiln {
 
-#if defined(__AVX512F__)
-
-using Vector = __m512;
-constexpr int64_t kLanes = 16;
-constexpr int kManyOutputs = 4;  // of a tile, when arithmetic counts: 4 × 6 sums, 4 weights and an activation of 32 registers
-
-inline Vector zero() { return _mm512_setzero_ps(); }
-inline Vector load(const float* from) { return _mm512_loadu_ps(from); }
-inline Vector load(const uint16_t* from) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
-inline float sum(Vector lanes) { return _mm512_reduce_add_ps(lanes); }
-
-// Four sums with fewer instructions, each in the order in which `sum` adds: lanes 8 apart, then 4, 2 and 1.
-inline void sum(const Vector (&lanes)[4], float (&sums)[4]) {
-  const Vector low = add(_mm512_shuffle_f32x4(lanes[0], lanes[1], 0x44), _mm512_shuffle_f32x4(lanes[0], lanes[1], 0xee));
-  const Vector high = add(_mm512_shuffle_f32x4(lanes[2], lanes[3], 0x44), _mm512_shuffle_f32x4(lanes[2], lanes[3], 0xee));
-  Vector all = add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
-  all = add(all, _mm512_permute_ps(all, 0x4e));
-  all = add(all, _mm512_permute_ps(all, 0xb1));
-  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-  _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, all)));
-}
-
-#else
-
-using Vector = __m256;
-constexpr int64_t kLanes = 8;
-constexpr int kManyOutputs = 2;  // 2 × 6 sums, 2 weights and an activation of 16 registers
-
-inline Vector zero() { return _mm256_setzero_ps(); }
-inline Vector load(const float* from) { return _mm256_loadu_ps(from); }
-inline Vector load(const uint16_t* from) {
-  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
-inline float sum(Vector lanes) {
-  __m128 half = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
-  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
-}
-inline void sum(const Vector (&lanes)[2], float (&sums)[2]) {
-  for (int i = 0; i < 2; i++) sums[i] = sum(lanes[i]);
-}
-
-#endif
-
+// A tile's sums, weights and an activation fill the registers: 6 × 4 + 4 + 1 of 32, or 6 × 2 + 2 + 1 of 16.
 constexpr int kTileRows = 6;
+constexpr int kManyOutputs = kColumns;
 constexpr int kFewRows = 4;
 constexpr int kFewOutputs = 2;              // of a tile of up to kFewRows rows, which waits for memory anyway
-constexpr int64_t kBlockInputs = 768;       // at most: with six rows of activations 18 KiB of the first-level cache
+constexpr int64_t kBlockRows = 128;         // at most: with 768 inputs 384 KiB of the second-level cache
+constexpr int64_t kBlockBytes = 3072;       // of a row, at most: with six rows 18 KiB of the first-level cache
 constexpr int64_t kPanelBytes = 192 << 10;  // of weights, twice in the second-level cache
 constexpr int64_t kPanelTiles = 16;         // at most
+constexpr int64_t kAheadBytes = 4096;       // between the weights that one row is multiplied with and those it asks for
 
-// The first `count` elements, and zeros.
-template <class Element>
-inline Vector load_part(const Element* from, int64_t count) {
-  Element padded[kLanes] = {};
-  std::memcpy(padded, from, count * sizeof(Element));
-  return load(padded);
-}
-
-inline void store(float* to, float value) { *to = value; }
-inline void store(uint16_t* to, float value) {  // bfloat16, rounded to nearest, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  *to = value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
-// One row and one output. Four sums, so that additions do not wait for each other.
+// One row and one output.
 template <class Element>
 inline float dot(const Element* activations, const Element* weights, int64_t inputs) {
-  constexpr int kSums = 4;
-  Vector sums[kSums] = {zero(), zero(), zero(), zero()};
+  using P = Products<Element>;
+  Vector sums = zero();
   int64_t at = 0;
-  for (; at + kSums * kLanes <= inputs; at += kSums * kLanes) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kSums; i++)
-      sums[i] = multiply_add(load(activations + at + i * kLanes), load(weights + at + i * kLanes), sums[i]);
+  for (; at + P::kElements <= inputs; at += P::kElements) {
+    _mm_prefetch(reinterpret_cast<const char*>(weights + at) + kAheadBytes, _MM_HINT_T1);
+    sums = P::add_to(sums, P::load(activations + at), P::load(weights + at));
   }
-  for (; at < inputs; at += kLanes) {
-    const int64_t count = std::min(kLanes, inputs - at);
-    sums[0] = multiply_add(load_part(activations + at, count), load_part(weights + at, count), sums[0]);
-  }
-  return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  if (at < inputs) sums = P::add_to(sums, P::load_part(activations + at, inputs - at), P::load_part(weights + at, inputs - at));
+  return sum(sums);
 }
 
-// A row's inputs as they are added up: in blocks of whole vectors, the last one of which is filled up with zeros.
-struct Blocks {
-  int64_t inputs;
+// Something taken in as few parts as can be, as even as can be.
+struct Parts {
+  int64_t all;
+  int64_t most;  // of a part
 
-  int64_t vectors() const { return (inputs + kLanes - 1) / kLanes; }
-  int64_t count() const { return (inputs + kBlockInputs - 1) / kBlockInputs; }
-  // The first vector of a block.
-  int64_t begin(int64_t block) const { return vectors() * block / count(); }
+  int64_t count() const { return (all + most - 1) / most; }
+  // The first of a part.
+  int64_t begin(int64_t part) const { return all * part / count(); }
+  int64_t size(int64_t part) const { return begin(part + 1) - begin(part); }
+  int64_t largest() const { return (all + count() - 1) / count(); }
 };
 
-// Rows as they are taken together: in as few tiles as can be, as even as can be.
-struct RowTiles {
-  int64_t rows;
-
-  int64_t count() const { return rows <= kFewRows ? 1 : (rows + kTileRows - 1) / kTileRows; }
-  // The first row of a tile.
-  int64_t begin(int64_t tile) const { return rows * tile / count(); }
-};
-
-// Copies a tile of activations [rows, inputs] as vectors [block][row][vector of the block].
+// A row's operands, the last of which is filled up with zeros.
 template <class Element>
-inline void pack(const Element* activations, int64_t rows, int64_t inputs, Vector* packed) {
-  const Blocks blocks{inputs};
+inline int64_t count_operands(int64_t inputs) {
+  return (inputs + Products<Element>::kElements - 1) / Products<Element>::kElements;
+}
+
+// A row's operands in blocks, as they are added up.
+template <class Element>
+inline Parts divide_inputs(int64_t inputs) {
+  return {count_operands<Element>(inputs), kBlockBytes / static_cast<int64_t>(sizeof(Operand<Element>))};
+}
+
+inline Parts divide_rows(int64_t rows) { return {rows, rows <= kFewRows ? kFewRows : kTileRows}; }
+
+// Copies a tile of activations as operands [block][row][operand of the block].
+template <class Element>
+inline void pack(const Element* activations, const int32_t* places, int64_t rows, int64_t inputs, Operand<Element>* packed) {
+  using P = Products<Element>;
+  const Parts blocks = divide_inputs<Element>(inputs);
   for (int64_t block = 0; block < blocks.count(); block++)
     for (int64_t row = 0; row < rows; row++)
-      for (int64_t vector = blocks.begin(block); vector < blocks.begin(block + 1); vector++) {
-        const int64_t at = vector * kLanes;
-        const Element* from = activations + row * inputs + at;
-        *packed++ = at + kLanes <= inputs ? load(from) : load_part(from, inputs - at);
+      for (int64_t operand = blocks.begin(block); operand < blocks.begin(block + 1); operand++) {
+        const int64_t at = operand * P::kElements;
+        const Element* from = activations + places[row] * inputs + at;
+        *packed++ = at + P::kElements <= inputs ? P::load(from) : P::load_part(from, inputs - at);
       }
 }
 
-// Adds the products of one block of `Rows` packed rows and of `Outputs` rows of weights to sums. At each of its `vectors`
-// steps it asks memory for `Asked` vectors of weights from `next` on.
+// Adds the products of one block of `Rows` packed rows and of `Outputs` rows of weights to sums. At each of its `operands`
+// steps it asks memory for `Asked` operands of weights from `next` on.
 template <int Rows, int Outputs, int Asked, class Element>
 inline void add_products(
-    Vector (&sums)[Rows][Outputs], const Vector* activations, int64_t vectors, const Element* weights, int64_t inputs,
-    int64_t count, const char* next) {
-  const int64_t whole = count / kLanes;
-  for (int64_t vector = 0; vector < whole; vector++) {
+    Vector (&sums)[Rows][Outputs], const Operand<Element>* activations, int64_t operands, const Element* weights,
+    int64_t inputs, int64_t count, const char* next) {
+  using P = Products<Element>;
+  constexpr int64_t kAskedBytes = P::kElements * sizeof(Element);
+  const int64_t whole = count / P::kElements;
+  for (int64_t step = 0; step < whole; step++) {
 #pragma GCC unroll 4
-    for (int i = 0; i < Asked; i++)
-      _mm_prefetch(next + (vector * Asked + i) * kLanes * static_cast<int64_t>(sizeof(Element)), _MM_HINT_T1);
-    Vector held[Outputs];
+    for (int i = 0; i < Asked; i++) _mm_prefetch(next + (step * Asked + i) * kAskedBytes, _MM_HINT_T1);
+    Operand<Element> held[Outputs];
 #pragma GCC unroll 4
-    for (int output = 0; output < Outputs; output++) held[output] = load(weights + output * inputs + vector * kLanes);
+    for (int output = 0; output < Outputs; output++) held[output] = P::load(weights + output * inputs + step * P::kElements);
 #pragma GCC unroll 6
     for (int row = 0; row < Rows; row++) {
-      const Vector activation = activations[row * vectors + vector];
+      const Operand<Element> activation = activations[row * operands + step];
 #pragma GCC unroll 4
       for (int output = 0; output < Outputs; output++)
-        sums[row][output] = multiply_add(activation, held[output], sums[row][output]);
+        sums[row][output] = P::add_to(sums[row][output], activation, held[output]);
     }
   }
-  if (whole < vectors) {
+  if (whole < operands) {
 #pragma GCC unroll 4
     for (int output = 0; output < Outputs; output++) {
-      const Vector held = load_part(weights + output * inputs + whole * kLanes, count - whole * kLanes);
+      const int64_t at = whole * P::kElements;
+      const Operand<Element> held = P::load_part(weights + output * inputs + at, count - at);
 #pragma GCC unroll 6
       for (int row = 0; row < Rows; row++)
-        sums[row][output] = multiply_add(activations[row * vectors + whole], held, sums[row][output]);
+        sums[row][output] = P::add_to(sums[row][output], activations[row * operands + whole], held);
     }
-  }
-}
-
-template <class Element>
-inline void store_sums(Element* to, const Vector (&lanes)[1]) {
-  store(to, sum(lanes[0]));
-}
-template <int Outputs, class Element>
-inline void store_sums(Element* to, const Vector (&lanes)[Outputs]) {
-  if constexpr (Outputs == kManyOutputs) {
-    float sums[Outputs];
-    sum(lanes, sums);
-    for (int output = 0; output < Outputs; output++) store(to + output, sums[output]);
-  } else {
-    for (int output = 0; output < Outputs; output++) store(to + output, sum(lanes[output]));
   }
 }
 
 // A tile of rows by a panel of `tiles` times `Outputs` outputs, asking for weights from `next` on, but not beyond `end`.
 template <int Rows, int Outputs, int Asked, class Element>
 inline void multiply_panel(
-    int64_t rows, const Vector* packed, const Element* weights, int64_t tiles, int64_t inputs, Element* out,
-    int64_t out_stride, const char* next, const char* end) {
+    const int32_t* places, int64_t rows, const Operand<Element>* packed, const Element* weights, int64_t tiles,
+    int64_t inputs, Element* out, int64_t out_stride, const char* next, const char* end) {
   if constexpr (Rows > 2) {  // the number of rows is known only now
     if (rows < Rows)
-      return multiply_panel<Rows - 1, Outputs, Asked>(rows, packed, weights, tiles, inputs, out, out_stride, next, end);
+      return multiply_panel<Rows - 1, Outputs, Asked>(
+          places, rows, packed, weights, tiles, inputs, out, out_stride, next, end);
   }
-  const Blocks blocks{inputs};
+  const Parts blocks = divide_inputs<Element>(inputs);
   const int64_t last = blocks.count() - 1;
   Vector held[kPanelTiles][Rows][Outputs];  // sums over the blocks before
   for (int64_t block = 0; block <= last; block++) {
-    const int64_t begin = blocks.begin(block), vectors = blocks.begin(block + 1) - begin;
-    const int64_t count = std::min(vectors * kLanes, inputs - begin * kLanes);
+    const int64_t begin = blocks.begin(block), operands = blocks.size(block);
+    const int64_t first = begin * Products<Element>::kElements;
+    const int64_t count = std::min(operands * Products<Element>::kElements, inputs - first);
     for (int64_t tile = 0; tile < tiles; tile++) {
       Vector sums[Rows][Outputs];
 #pragma GCC unroll 6
       for (int row = 0; row < Rows; row++)
 #pragma GCC unroll 4
         for (int output = 0; output < Outputs; output++) sums[row][output] = block == 0 ? zero() : held[tile][row][output];
-      const Element* at = weights + tile * Outputs * inputs + begin * kLanes;
+      const Element* at = weights + tile * Outputs * inputs + first;
       if (Asked > 0 && next < end)
-        add_products<Rows, Outputs, Asked>(sums, packed + Rows * begin, vectors, at, inputs, count, next);
+        add_products<Rows, Outputs, Asked>(sums, packed + Rows * begin, operands, at, inputs, count, next);
       else
-        add_products<Rows, Outputs, 0>(sums, packed + Rows * begin, vectors, at, inputs, count, next);
+        add_products<Rows, Outputs, 0>(sums, packed + Rows * begin, operands, at, inputs, count, next);
       next += count * Asked * sizeof(Element);
       if (block == last) {
 #pragma GCC unroll 6
-        for (int row = 0; row < Rows; row++) store_sums(out + row * out_stride + tile * Outputs, sums[row]);
+        for (int row = 0; row < Rows; row++) store_sums(out + places[row] * out_stride + tile * Outputs, sums[row]);
       } else {
 #pragma GCC unroll 6
         for (int row = 0; row < Rows; row++)
@@ -238,9 +172,9 @@ inline void multiply_panel(
 // All rows by outputs [first, end) of one weight, `Outputs` at a time. Returns the first output that is left over.
 template <int MaxRows, int Outputs, class Element>
 inline int64_t multiply_outputs(
-    int64_t rows, const Vector* packed, const Element* weights, int64_t inputs, int64_t first, int64_t end, Element* out,
-    int64_t out_stride) {
-  const RowTiles row_tiles{rows};
+    const int32_t* places, int64_t rows, const Operand<Element>* packed, const Element* weights, int64_t inputs,
+    int64_t first, int64_t end, Element* out, int64_t out_stride) {
+  const Parts row_tiles = divide_rows(rows);
   const int64_t tile_bytes = Outputs * inputs * sizeof(Element);
   const int64_t most = std::clamp<int64_t>(kPanelBytes / tile_bytes, 1, kPanelTiles);
   while (first + Outputs <= end) {
@@ -252,9 +186,8 @@ inline int64_t multiply_outputs(
       // The next panel is asked for by as many row tiles as it takes with so many lines at a step.
       const auto multiply = [&]<int Asked>() {
         multiply_panel<MaxRows, Outputs, Asked>(
-            row_tiles.begin(row_tile + 1) - row, packed + row * Blocks{inputs}.vectors(), panel, tiles, inputs,
-            out + row * out_stride + first, out_stride, next + row_tile * tiles * tile_bytes * Asked / Outputs,
-            next + tiles * tile_bytes);
+            places + row, row_tiles.size(row_tile), packed + row * count_operands<Element>(inputs), panel, tiles, inputs,
+            out + first, out_stride, next + row_tile * tiles * tile_bytes * Asked / Outputs, next + tiles * tile_bytes);
       };
       if constexpr (Outputs == 1) {
         multiply.template operator()<0>();
@@ -274,54 +207,79 @@ inline int64_t multiply_outputs(
 
 template <class Element>
 inline void multiply_share(
-    int64_t rows, const Element* activations, const Vector* packed, const Element* weights, int64_t inputs, int64_t first,
-    int64_t end, Element* out, int64_t out_stride) {
+    const int32_t* places, int64_t rows, const Element* activations, const Operand<Element>* packed, const Element* weights,
+    int64_t inputs, int64_t first, int64_t end, Element* out, int64_t out_stride) {
   if (rows == 1) {
-    for (; first < end; first++) store(out + first, dot(activations, weights + first * inputs, inputs));
+    const Element* row = activations + places[0] * inputs;
+    Element* to = out + places[0] * out_stride;
+    for (; first < end; first++) store_one(to + first, dot(row, weights + first * inputs, inputs));
   } else if (rows <= kFewRows) {
-    first = multiply_outputs<kFewRows, kFewOutputs>(rows, packed, weights, inputs, first, end, out, out_stride);
-    multiply_outputs<kFewRows, 1>(rows, packed, weights, inputs, first, end, out, out_stride);
+    first = multiply_outputs<kFewRows, kFewOutputs>(places, rows, packed, weights, inputs, first, end, out, out_stride);
+    multiply_outputs<kFewRows, 1>(places, rows, packed, weights, inputs, first, end, out, out_stride);
   } else {
-    first = multiply_outputs<kTileRows, kManyOutputs>(rows, packed, weights, inputs, first, end, out, out_stride);
-    multiply_outputs<kTileRows, 1>(rows, packed, weights, inputs, first, end, out, out_stride);
+    first = multiply_outputs<kTileRows, kManyOutputs>(places, rows, packed, weights, inputs, first, end, out, out_stride);
+    multiply_outputs<kTileRows, 1>(places, rows, packed, weights, inputs, first, end, out, out_stride);
   }
 }
 
-// activations [rows, inputs] by weights [outputs[i], inputs] into the columns of out [rows, sum of outputs], side by side.
-// Each thread takes one range of outputs, which may reach over several weights.
+// Lists the rows that are live: of each of `groups` equal groups of rows the first `live[group]`, or all without `live`.
+inline std::vector<int32_t> list_live(int64_t rows, const int32_t* live, int64_t groups) {
+  std::vector<int32_t> places;
+  places.reserve(rows);
+  if (live == nullptr) groups = 1;
+  for (int64_t group = 0; group < groups; group++) {
+    const int64_t first = rows / groups * group;
+    const int64_t end = first + std::min<int64_t>(live == nullptr ? rows : live[group], rows / groups);
+    for (int64_t row = first; row < end; row++) places.push_back(row);
+  }
+  return places;
+}
+
+// The live rows of activations [rows, inputs] by weights [outputs[i], inputs] into the columns of out [rows, sum of
+// outputs], side by side. Each thread takes one range of outputs, which may reach over several weights.
 template <class Element>
 void multiply(
     void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, int64_t rows,
-    int64_t inputs) {
+    int64_t inputs, const int32_t* live, int64_t groups) {
+  const std::vector<int32_t> places = list_live(rows, live, groups);
+  if (places.empty()) return;
   const Element* from = static_cast<const Element*>(activations);
-  const int64_t vectors = Blocks{inputs}.vectors();
-  const RowTiles row_tiles{rows};
-  Vector* const packed = rows == 1 ? nullptr : new Vector[rows * vectors];
+  const Parts row_blocks{static_cast<int64_t>(places.size()), kBlockRows};
+  const int64_t operands = count_operands<Element>(inputs);
+  // While some threads still multiply a block, others copy the next one.
+  const int64_t buffer_size = row_blocks.largest() * operands, num_buffers = row_blocks.count() > 1 ? 2 : 1;
+  const std::unique_ptr<Operand<Element>[]> buffers(
+      places.size() == 1 ? nullptr : new Operand<Element>[num_buffers * buffer_size]);
   int64_t out_stride = 0;
   for (int64_t i = 0; i < count; i++) out_stride += outputs[i];
 #pragma omp parallel num_threads(omp_get_max_threads())
   {
-    if (packed != nullptr) {
-#pragma omp for schedule(static)
-      for (int64_t tile = 0; tile < row_tiles.count(); tile++) {
-        const int64_t row = row_tiles.begin(tile);
-        pack(from + row * inputs, row_tiles.begin(tile + 1) - row, inputs, packed + row * vectors);
-      }
-    }
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     // In whole tiles, unless a weight ends within one.
     const int64_t tiles = (out_stride + kManyOutputs - 1) / kManyOutputs;
     const int64_t first = tiles * thread / threads * kManyOutputs;
     const int64_t end = std::min(tiles * (thread + 1) / threads * kManyOutputs, out_stride);
-    for (int64_t i = 0, column = 0; i < count; column += outputs[i++]) {
-      const int64_t begin = std::max<int64_t>(first - column, 0), stop = std::min(end - column, outputs[i]);
-      if (begin < stop)
-        multiply_share(
-            rows, from, packed, static_cast<const Element*>(weights[i]), inputs, begin, stop,
-            static_cast<Element*>(out) + column, out_stride);
+    for (int64_t block = 0; block < row_blocks.count(); block++) {
+      const int32_t* block_places = places.data() + row_blocks.begin(block);
+      const int64_t block_rows = row_blocks.size(block);
+      Operand<Element>* packed = buffers.get() + block % num_buffers * buffer_size;
+      if (buffers != nullptr) {
+        const Parts row_tiles = divide_rows(block_rows);
+#pragma omp for schedule(static)
+        for (int64_t tile = 0; tile < row_tiles.count(); tile++) {
+          const int64_t row = row_tiles.begin(tile);
+          pack(from, block_places + row, row_tiles.size(tile), inputs, packed + row * operands);
+        }
+      }
+      for (int64_t i = 0, column = 0; i < count; column += outputs[i++]) {
+        const int64_t begin = std::max<int64_t>(first - column, 0), stop = std::min(end - column, outputs[i]);
+        if (begin < stop)
+          multiply_share(
+              block_places, block_rows, from, packed, static_cast<const Element*>(weights[i]), inputs, begin, stop,
+              static_cast<Element*>(out) + column, out_stride);
+      }
     }
   }
-  delete[] packed;
 }
 
 }  // namespace kiln

@@ -13,6 +13,7 @@ from kiln.compiler.v1 import compiler_pb2 as pb
 from kiln.config.v1 import config_pb2
 
 from compiler_svc.models.size_limits import MAX_POSITIONS
+from targets.cpu import X86_64
 from tests.checkpoints.headers import LLAMA_70B, LLAMA_70B_SHARDS, write_headers
 from tests.servers.running_compiler import Client, refusal, serve_compiler
 
@@ -64,6 +65,19 @@ async def test_every_field_of_a_plan(client: Client) -> None:
     assert not planned.HasField("cost")
     resolved = json.loads(planned.resolved_config_json)["neuron_config"]
     assert (resolved["max_context_length"], resolved["torch_dtype"]) == (256, "float32")
+
+
+async def test_executables_that_travel_say_what_they_cost(client: Client) -> None:
+    unused = X86_64.list_unused("x86-64-v3")
+    for isa in ("", "x86-64-v3"):
+        target = pb.Target(kind=pb.Target.KIND_CPU, isa=isa)
+        planned = await plan(client, target=target, optimization_level=pb.OPTIMIZATION_LEVEL_O1)
+        costs = [warning for warning in planned.warnings if warning.startswith("target.isa: x86-64-v3")]
+        assert len(costs) == bool(unused)
+        assert all(level.gain in cost for level in unused for cost in costs)
+    native = pb.Target(kind=pb.Target.KIND_CPU, isa="native")
+    planned = await plan(client, target=native, optimization_level=pb.OPTIMIZATION_LEVEL_O1)
+    assert not [warning for warning in planned.warnings if warning.startswith("target.isa")]
 
 
 async def test_ranks_and_blocks_of_another_target(client: Client) -> None:

@@ -23,6 +23,9 @@ MONITORING = ROOT / "deploy/monitoring"
 #: Panels that say nothing of a runtime to which nothing bad happens.
 QUIET = {
     "Calls a second that failed A",
+    "Refused calls a second A",
+    "Refused calls a second B",
+    "Streams of clients that did not read, in an hour A",
     "Compiles A",
     "Compiles B",
     "Compiles C",

@@ -62,8 +62,8 @@ def logs() -> Iterator[Logs]:
 
 
 @asynccontextmanager
-async def serve(folder: Path, probe: Probe, *, rules: Rules = RULES, **options: Any) -> Any:
-    """Serves a probe that verifies tokens; yields a channel to it."""
+async def serve_counted(folder: Path, probe: Probe, *, rules: Rules = RULES, **options: Any) -> Any:
+    """Serves a probe that verifies tokens; yields a channel to it, and the server."""
     access = AccessConfig(jwks=str(write_jwks(folder / "jwks.json", [KEY, RSA_KEY])), **options)
     server = EdgeServer(
         EdgeConfig("127.0.0.1:0", drain_timeout_s=5, access=access),
@@ -75,9 +75,16 @@ async def serve(folder: Path, probe: Probe, *, rules: Rules = RULES, **options: 
     try:
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel
+            yield channel, server
     finally:
         await server.drain()
+
+
+@asynccontextmanager
+async def serve(folder: Path, probe: Probe, **options: Any) -> Any:
+    """Serves a probe that verifies tokens; yields a channel to it."""
+    async with serve_counted(folder, probe, **options) as (channel, _):
+        yield channel
 
 
 def sign(scope: str = "load promote", **claims: Any) -> str:
@@ -165,6 +172,16 @@ async def test_refusals_name_what_would_do(tmp_path: Path, logs: Logs) -> None:
     assert [line.get("scope") for line in audit(logs)] == ["compile or load", None, None]
 
 
+async def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:
+    async with serve_counted(tmp_path, Promoter(), is_required=True) as (channel, server):
+        (row,) = (row for row in server.list_metrics() if row.name == "kiln:access_refusals")
+        for token in (None, sign(lifetime_s=-60), sign(lifetime_s=-60), sign("infer")):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(channel, "ReadBlob", token)
+        await call(channel, "ReadBlob", sign())
+    assert dict(row.read()) == {("TOKEN_MISSING",): 1, ("TOKEN_EXPIRED",): 2, ("SCOPE_MISSING",): 1}
+
+
 async def test_allowed_changes_have_one_audit_line_and_reads_none(tmp_path: Path, logs: Logs) -> None:
     token = sign(kiln_aliases=["tiny@*"])
     async with serve(tmp_path, Promoter(), is_required=True) as channel:
@@ -248,10 +265,9 @@ async def test_reflection_can_be_switched_off() -> None:
     )
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await server.start()}") as channel:
-            requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await anext(aiter(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(requests)))
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            # Sends no request: the client could not tell one that fails to be sent from the refusal.
+            refused = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+            assert await refused.code() is grpc.StatusCode.UNIMPLEMENTED
             assert await check_health(channel) == health_pb2.HealthCheckResponse.SERVING
     finally:
         await server.drain()

@@ -59,6 +59,20 @@ def test_traceback_stays_in_its_line(logger: str) -> None:
     assert line["exception"].endswith("ZeroDivisionError: division by zero")
 
 
+def test_a_lost_client_is_no_error_of_the_server() -> None:
+    """gRPC logs what it could not send any more as an error with a traceback; its other errors stay."""
+    code = (
+        "import logging\nfrom grpc._cython import cygrpc\nlogger = logging.getLogger('grpc._cython.cygrpc')\n"
+        "for error in (cygrpc.ExecuteBatchError('Failed'), ValueError('wrong')):\n"
+        "    try:\n        raise error\n    except Exception:\n        logger.exception('raised in [%s]', 'M')"
+    )
+    lost, wrong = run_logging(code)
+    assert (lost["level"], lost["event"].partition(":")[0], "exception" in lost) == ("info", "client lost", False)
+    assert (wrong["level"], wrong["event"]) == ("error", "raised in [M]")
+    assert wrong["exception"].endswith("ValueError: wrong")
+    assert [line["level"] for line in run_logging(code, "warning")] == ["error"]
+
+
 def test_level_filters_ours_and_libraries() -> None:
     code = (
         "import logging, structlog\n"

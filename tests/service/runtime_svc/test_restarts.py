@@ -156,7 +156,7 @@ async def test_disk_that_takes_no_record_fails_the_load(served: Runtime, monkeyp
         raise StateUnwritable("runtime.db", "disk full")
 
     digest = publish(served.store)
-    monkeypatch.setattr(served.server.deployments._records, "save", full)
+    monkeypatch.setattr(served.server.deployments._records.deployments, "save", full)
     async with raises("INTERNAL", "STATE_UNWRITABLE"):
         await served.load(digest)
     assert served.groups == []

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from kiln_client import Bundles, Compiler, Runtime, chat, compile_request, errors
 
+from targets.cpu import X86_64
 from tests.repository import ROOT
 from tests.servers.command import KILN, python_environment
 
@@ -82,6 +83,12 @@ def test_command_line_and_sdk_generate_the_same(addresses: dict[str, str], deplo
     assert "".join(event.delta.text for event in events) == completion.text
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert answer.usage.generated_tokens >= 1
+
+
+def test_bundles_are_for_this_host_unless_a_client_says_otherwise(addresses: dict[str, str], bundle: str) -> None:
+    with Bundles(addresses["compiler"]) as bundles:
+        manifest = json.loads(bundles.get_bundle(bundle).manifest_json)
+    assert manifest["target"]["isa"] == X86_64.resolve("native")
 
 
 def test_defaults_are_those_of_the_checkpoint(addresses: dict[str, str], deployment: str) -> None:

@@ -4,15 +4,17 @@ from bench.gateway.report import WAYS, render
 from bench.measurements import Measurements
 from bench.plan import QUICK
 
+PLAN = QUICK[0]
+
 
 def test_ratios_are_of_figures_of_one_round() -> None:
     measured = Measurements()
     for slowness in (1, 2):
-        for batch in QUICK.batches:
+        for batch in PLAN.batches:
             for way, step_s in zip(WAYS, (0.010, 0.0125, 0.020), strict=True):
                 measured.add(f"{way}.{batch}.step_s", step_s * slowness)
                 measured.add(f"{way}.{batch}.front_cpu_s", 100e-6)
             measured.add(f"gateway.{batch}.gateway_cpu_s", 50e-6)
-    page = render(measured, QUICK, 2_000_000)
+    page = render(measured, PLAN, 2_000_000)
     assert "| 4 | GenerationService | 400 | 1.00 | 100 µs | – |" in page
     assert "| 1 | SMG, /v1/completions | 50 | 0.50 | 100 µs | 50 µs |" in page

@@ -19,6 +19,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert settings.model_roots == (tmp_path / "m", Path("/n"))
     assert (settings.max_builds, settings.max_waiting) == (1, 16)
     assert settings.edge.tls is None
+    assert settings.default_isa == "x86-64-v3", "of bundles that travel"
 
 
 def test_a_database_elsewhere() -> None:
@@ -35,6 +36,7 @@ def test_a_database_elsewhere() -> None:
         ["--address", "127.0.0.1:0", *REQUIRED, "--tls-key", "key.pem"],
         ["--address", "127.0.0.1:0", *REQUIRED, "--log-level", "loud"],
         ["--address", "127.0.0.1:0", *REQUIRED, "--lowering-memory", "lots"],
+        ["--address", "127.0.0.1:0", *REQUIRED, "--default-isa", "avx2"],
     ],
 )
 def test_a_command_line_that_makes_no_sense(arguments: list[str]) -> None:

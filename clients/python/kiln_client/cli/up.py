@@ -13,7 +13,7 @@ from kiln_client.cli.option_rows import add_options
 from kiln_client.cli.parameters import SECONDS
 from kiln_client.cli.session import Session, local_command
 from kiln_client.stack.home import UP_HOME
-from kiln_client.stack.stack import StackAddresses, StackConfig, StackTls, run_stack
+from kiln_client.stack.stack import DEFAULT_ISA, StackAddresses, StackConfig, StackTls, run_stack
 
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
 
@@ -44,6 +44,13 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Pat
     type=EXISTING_DIRECTORY,
     multiple=True,
     help="Directory of OCI layouts that `kiln bundles import` may read; may be repeated.",
+)
+@click.option(
+    "--default-isa",
+    default=DEFAULT_ISA,
+    show_default=True,
+    help="CPU instruction set of compiles that name none: native, for bundles that this host runs, or x86-64-v3, for "
+    "bundles that travel.",
 )
 @click.option("--tls-cert", type=_FILE, help="Serve TLS with this PEM certificate chain.")
 @click.option("--tls-key", type=_FILE, help="PEM private key of --tls-cert.")
@@ -82,6 +89,7 @@ async def up_command(
     capture_path: Path | None,
     model_roots: tuple[Path, ...],
     import_roots: tuple[Path, ...],
+    default_isa: str,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_ca: Path | None,
@@ -113,6 +121,7 @@ async def up_command(
         ready_timeout_s=ready_timeout,
         stop_timeout_s=stop_timeout,
         require_auth=require_auth,
+        default_isa=default_isa,
     )
 
     def ready(addresses: StackAddresses) -> None:

@@ -13,9 +13,6 @@ from kiln_client.compiler import AsyncCompiler, plan_request
 from kiln_client.errors import ModelTooLarge
 from kiln_client.local.lookup import Checkpoint
 
-#: Compile for the processor of this host: the bundle does not travel.
-NATIVE: Final = "native"
-
 MAX_SEQ_LEN: Final = 4096
 _STEP_TOKENS: Final = 128
 _SHORTEST_PROMPT: Final = 128
@@ -41,8 +38,6 @@ _LENGTHS: Final = frozenset(
 class BuildOptions(TypedDict, total=False):
     """Options that a plan and a compile share."""
 
-    isa: str
-    """CPU instruction set."""
     optimization_level: int
     """As in CompileOptions."""
 
@@ -69,10 +64,7 @@ class Given:
     @property
     def build_options(self) -> BuildOptions:
         """Options of a plan and of a compile."""
-        options = BuildOptions(isa=NATIVE)
-        if self.optimization_level is not None:
-            options["optimization_level"] = self.optimization_level
-        return options
+        return {} if self.optimization_level is None else {"optimization_level": self.optimization_level}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,15 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from kiln_client.endpoint import TlsOptions, is_local
 from kiln_client.stack.home import StackRecord, announced, locked_home, make_home
 from kiln_client.stack.issuer import ISSUER, jwks_path, keep_home_token, renew_home_token, token_path
 from kiln_client.stack.service_process import Service, ServiceProcess, first_of, reachable_address
+
+#: Services of one host compile for its processor: their bundles do not travel unless a person says so.
+DEFAULT_ISA: Final = "native"
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -65,6 +68,7 @@ class StackConfig:
         allow_insecure: Whether the services may serve beyond loopback in plaintext and without authentication.
         require_auth: Whether the services ask for a token on loopback, too.
         is_detached: Whether the stack runs in the background, for `kiln run`.
+        default_isa: CPU instruction set of compiles that name none.
     """
 
     home: Path
@@ -84,6 +88,7 @@ class StackConfig:
     allow_insecure: bool = False
     require_auth: bool = False
     is_detached: bool = False
+    default_isa: str = DEFAULT_ISA
 
     @property
     def store_path(self) -> Path:
@@ -225,6 +230,7 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
         *("--store", str(config.store_path)),
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
         *("--cache", str(config.cache_path / COMPILER.name)),
+        *("--default-isa", config.default_isa),
         *(word for root in config.all_model_roots for word in ("--model-root", str(root))),
         *(word for root in config.import_roots for word in ("--import-root", str(root))),
     ]

@@ -169,8 +169,8 @@ class Target(_message.Message):
     kind: Global___Target.Kind.ValueType
     """Default: cpu."""
     isa: _builtins.str
-    """CPU instruction set: "x86-64-v3" (default), "x86-64-v4" or "native". A runtime refuses a bundle whose instruction
-    set its host lacks.
+    """CPU instruction set: "x86-64-v3", "x86-64-v4" or "native". Default: the compiler's, "x86-64-v3" unless its
+    --default-isa says otherwise. A runtime refuses a bundle whose instruction set its host lacks.
     """
     def __init__(
         self,
@@ -226,7 +226,7 @@ class CompileRequest(_message.Message):
 
     @_builtins.property
     def target(self) -> Global___Target:
-        """Hardware to compile for. Default: cpu, x86-64-v3."""
+        """Hardware to compile for. Default: cpu."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class PlanCompileRequest(_message.Message):
 
     @_builtins.property
     def target(self) -> Global___Target:
-        """Hardware to plan for. Default: cpu, x86-64-v3."""
+        """Hardware to plan for. Default: cpu."""
 
     def __init__(
         self,

@@ -192,8 +192,8 @@ class StallPolicy(_message.Message):
         ACTION_PAUSE: StallPolicy._Action.ValueType  # 2
         """The same, for a timeout up to the server's longest one. Not with `output.logits`."""
         ACTION_COALESCE: StallPolicy._Action.ValueType  # 3
-        """It goes on, and TokenDeltas that wait become one, until 4096 tokens and alternatives wait; then it stands still. The
-        timeout is as with PAUSE. Not with `output.logits`.
+        """It goes on until 4096 tokens and alternatives wait; then it stands still. The timeout is as with PAUSE. Not with
+        `output.logits`.
         """
 
     class Action(_Action, metaclass=_ActionEnumTypeWrapper):
@@ -206,8 +206,8 @@ class StallPolicy(_message.Message):
     ACTION_PAUSE: StallPolicy.Action.ValueType  # 2
     """The same, for a timeout up to the server's longest one. Not with `output.logits`."""
     ACTION_COALESCE: StallPolicy.Action.ValueType  # 3
-    """It goes on, and TokenDeltas that wait become one, until 4096 tokens and alternatives wait; then it stands still. The
-    timeout is as with PAUSE. Not with `output.logits`.
+    """It goes on until 4096 tokens and alternatives wait; then it stands still. The timeout is as with PAUSE. Not with
+    `output.logits`.
     """
 
     ACTION_FIELD_NUMBER: _builtins.int
@@ -836,7 +836,9 @@ Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class TokenDelta(_message.Message):
-    """TokenDelta holds tokens generated since the previous event."""
+    """TokenDelta holds tokens generated since the previous event: those of one step, or of all steps whose tokens waited because
+    the client was late.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

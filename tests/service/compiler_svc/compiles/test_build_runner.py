@@ -9,17 +9,20 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bundle.errors import ResourcesShort
 from compiler_svc.builds.job import JobDirectory
 from compiler_svc.compiles.build_runner import ProcessBuildRunner, read_result
 from compiler_svc.errors import BuildFailed
 from compiler_svc.records import Progress
 from tests.processes import lives, name_of, note_others, own_children
+from tests.shortages import few_descriptors
 
 
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[ProcessBuildRunner]:
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessBuildRunner]:
+    """One for all tests, because its forkserver takes seconds to load."""
     note_others()
-    runner = ProcessBuildRunner(tmp_path / "jobs")
+    runner = ProcessBuildRunner(tmp_path_factory.mktemp("builds") / "jobs")
     yield runner
     runner._builds.close()
     runner._builds.close()
@@ -68,3 +71,22 @@ async def test_builds_that_come_to_nothing(runner: ProcessBuildRunner, tmp_path:
     with pytest.raises(BuildFailed, match=r"without a result \(exit code 1\)"):
         read_result(JobDirectory(path), 1)
     assert await find_forkserver() != killed
+
+
+@pytest.mark.parametrize("is_forkserver", [False, True])
+async def test_a_build_without_descriptors_begins_when_there_are_some(
+    runner: ProcessBuildRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_forkserver: bool
+) -> None:
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3, 0.3))
+    # Without a job, it ends as soon as it has begun.
+    assert await begin(runner, tmp_path / "none") == 1
+    pid = (await find_forkserver()).pid if is_forkserver else None
+    # The service lacks them for its sockets, or the forkserver for what the request brings.
+    with few_descriptors(1, pid):
+        build = begin(runner, tmp_path / "none")
+        await asyncio.sleep(0.1)
+        assert not build.done()
+    assert await build == 1
+    with few_descriptors(1, pid), pytest.raises(ResourcesShort, match="descriptors of this process"):
+        await begin(runner, tmp_path / "none")
+    assert await begin(runner, tmp_path / "none") == 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from torch import Tensor
 
+from compiler_svc.lower import aoti
 from compiler_svc.lower.aoti import check_constants
 from compiler_svc.lower.errors import ProgramUnsupported
 from compiler_svc.lower.job import LoweredExecutable
@@ -17,7 +20,7 @@ from compiler_svc.lower.pool import LoweringPool
 from execution.executors.aoti_library import AotiError, AotiLibrary
 from execution.forkserver.client import ForkserverClient
 from tests.lowering_cache import LOWERING_CACHE
-from tests.ranks.toy import STATE_SHAPE, make_model, stage_toy
+from tests.ranks.toy import LAYERS, NUM_STATE, STATE_SHAPE, make_model, stage_toy
 from tests.tools import require_tool
 
 pytestmark = pytest.mark.toolchain
@@ -72,17 +75,89 @@ def test_a_constant_that_is_no_weight_is_refused(lowered: LoweredExecutable) -> 
         check_constants(lowered.constants, tuple(name for name in lowered.constants if name != "head.bias"))
 
 
-def test_arguments_of_another_shape_are_an_error(lowered: LoweredExecutable) -> None:
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    return make_model(0).state_dict()
+
+
+def open_library(lowered: LoweredExecutable, weights: dict[str, Tensor]) -> AotiLibrary:
+    """Loads a library and gives it weights, which it does not keep alive."""
     library = AotiLibrary(lowered.path)
-    weights = make_model(0).state_dict()
     library.bind_constants(weights)
     library.swap_constants()
-    inputs = [torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)]
-    state = [torch.zeros(STATE_SHAPE) for _ in range(library.num_inputs - 3)]
-    with pytest.raises(AotiError, match="unmatched dim value"):
-        library.run([*inputs, torch.zeros(3, dtype=torch.int32), *state])
-    assert library.run([*inputs, torch.zeros(2, dtype=torch.int32), *state])[0].isfinite().all()
+    return library
+
+
+def make_arguments(seq_ids: Tensor) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    state = [torch.randn(STATE_SHAPE, generator=generator) for _ in range(NUM_STATE)]
+    return [torch.ones(2, 1, dtype=torch.int32), torch.full((2, 1), 3, dtype=torch.int32), seq_ids, *state]
+
+
+@pytest.mark.parametrize(
+    ("seq_ids", "message"),
+    [
+        (torch.zeros(3, dtype=torch.int32), "unmatched dim value at 0, expected: 2, but got: 3"),
+        (torch.zeros(2, 1, dtype=torch.int32), "unmatched number of dims, expected: 1, but got: 2"),
+        (torch.zeros(2, dtype=torch.int64), "unmatched dtype"),
+        (torch.zeros(4, dtype=torch.int32)[::2], "unmatched stride value at 0, expected: 1, but got: 2"),
+    ],
+    ids=["shape", "dims", "dtype", "strides"],
+)
+def test_an_argument_of_another_kind_is_an_error(
+    lowered: LoweredExecutable, weights: dict[str, Tensor], seq_ids: Tensor, message: str
+) -> None:
+    library = open_library(lowered, weights)
+    with pytest.raises(AotiError, match=rf"input_handles\[2\]: {message}"):
+        library.run(make_arguments(seq_ids))
+    assert library.run(make_arguments(torch.tensor([0, 1], dtype=torch.int32)))[0].isfinite().all()
     library.close()
+
+
+def test_the_library_says_what_its_constants_are(lowered: LoweredExecutable, weights: dict[str, Tensor]) -> None:
+    library = AotiLibrary(lowered.path)
+    got = {constant.name: (constant.dtype, constant.size_bytes) for constant in library.constants}
+    assert got == {name: (weight.dtype, -(-weight.nbytes // 64) * 64) for name, weight in weights.items()}
+    library.close()
+
+
+def read_code(lowered: LoweredExecutable) -> str:
+    return (lowered.path.parent / "executable.wrapper.cpp").read_text()
+
+
+def test_equal_layers_are_one_function(lowered: LoweredExecutable) -> None:
+    code = read_code(lowered)
+    (function,) = re.findall(r"static void (kiln_layer_\w+)\(", code)
+    assert code.count(f"{function}(") == 1 + LAYERS
+
+
+def test_constants_and_inputs_are_tables(lowered: LoweredExecutable, weights: dict[str, Tensor]) -> None:
+    code = read_code(lowered)
+    assert code.count("constants_info_[") == code.count("check_inputs(input_handles") == 1
+    assert code.count("ConstantType::Parameter") == len(weights)
+
+
+@pytest.mark.slow
+def test_a_repeated_layer_computes_what_layers_of_their_own_compute(
+    lowered: LoweredExecutable,
+    weights: dict[str, Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    level: Literal[1, 2],
+) -> None:
+    monkeypatch.setattr(aoti, "outline_layers", lambda _: {})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    _, job = stage_toy(tmp_path / "job", LOWERING_CACHE, "logits", level)
+    written_out = aoti.lower_program(job)
+    assert "kiln_layer_" not in read_code(written_out)
+    results = []
+    for one in (lowered, written_out):
+        library = open_library(one, weights)
+        arguments = make_arguments(torch.tensor([2, 0], dtype=torch.int32))
+        results.append([*library.run(arguments), *arguments])
+        library.close()
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from bundle.manifest import Target
 from compiler_svc.lower.common_objects import TEMPLATE_DECLARATIONS, compile_once
 from compiler_svc.lower.inductor import steered
 from compiler_svc.lower.job import LoweringJob, LoweringOptions
-from targets.cpu import GXX
+from targets.cpu import GXX, X86_64
 from tests.repository import ROOT
 
 pytestmark = pytest.mark.toolchain
@@ -100,6 +100,16 @@ def test_other_sources_and_flags_make_other_objects(make_job: MakeJob) -> None:
         compile_for(other_isa),
     }
     assert len(paths) == 4
+
+
+@pytest.mark.parametrize("isa", X86_64.names)
+def test_sources_know_the_instructions_of_their_level(make_job: MakeJob, isa: str) -> None:
+    macros = {"-march=x86-64-v4": "__AVX512F__", "-mavx512vnni": "__AVX512VNNI__", "-mavx512bf16": "__AVX512BF16__"}
+    checks = [
+        f"#if{'n' if option in X86_64[isa].compiler_options else ''}def {macro}\n#error {macro}\n#endif\n"
+        for option, macro in macros.items()
+    ]
+    compile_for(make_job(isa, isa=isa), "".join(checks))
 
 
 def test_objects_hold_no_paths(make_job: MakeJob) -> None:

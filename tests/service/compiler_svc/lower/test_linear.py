@@ -15,51 +15,39 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 from bundle.manifest import Target
-from compiler_svc.lower import linear
 from compiler_svc.lower.job import LoweringOptions
-from compiler_svc.lower.linear import MAX_ROWS, use_linear_kernel
+from compiler_svc.lower.linear import name_function, use_linear_kernel, write_kernel_source
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
 from execution.executors.aoti_library import AotiLibrary
 from execution.forkserver.client import ForkserverClient
-from targets.cpu import GXX, X86_64
+from targets.cpu import X86_64
+from tests.kernel_library import load_kernel
 from tests.lowering_cache import LOWERING_CACHE
 from tests.tools import require_tool
 
-SOURCE = Path(linear.__file__).with_name("kernels") / "linear.cpp"
-ENTRY = """
-#include "{source}"
-#define ENTRY(name, Element)                                                                                  \\
-  extern "C" void name(void* out, const void* x, const void* const* weights, const int64_t* outputs,          \\
-                       int64_t count, int64_t rows, int64_t inputs, int threads) {{                            \\
-    omp_set_num_threads(threads);                                                                             \\
-    kiln::multiply<Element>(out, x, weights, outputs, count, rows, inputs);                                   \\
-  }}
-ENTRY(float32, float)
-ENTRY(bfloat16, uint16_t)
-"""
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
 
 Multiply = Callable[..., Tensor]
 
 
-@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4"])
-def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Multiply:
+#: The instruction sets for which the kernel's code differs.
+ISAS = ("x86-64-v3", "x86-64-v4", "x86-64-v4-bf16")
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def multiply(request: pytest.FixtureRequest) -> Multiply:
     """The kernel, compiled for one instruction set."""
     if request.param not in X86_64.list_supported():
         pytest.skip(f"this host has no {request.param}")
-    directory = tmp_path_factory.mktemp(request.param)
-    source, library = directory / "entry.cpp", directory / "entry.so"
-    source.write_text(ENTRY.format(source=SOURCE))
-    flags = ["-std=c++20", "-O3", f"-march={request.param}", "-fopenmp", "-shared", "-fPIC", "-ffp-contract=off"]
-    subprocess.run([GXX.find(), *flags, source, "-o", library], check=True)
-    functions = ctypes.CDLL(str(library))
+    functions = load_kernel("linear", write_kernel_source(), request.param)
 
-    def run(x: Tensor, weights: Sequence[Tensor], threads: int = 2) -> Tensor:
+    def run(x: Tensor, weights: Sequence[Tensor], threads: int = 2, live: Sequence[int] = ()) -> Tensor:
         outputs = [weight.shape[0] for weight in weights]
         out = torch.full((len(x), sum(outputs)), float("nan"), dtype=x.dtype)
-        getattr(functions, str(x.dtype).removeprefix("torch."))(
+        functions.set_threads(threads)
+        getattr(functions, name_function(x.dtype))(
             ctypes.c_void_p(out.data_ptr()),
             ctypes.c_void_p(x.data_ptr()),
             (ctypes.c_void_p * len(weights))(*(weight.data_ptr() for weight in weights)),
@@ -67,7 +55,8 @@ def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             ctypes.c_int64(len(weights)),
             ctypes.c_int64(len(x)),
             ctypes.c_int64(x.shape[1]),
-            threads,
+            (ctypes.c_int32 * len(live))(*live) if live else None,
+            ctypes.c_int64(len(live)),
         )
         return out
 
@@ -93,7 +82,7 @@ def test_results_are_those_of_a_wide_product(multiply: Multiply, dtype: torch.dt
 @pytest.mark.toolchain
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_results_are_those_of_a_wide_product_in_blocks_of_inputs(multiply: Multiply, dtype: torch.dtype) -> None:
-    for rows, inputs in ((2, 769), (5, 1540), (16, 3072), (128, 2309)):
+    for rows, inputs in ((2, 769), (5, 1540), (16, 3072), (128, 2309), (300, 70)):
         x = random(rows, inputs, dtype=dtype)
         weights = [random(outputs, inputs, dtype=dtype) for outputs in (3, 138)]
         expected = x.double() @ torch.cat(weights).double().T
@@ -102,17 +91,43 @@ def test_results_are_those_of_a_wide_product_in_blocks_of_inputs(multiply: Multi
 
 
 @pytest.mark.toolchain
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("inputs", [200, 2309])
-def test_a_row_does_not_depend_on_how_many_there_are(multiply: Multiply, inputs: int) -> None:
-    weights = [random(outputs, inputs) for outputs in (13, 64)]
-    x = random(128, inputs)
+def test_a_row_does_not_depend_on_how_many_there_are(multiply: Multiply, dtype: torch.dtype, inputs: int) -> None:
+    weights = [random(outputs, inputs, dtype=dtype) for outputs in (13, 64)]
+    x = random(300, inputs, dtype=dtype)
     expected = multiply(x, weights)
-    for rows in (*range(2, 20), 127):
+    for rows in (*range(1, 20), 127, 129, 257):
         assert multiply(x[:rows], weights).equal(expected[:rows]), rows
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize("rows", [2, 3, 5, 7, 16])
+@pytest.mark.parametrize(
+    ("rows", "live"),
+    [
+        (4, [0]),
+        (4, [1]),
+        (4, [2]),
+        (300, [137]),
+        (4, [4]),
+        (3, [1, 0, 1]),
+        (40, [1, 20]),
+        (160, [3, 0, 40, 39]),
+        (6, [0, 0]),
+    ],
+)
+def test_only_live_rows_are_read_and_written(multiply: Multiply, rows: int, live: Sequence[int]) -> None:
+    weights = [random(outputs, 70) for outputs in (13, 64)]
+    x = random(rows, 70)
+    is_live = torch.cat([torch.arange(rows // len(live)) < count for count in live])
+    expected = multiply(x, weights)
+    results = multiply(x.masked_fill(~is_live[:, None], float("nan")), weights, live=live)
+    assert results[is_live].equal(expected[is_live])
+    assert results[~is_live].isnan().all()
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("rows", [2, 3, 5, 7, 16, 300])
 @pytest.mark.parametrize("inputs", [200, 2309])
 def test_a_row_depends_on_no_other_row_and_not_on_the_threads(multiply: Multiply, rows: int, inputs: int) -> None:
     weights = [random(outputs, inputs) for outputs in (13, 64)]
@@ -120,7 +135,7 @@ def test_a_row_depends_on_no_other_row_and_not_on_the_threads(multiply: Multiply
     expected = multiply(x, weights, 1)
     for threads in (2, 3):
         assert multiply(x, weights, threads).equal(expected)
-    for row in range(rows):
+    for row in range(0, rows, max(1, rows // 16)):
         other = torch.full_like(x, float("inf"))
         other[row] = x[row]
         assert multiply(other, weights)[row].equal(expected[row])
@@ -153,26 +168,58 @@ def test_layers_of_one_input_become_one_call() -> None:
     torch.testing.assert_close(module(x, last)[0], expected)
 
 
-def test_layers_of_many_rows_and_of_computed_weights_stay() -> None:
+def test_calls_are_told_which_rows_are_live() -> None:
+    class Prompts(nn.Module):
+        """Of each sequence, all tokens through one layer and the last one through another."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.all, self.last = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, live: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self.all(x), self.last(x[:, -1]), live + num_tokens
+
+    one, two = torch.ones(1, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    module = torch.export.export(Prompts(), (torch.ones(2, 5, 8), one, two)).module()
+    _, live, num_tokens = module.graph.find_nodes(op="placeholder")
+    assert use_linear_kernel(module, {2: live, 10: num_tokens}) == 2
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.kiln.linear.default)
+    assert [call.args[2] for call in calls] == [num_tokens, live]
+
+
+def test_layers_of_computed_weights_stay() -> None:
     class Computed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(4, 8, dtype=torch.bfloat16))
 
-        def forward(self, few: Tensor, many: Tensor) -> tuple[Tensor, Tensor]:
-            return functional.linear(few, self.weight.float()), functional.linear(many, self.weight)
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(x, self.weight.float())
 
-    inputs = (torch.ones(2, 8), torch.ones(MAX_ROWS + 1, 8, dtype=torch.bfloat16))
-    module = torch.export.export(Computed(), inputs).module()
+    module = torch.export.export(Computed(), (torch.ones(2, 8),)).module()
     assert use_linear_kernel(module) == 0
-    assert calls_of(module, torch.ops.aten.linear.default) == 2
+    assert calls_of(module, torch.ops.aten.linear.default) == 1
+
+
+class Sequences(nn.Module):
+    """Layers of sequences, and one that takes only their live tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.counted = Layers(), nn.Linear(40, 6, bias=False)
+
+    def forward(self, x: Tensor, num_tokens: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        counted = torch.ops.kiln.linear(x + 1, [self.counted.weight], num_tokens)
+        return (*self.layers(x, last)[:1], counted, last + 1)
 
 
 @pytest.mark.toolchain
 def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient) -> None:
-    model, x, last = Layers().requires_grad_(False), random(3, 1, 40), torch.ones(3, 1, 10, dtype=torch.bfloat16)
+    model = Sequences().requires_grad_(False)
+    x, last = random(3, 2, 40), torch.ones(3, 2, 10, dtype=torch.bfloat16)
+    num_tokens = torch.tensor([2, 0, 1], dtype=torch.int32)
     job = stage_job(
-        torch.export.export(model, (x, last)),
+        torch.export.export(model, (x, num_tokens, last)),
         tag="layers",
         num_state=1,
         options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
@@ -183,22 +230,27 @@ def test_a_library_holds_the_kernel(tmp_path: Path, lowerings: ForkserverClient)
     symbols = subprocess.run(
         [require_tool("nm"), "-C", executable.path], capture_output=True, text=True, check=True
     ).stdout
-    assert {"kiln_linear_float", "kiln_linear_uint16_t"} <= {line.split()[-1] for line in symbols.splitlines()}
+    assert {"kiln_linear_float32", "kiln_linear_bfloat16"} <= {line.split()[-1] for line in symbols.splitlines()}
     library = AotiLibrary(executable.path)
     library.bind_constants(model.state_dict())
     library.swap_constants()
-    expected = model(x, last)[0]
-    torch.testing.assert_close(library.run([x, last])[0], expected)
+    expected, expected_counted, _ = model(x, num_tokens, last)
+    result, counted = library.run([x, num_tokens, last])
+    is_live = torch.arange(2) < num_tokens[:, None]
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(counted[is_live], expected_counted[is_live])
+    assert not counted[~is_live].allclose(expected_counted[~is_live])
     assert last.eq(2).all()
     library.close()
 
 
-def test_the_kernels_source_is_part_of_cache_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["linear.cpp", "products.h"])
+def test_the_kernels_source_is_part_of_cache_keys(tmp_path: Path, file: str) -> None:
     kernels = tmp_path / "compiler_svc" / "lower" / "kernels"
     kernels.mkdir(parents=True)
     digests = []
     for text in ("// one", "// two"):
-        (kernels / "linear.cpp").write_text(text)
+        (kernels / file).write_text(text)
         digest_code.cache_clear()
         digests.append(digest_code(LOWERING_CODE, tmp_path))
     digest_code.cache_clear()

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bundle.errors import ResourcesShort
 from compiler_svc.lower.errors import (
     LoweringFailed,
     LoweringMemoryExceeded,
@@ -22,6 +23,7 @@ from execution.forkserver.protocol import Call
 from targets.errors import ToolchainMissing
 from tests.processes import lives, name_of, note_others, own_children
 from tests.service.compiler_svc.lower.conftest import StageToy
+from tests.shortages import few_descriptors
 
 pytestmark = pytest.mark.toolchain
 
@@ -166,3 +168,21 @@ async def test_level_0_starts_no_process(stage_toy: StageToy, monkeypatch: pytes
     assert [(one.format, one.state_convention) for one in executables] == [("exported_program", "functional")] * 3
     assert [one.path for one in executables] == [job.program_path for job in jobs]
     assert [(one.tag, one.done, one.total) for one in progress] == [("a", 1, 3), ("b", 2, 3), ("c", 3, 3)]
+
+
+async def test_a_lowering_without_descriptors_begins_when_there_are_some(
+    stage_toy: StageToy, lowerings: ForkserverClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3, 0.3))
+    pool, job = LoweringPool(lowerings, num_processes=1, timeout_s=120), spoil(stage_toy("bad", 1))
+    with few_descriptors():
+        lowering = asyncio.create_task(pool.lower([job]))
+        await asyncio.sleep(0.1)
+        assert not lowering.done()
+    # It has begun, and its job is to blame.
+    with pytest.raises(LoweringFailed, match="exit code 1"):
+        await lowering
+    with few_descriptors(), pytest.raises(ResourcesShort, match="descriptors of this process"):
+        await pool.lower([job])
+    with pytest.raises(LoweringFailed, match="exit code 1"):
+        await pool.lower([job])

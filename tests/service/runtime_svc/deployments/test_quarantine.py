@@ -7,7 +7,7 @@ import errno
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,11 +17,17 @@ from bundle.errors import ManifestInvalid, ResourcesShort
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.quarantine import LoadQuarantine
 from runtime_svc.deployments.records import FILE_NAME, LoadRecord, RecordStore
-from runtime_svc.errors import LoadQuarantined
+from runtime_svc.errors import DeploymentNotReady, LoadInProgress
+from runtime_svc.metrics import list_metrics
+from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
 from tests.bundles.published import LayoutBundleService, publish
-from tests.servers.runtime import raises, serve_runtime
+from tests.servers.runtime import Runtime, raises, serve_runtime
 
 SPECS = {name: DeploymentSpec(name, f"{name}:v1") for name in "abc"}
+PROD, FOLLOWING = "story@prod", "--follow-interval=0.03"
+#: The loads of these deployments, and one of weights for `a`.
+WEIGHTS: Final = "sha256:" + "1" * 64
+LOADS = {name: (spec, "") for name, spec in SPECS.items()} | {"w": (SPECS["a"], WEIGHTS)}
 
 
 class Process:
@@ -48,10 +54,10 @@ class Process:
     async def noted(self) -> tuple[LoadRecord, ...]:
         """The records, once those of ended loads are gone."""
         await asyncio.gather(*self.quarantine._writes)
-        return self.records.list_loads()
+        return self.records.loads.list()
 
     async def _load(self, name: str) -> None:
-        async with self.quarantine.recording(SPECS[name]):
+        async with self.quarantine.recording(*LOADS[name]):
             self.under_way.add(name)
             await asyncio.Event().wait()
 
@@ -73,10 +79,10 @@ async def process(directory: Path, specs: Collection[DeploymentSpec] = tuple(SPE
 
 def quarantined(quarantine: LoadQuarantine) -> set[str]:
     found = set()
-    for name, spec in SPECS.items():
+    for name, load in LOADS.items():
         try:
-            quarantine.check(spec)
-        except LoadQuarantined:
+            quarantine.check(*load)
+        except (LoadQuarantined, WeightsQuarantined):
             found.add(name)
     return found
 
@@ -162,13 +168,42 @@ async def test_a_declaration_that_has_changed_is_another_load(tmp_path: Path) ->
         assert await one.noted() == ()
 
 
+async def test_weights_are_quarantined_apart_from_their_deployment(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with process(tmp_path) as one:
+            await one.load("a")
+            assert await one.begin("w") == {"w"}
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == {"w"}
+        with pytest.raises(WeightsQuarantined, match=r"died 2 times .*`kiln load a:v1 --deployment a --follow-alias`"):
+            one.quarantine.check(*LOADS["w"])
+        await one.load("a")
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == {"w"}, "the deployment's own load ended well, and says nothing of weights"
+        await one.begin("a")
+        await one.quarantine.lift("a")
+        assert quarantined(one.quarantine) == set()
+        assert [record.is_under_way for record in await one.noted()] == [True], "a load that runs stays recorded"
+
+
+@pytest.mark.parametrize("error", [DeploymentNotReady("a", "RECOVERING"), LoadInProgress("a")])
+async def test_weights_that_wait_for_their_deployment_stay_suspects(tmp_path: Path, error: Exception) -> None:
+    async with process(tmp_path) as one:
+        await one.begin("w")
+    async with process(tmp_path) as one:
+        with pytest.raises(type(error)):
+            async with one.quarantine.recording(*LOADS["w"]):
+                raise error
+        assert [record.deaths for record in await one.noted()] == [1]
+
+
 async def test_an_end_that_cannot_be_written_at_once_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bundle.shortage._FIRST_DELAY_S", 0.01)
     monkeypatch.setattr("runtime_svc.deployments.records.WRITE_DELAYS_S", ())
     async with process(tmp_path) as one:
-        forget, lacks = one.records.forget_load, 3
+        forget, lacks = one.records.loads.forget, 3
 
         async def fail(deployment_id: str) -> None:
             nonlocal lacks
@@ -177,18 +212,36 @@ async def test_an_end_that_cannot_be_written_at_once_is_written_later(
                 raise OSError(errno.ENOSPC, "No space left on device")
             await forget(deployment_id)
 
-        monkeypatch.setattr(one.records, "forget_load", fail)
+        monkeypatch.setattr(one.records.loads, "forget", fail)
         await one.load("a")
         assert await one.noted() == ()
+
+
+def publish_as(bundles: LayoutBundleService, name: str) -> None:
+    bundles.names[name] = publish(bundles.layout)
 
 
 async def take_down(directory: Path, *ids: str) -> None:
     """Makes the deployments of the state directory ones that took a process down."""
     records = RecordStore(directory / "cache")
-    for record in records.list():
+    for record in records.deployments.list():
         if record.spec.deployment_id in ids:
-            await records.save_load(LoadRecord(spec=record.spec, deaths=1, is_under_way=True))
+            await records.loads.save(LoadRecord(spec=record.spec, deaths=1, is_under_way=True))
     records.close()
+
+
+async def follow_message(served: Runtime, wanted: str) -> None:
+    """Waits until the follow message of `a` has a text or, with an empty one, until there is none."""
+    async with asyncio.timeout(5):
+        while wanted not in (said := (await served.get("a")).follow_message) or bool(said) != bool(wanted):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def read_metric(served: Runtime, name: str) -> float:
+    (row,) = (row for row in list_metrics(served.server.deployments) if row.name == name)
+    ((_, value),) = row.read()
+    assert isinstance(value, float)
+    return value
 
 
 async def health_of(served: Any, name: str) -> str:
@@ -241,13 +294,13 @@ async def test_a_shutdown_during_a_load_is_no_death(tmp_path: Path) -> None:
         async with serve_runtime(tmp_path) as again:
             again.load_gate.clear()
             async with asyncio.timeout(5):
-                while not any(one.is_under_way for one in again.server.deployments._records.list_loads()):  # noqa: ASYNC110
+                while not any(one.is_under_way for one in again.server.deployments._records.loads.list()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (await again.get("a")).state == pb.Deployment.STATE_LOADING
     async with serve_runtime(tmp_path) as last:
         await last.wait_for_state("READY", "a")
         await asyncio.gather(*last.server.deployments.quarantine._writes)
-        assert last.server.deployments._records.list_loads() == ()
+        assert last.server.deployments._records.loads.list() == ()
 
 
 async def test_a_declared_deployment_is_tried_again_when_the_file_is_read_again(tmp_path: Path) -> None:
@@ -255,7 +308,7 @@ async def test_a_declared_deployment_is_tried_again_when_the_file_is_read_again(
     file.write_text("[{id: a, ref: story}]")
 
     def publish_story(bundles: LayoutBundleService) -> None:
-        bundles.names["story"] = publish(bundles.layout)
+        publish_as(bundles, "story")
 
     async with serve_runtime(tmp_path, f"--deployments={file}", prepare=publish_story) as first:
         await first.wait_for_state("READY", "a")
@@ -264,3 +317,74 @@ async def test_a_declared_deployment_is_tried_again_when_the_file_is_read_again(
         assert "quarantined" in (await second.wait_for_state("FAILED", "a")).message
         await second.server._reconciler.reload()
         await second.wait_for_state("READY", "a")
+
+
+async def test_quarantined_weights_are_not_loaded_until_someone_asks_or_the_alias_moves(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FOLLOWING) as first:
+        first.publish(PROD)
+        deployment = (await first.load(PROD, "a", follow_alias=True))[-1].deployment
+        story, poison = deployment.roles[0].bundle_digest, first.publish("poison", bias=31)
+        mended = first.publish("mended", bias=9)
+        (record,) = first.server.deployments._records.deployments.list()
+    names = {PROD: poison}
+    records = RecordStore(tmp_path / "cache")
+    await records.loads.save(LoadRecord(spec=record.spec, deaths=1, is_under_way=True, weights_digest=poison))
+    records.close()
+    serving = story
+    for is_asked in (False, True):
+        async with serve_runtime(tmp_path, FOLLOWING, prepare=lambda bundles: bundles.names.update(names)) as second:
+            await second.wait_for_state("READY", "a")
+            await follow_message(second, f"{poison} does not serve: they are quarantined: the runtime died 2 times")
+            assert (await second.get("a")).roles[0].weights_digest == serving
+            assert [read_metric(second, f"kiln:{what}_quarantined") for what in ("weights", "deployment")] == [1, 0]
+            if is_asked:
+                await second.load(PROD, "a", follow_alias=True)
+            else:
+                second.bundles.names[PROD] = mended
+            await follow_message(second, "")
+            serving = poison if is_asked else mended
+            assert (await second.get("a")).roles[0].weights_digest == serving
+            assert read_metric(second, "kiln:weights_quarantined") == 0
+
+
+async def test_weights_of_an_alias_are_recorded_while_they_load(tmp_path: Path) -> None:
+    async with serve_runtime(tmp_path, FOLLOWING) as served:
+        served.publish(PROD)
+        await served.load(PROD, follow_alias=True)
+        # Weights are swapped between requests, so this one holds their load up.
+        served.ranks.gate.clear()
+        stream = asyncio.create_task(served.generate([5]))
+        await served.wait_for_slots(1)
+        digest = served.publish(PROD, bias=31)
+        loads, deployments = served.server.deployments._records.loads, served.server.deployments
+        async with asyncio.timeout(5):
+            while not loads.list():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert [(one.weights_digest, one.deaths, one.is_under_way) for one in loads.list()] == [(digest, 0, True)]
+        served.ranks.gate.set()
+        await stream
+        async with asyncio.timeout(5):
+            while (await served.get()).roles[0].weight_epoch != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await asyncio.gather(*deployments.quarantine._writes)
+        assert loads.list() == ()
+
+
+async def test_a_declared_deployment_gets_quarantined_weights_when_the_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "deployments.yml"
+    file.write_text(f"[{{id: a, ref: {PROD}, follow_alias: true}}]")
+    options = (f"--deployments={file}", FOLLOWING)
+    async with serve_runtime(tmp_path, *options, prepare=lambda bundles: publish_as(bundles, PROD)) as first:
+        await first.wait_for_state("READY", "a")
+        poison = first.publish("poison", bias=31)
+        (record,) = first.server.deployments._records.deployments.list()
+    records = RecordStore(tmp_path / "cache")
+    await records.loads.save(LoadRecord(spec=record.spec, deaths=1, is_under_way=True, weights_digest=poison))
+    records.close()
+    names = {PROD: poison}
+    async with serve_runtime(tmp_path, *options, prepare=lambda bundles: bundles.names.update(names)) as second:
+        await second.wait_for_state("READY", "a")
+        await follow_message(second, "quarantined")
+        await second.server._reconciler.reload()
+        await follow_message(second, "")
+        assert (await second.get("a")).roles[0].weights_digest == poison

@@ -43,7 +43,7 @@ from tests.service.runtime_svc.deployments.test_records import RECORD
 async def main():
     store = RecordStore(Path(sys.argv[1]))
     for epoch in range(1, 1_000_000):
-        await store.save(msgspec.structs.replace(RECORD, weight_epoch=epoch))
+        await store.deployments.save(msgspec.structs.replace(RECORD, weight_epoch=epoch))
         print(epoch, flush=True)
 
 asyncio.run(main())
@@ -54,14 +54,14 @@ async def test_records_are_kept_replaced_and_forgotten(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "new" / "state")
     runtime_id = store.runtime_id
     for record in (RECORD, EMPTY, msgspec.structs.replace(RECORD, weight_epoch=8)):
-        await store.save(record)
+        await store.deployments.save(record)
     store.close()
     again = RecordStore(tmp_path / "new" / "state")
     assert again.runtime_id == runtime_id
-    assert again.list() == [EMPTY, msgspec.structs.replace(RECORD, weight_epoch=8)]
-    await again.forget("chat")
-    await again.forget("nobody")
-    assert again.list() == [EMPTY]
+    assert again.deployments.list() == (EMPTY, msgspec.structs.replace(RECORD, weight_epoch=8))
+    await again.deployments.forget("chat")
+    await again.deployments.forget("nobody")
+    assert again.deployments.list() == (EMPTY,)
     again.close()
 
 
@@ -84,7 +84,7 @@ def test_killed_writer_loses_nothing_that_it_was_told_is_kept(tmp_path: Path, de
         writer.send_signal(signal.SIGKILL)
         acknowledged = delay_lines + len(writer.stdout.readlines())
     store = RecordStore(tmp_path)
-    (record,) = store.list()
+    (record,) = store.deployments.list()
     assert acknowledged <= record.weight_epoch <= acknowledged + 1
     store.close()
 
@@ -100,7 +100,7 @@ async def test_record_of_another_shape_is_named(tmp_path: Path) -> None:
     with store._database:
         store._database.execute("INSERT INTO deployments VALUES ('x', '{}')")
     with pytest.raises(StateInvalid, match="missing required field"):
-        store.list()
+        store.deployments.list()
     store.close()
 
 
@@ -114,24 +114,24 @@ async def test_disk_that_takes_nothing(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     store._database.execute("PRAGMA query_only = ON")
     with pytest.raises(StateUnwritable):
-        await store.save(RECORD)
+        await store.deployments.save(RECORD)
     with pytest.raises(StateUnwritable):
-        await store.forget("chat")
+        await store.deployments.forget("chat")
     store.close()
 
 
 async def test_a_lack_of_descriptors_and_a_full_disk_are_named_and_pass(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
-    await store.save(RECORD)
+    await store.deployments.save(RECORD)
     with few_descriptors(), pytest.raises(ResourcesShort, match="descriptors of this process"):
-        await store.save(EMPTY)
-    await store.save(EMPTY)
+        await store.deployments.save(EMPTY)
+    await store.deployments.save(EMPTY)
     (num_pages,) = store._database.execute("PRAGMA page_count").fetchone()
     store._database.execute(f"PRAGMA max_page_count={num_pages}")
     long = msgspec.structs.replace(EMPTY, spec=replace(EMPTY.spec, ref="x" * 10_000))
     with pytest.raises(ResourcesShort, match="disk space"):
-        await store.save(long)
+        await store.deployments.save(long)
     store._database.execute("PRAGMA max_page_count=1000")
-    await store.save(long)
-    assert store.list() == [long, RECORD]
+    await store.deployments.save(long)
+    assert store.deployments.list() == (long, RECORD)
     store.close()

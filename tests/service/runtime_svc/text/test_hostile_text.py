@@ -20,6 +20,7 @@ from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from execution.text.handle import CLOCK_FACTOR
+from runtime_svc.metrics import list_metrics
 from tests.bundles.published import TOKENIZER_JSON
 from tests.checkpoints.tokenizer_files import byte_level
 from tests.processes import name_of, note_others, own_children
@@ -118,6 +119,8 @@ async def test_chats_that_do_not_end_fail_alone(tmp_path: Path) -> None:
                 assert bad_request.field_violations[0].field == "chat"
             assert await behind == await tokenize(served, deployment_id="other", text="a cat")
         assert tokens_of(await served.generate([5], 3)) == expected_tokens([5], 3)
+        (row,) = (row for row in list_metrics(served.server.deployments) if row.name == "kiln:text_process_restarts")
+        assert dict(row.read()) == {("d",): 2, ("other",): 0}
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -233,3 +236,23 @@ async def _processes_of_other(served: Runtime) -> set[int]:
     pid = text._queue._process.pid
     assert pid is not None
     return {pid}
+
+
+def many_tokens(tokenizer_json: bytes) -> bytes:
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
+    tokenizer.add_tokens([f"<x{number}>" for number in range(5000)])
+    return tokenizer.to_str().encode()
+
+
+async def test_tokens_that_the_model_lacks_end_their_own_request_before_a_step(served: Runtime) -> None:
+    await served.deploy(tokenizer=many_tokens(TOKENIZER_JSON))
+    other = asyncio.create_task(served.generate([5], 20))
+    request = pb.GenerateRequest(deployment_id="d", text="a cat <x4999>")
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        async for _ in served.generation.Generate(request):
+            pass
+    (violation,) = details_of(caught[0])[1].field_violations
+    assert violation.field == "text"
+    assert "of the model" in violation.description
+    assert tokens_of(await other) == expected_tokens([5], 20)
+    assert served.server.deployments.get("d").engine.scheduler.statistics.rank_restarts == 0  # type: ignore[union-attr]

@@ -52,7 +52,7 @@ def test_ready_means_healthy_at_the_bound_addresses(up: Start, tmp_path: Path) -
             "--database",
             f"sqlite:///{home}/kiln.db",
         ),
-        *("--cache", f"{home}/cache/compiler", "--model-root", f"{home}/models"),
+        *("--cache", f"{home}/cache/compiler", "--default-isa", "native", "--model-root", f"{home}/models"),
         *("--model-root", f"{tmp_path}/a", "--model-root", f"{tmp_path}/b"),
     ]
     assert running.service("runtime")["arguments"] == [
@@ -88,10 +88,12 @@ def test_options_of_the_services_are_handed_on(up: Start, tmp_path: Path) -> Non
     (tmp_path / "deployments.yaml").touch()
     running = up(
         *("--threads-per-core", 2, "--memory", "6GiB", "--deployments", "deployments.yaml", "--import-root", "layouts"),
-        *("--capture-directory", "captures"),
+        *("--capture-directory", "captures", "--default-isa", "x86-64-v3"),
     )
     assert running.read()["event"] == "ready"
-    assert running.service("compiler")["arguments"][-2:] == ["--import-root", f"{tmp_path}/layouts"]
+    compiler = running.service("compiler")["arguments"]
+    assert compiler[compiler.index("--default-isa") + 1] == "x86-64-v3"
+    assert compiler[-2:] == ["--import-root", f"{tmp_path}/layouts"]
     handed_on = [
         *("--threads-per-core", "2", "--memory", "6GiB", "--deployments", f"{tmp_path}/deployments.yaml"),
         *("--capture-directory", f"{tmp_path}/captures"),

@@ -1,25 +1,31 @@
-"""Events that wait for a client may become one."""
+"""Token deltas that wait for a client become one event."""
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 
 import pytest
 
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta, TokenLogprob
 from runtime_svc.engine.request import Finish, FinishReason, SamplingParams, Usage
-from runtime_svc.engine.streams import OutputStream
+from runtime_svc.engine.streams import MAX_JOINED_VALUES, OutputStream
+from tests.ranks.engines import StartEngine, collect, finished_of, letters, text_of, wait_until
+from tests.ranks.fakes import expected_tokens
 
 ACCEPTED = Accepted("one", 1, SamplingParams(0.0, 0, 1.0, 0), 5)
 FINISHED = Finished(Finish(FinishReason.LENGTH), Usage(1, 0, 1, 1, 1, 0.0, 0.0, 0.0, ()))
 
 
-def make_stream(capacity: int = 4, *, joins: bool = True) -> tuple[OutputStream, list[str]]:
+def make_stream(capacity: int = 4, *, counts_values: bool = False) -> tuple[OutputStream, list[str]]:
     calls: list[str] = []
     return (
         OutputStream(
-            capacity, on_drained=lambda: calls.append("drained"), on_closed=lambda: calls.append("closed"), joins=joins
+            capacity,
+            on_drained=lambda: calls.append("drained"),
+            on_closed=lambda: calls.append("closed"),
+            counts_values=counts_values,
         ),
         calls,
     )
@@ -72,17 +78,31 @@ async def test_a_client_that_reads_at_once_sees_every_delta_by_itself() -> None:
     assert ids_of(taken) == [[0], [1], [2]]
 
 
-async def test_other_streams_do_not_join() -> None:
-    stream, _ = make_stream(joins=False)
-    for payload in (delta(0), delta(1), FINISHED):
-        stream.put(payload, 1)
-    assert ids_of(await take_all(stream)) == [[0], [1]]
+async def test_a_stream_that_counts_events_is_full_of_them_and_empty_at_once() -> None:
+    stream, calls = make_stream(capacity=3)
+    for token_id in range(3):
+        assert not stream.is_full
+        stream.put(delta(token_id), 1)
+    assert stream.is_full
+    assert ids_of([await anext(stream)]) == [[0, 1, 2]]
+    assert calls == ["drained"]
+
+
+async def test_logits_count_as_values() -> None:
+    """A token with those of a vocabulary has an event of its own."""
+    stream, _ = make_stream()
+    logits = memoryview(array("f", [0.0] * MAX_JOINED_VALUES))
+    for token_id in range(2):
+        stream.put(TokenDelta("x", (GeneratedToken(token_id, "x", None, (), logits),)), 1)
+    stream.put(delta(2), 1)
+    stream.put(FINISHED, 1)
+    assert ids_of(await take_all(stream)) == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("num_alternatives", [0, 4])
 async def test_joined_events_and_what_waits_are_bounded(num_alternatives: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime_svc.engine.streams.MAX_JOINED_VALUES", 20)
-    stream, calls = make_stream(capacity=2)
+    stream, calls = make_stream(capacity=2, counts_values=True)
     num_put = 0
     while not stream.is_full:
         stream.put(delta(num_put % 26, num_alternatives), 1)
@@ -93,3 +113,29 @@ async def test_joined_events_and_what_waits_are_bounded(num_alternatives: int, m
     assert calls == ["drained"]
     assert not stream.is_full
     assert ids_of([await anext(stream)]) == [[25]]
+
+
+async def test_a_late_client_gets_what_a_client_in_time_gets(start_engine: StartEngine) -> None:
+    """Text behind a stop string stays out, and log probabilities and usage are the same."""
+    tokens = expected_tokens([5], 12)
+    stop_string = letters(tokens[4:6])
+    events_of = []
+    for is_late in (False, True):
+        harness = await start_engine()
+        stream = harness.submit([5], stop_strings=(stop_string,), top_logprobs=2, max_new_tokens=12)
+        if is_late:
+            await wait_until(lambda stream=stream: stream.finished is not None)  # type: ignore[misc]
+        events_of.append(await collect(stream))
+    in_time, late = events_of
+    assert ids_of(in_time) == [[token] for token in tokens[:6]]
+    assert len(late) == 3, "accepted, all tokens, finished"
+    assert text_of(late) == text_of(in_time) == letters(tokens[:4])
+    assert _tokens(late) == _tokens(in_time)
+    assert [token.token_id for token in _tokens(late)] == tokens[:6]
+    assert finished_of(late).finish == finished_of(in_time).finish
+    assert finished_of(late).usage.generated_tokens == finished_of(in_time).usage.generated_tokens == 6
+
+
+def _tokens(events: Sequence[Event]) -> list[GeneratedToken]:
+    deltas = [event.payload for event in events if isinstance(event.payload, TokenDelta)]
+    return [token for delta in deltas for token in delta.tokens]

@@ -36,8 +36,8 @@ export type Target = Message<"kiln.compiler.v1.Target"> & {
   kind: Target_Kind;
 
   /**
-   * CPU instruction set: "x86-64-v3" (default), "x86-64-v4" or "native". A runtime refuses a bundle whose instruction
-   * set its host lacks.
+   * CPU instruction set: "x86-64-v3", "x86-64-v4" or "native". Default: the compiler's, "x86-64-v3" unless its
+   * --default-isa says otherwise. A runtime refuses a bundle whose instruction set its host lacks.
    *
    * @generated from field: string isa = 2;
    */
@@ -151,7 +151,7 @@ export type CompileRequest = Message<"kiln.compiler.v1.CompileRequest"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * Hardware to compile for. Default: cpu, x86-64-v3.
+   * Hardware to compile for. Default: cpu.
    *
    * @generated from field: kiln.compiler.v1.Target target = 5;
    */
@@ -237,7 +237,7 @@ export type PlanCompileRequest = Message<"kiln.compiler.v1.PlanCompileRequest"> 
   } | { case: undefined; value?: undefined };
 
   /**
-   * Hardware to plan for. Default: cpu, x86-64-v3.
+   * Hardware to plan for. Default: cpu.
    *
    * @generated from field: kiln.compiler.v1.Target target = 4;
    */

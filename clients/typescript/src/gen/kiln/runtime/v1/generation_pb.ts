@@ -201,8 +201,8 @@ export enum StallPolicy_Action {
   PAUSE = 2,
 
   /**
-   * It goes on, and TokenDeltas that wait become one, until 4096 tokens and alternatives wait; then it stands still. The
-   * timeout is as with PAUSE. Not with `output.logits`.
+   * It goes on until 4096 tokens and alternatives wait; then it stands still. The timeout is as with PAUSE. Not with
+   * `output.logits`.
    *
    * @generated from enum value: ACTION_COALESCE = 3;
    */
@@ -854,7 +854,8 @@ export const AcceptedSchema: GenMessage<Accepted> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_generation, 15);
 
 /**
- * TokenDelta holds tokens generated since the previous event.
+ * TokenDelta holds tokens generated since the previous event: those of one step, or of all steps whose tokens waited because
+ * the client was late.
  *
  * @generated from message kiln.runtime.v1.TokenDelta
  */

@@ -1,0 +1,248 @@
+// Vectors of floats for kernels: 8 lanes with x86-64-v3 (AVX2 and FMA), 16 with x86-64-v4 (AVX-512).
+//
+// Elements of memory are float, BFloat16 or Float16; all arithmetic is in float.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include <immintrin.h>
+
+namespace kiln {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+#if defined(__AVX512F__)
+
+using Vector = __m512;
+constexpr int64_t kLanes = 16;
+constexpr int kColumns = 4;  // vectors of a tile of 6 rows: 6 × 4 sums, 4 operands and one factor of 32 registers
+
+inline Vector zero() { return _mm512_setzero_ps(); }
+inline Vector broadcast(float value) { return _mm512_set1_ps(value); }
+inline Vector load(const float* from) { return _mm512_loadu_ps(from); }
+inline Vector widen(__m256i halves, BFloat16) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+inline Vector widen(__m256i halves, Float16) { return _mm512_cvtph_ps(halves); }
+template <class Element>
+inline Vector load(const Element* from) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), Element{});
+}
+inline Vector load_part(const float* from, int64_t count) { return _mm512_maskz_loadu_ps((1u << count) - 1, from); }
+template <class Element>
+inline Vector load_part(const Element* from, int64_t count) {
+  return widen(_mm256_maskz_loadu_epi16((1u << count) - 1, from), Element{});
+}
+inline void store(float* to, Vector lanes) { _mm512_storeu_ps(to, lanes); }
+inline Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+inline Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
+inline Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+inline Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vector subtract_product(Vector c, Vector a, Vector b) { return _mm512_fnmadd_ps(a, b, c); }
+inline Vector maximum(Vector a, Vector b) { return _mm512_max_ps(a, b); }  // b where one of them is NaN
+inline Vector minimum(Vector a, Vector b) { return _mm512_min_ps(a, b); }  // as well
+inline Vector round(Vector a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vector times_power_of_two(Vector a, Vector exponents) { return _mm512_scalef_ps(a, exponents); }
+inline float sum(Vector lanes) { return _mm512_reduce_add_ps(lanes); }
+inline float maximum(Vector lanes) { return _mm512_reduce_max_ps(lanes); }
+// The lanes first, first + 1, …
+inline Vector count_from(float first) {
+  return add(broadcast(first), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+// Lanes [begin, end) of `lanes`, and `other` elsewhere.
+inline Vector keep(Vector lanes, int64_t begin, int64_t end, Vector other) {
+  begin = std::clamp<int64_t>(begin, 0, kLanes), end = std::clamp<int64_t>(end, 0, kLanes);
+  return _mm512_mask_mov_ps(other, ((1u << end) - 1) & ~((1u << begin) - 1), lanes);
+}
+
+// Exchanges rows and columns.
+inline void transpose(Vector (&rows)[kLanes]) {
+  Vector pairs[kLanes], fours[kLanes];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+    pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+  }
+  const auto unpack_low = [](Vector a, Vector b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  const auto unpack_high = [](Vector a, Vector b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  // fours[4 g + c]: of four rows from 4 g on, the columns c, 4 + c, 8 + c and 12 + c.
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    fours[4 * i] = unpack_low(pairs[4 * i], pairs[4 * i + 2]);
+    fours[4 * i + 1] = unpack_high(pairs[4 * i], pairs[4 * i + 2]);
+    fours[4 * i + 2] = unpack_low(pairs[4 * i + 1], pairs[4 * i + 3]);
+    fours[4 * i + 3] = unpack_high(pairs[4 * i + 1], pairs[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const Vector low_even = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0x88);
+    const Vector low_odd = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0xdd);
+    const Vector high_even = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x88);
+    const Vector high_odd = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xdd);
+    rows[i] = _mm512_shuffle_f32x4(low_even, high_even, 0x88);
+    rows[8 + i] = _mm512_shuffle_f32x4(low_even, high_even, 0xdd);
+    rows[4 + i] = _mm512_shuffle_f32x4(low_odd, high_odd, 0x88);
+    rows[12 + i] = _mm512_shuffle_f32x4(low_odd, high_odd, 0xdd);
+  }
+}
+
+// The sum of each vector's lanes, in one vector. Every sum adds in the same order: lanes 8 apart, then 4, 2 and 1.
+inline Vector sum_each(const Vector (&lanes)[kLanes]) {
+  Vector quarters[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const Vector &a = lanes[i], &b = lanes[4 + i], &c = lanes[8 + i], &d = lanes[12 + i];
+    const Vector low = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const Vector high = add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    quarters[i] = add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+  }
+  const auto halve = [](Vector a, Vector b) { return add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+  const Vector first = halve(quarters[0], quarters[1]), second = halve(quarters[2], quarters[3]);
+  return add(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+}
+
+#else
+
+using Vector = __m256;
+constexpr int64_t kLanes = 8;
+constexpr int kColumns = 2;  // 6 × 2 sums, 2 operands and one factor of 16 registers
+
+inline Vector zero() { return _mm256_setzero_ps(); }
+inline Vector broadcast(float value) { return _mm256_set1_ps(value); }
+inline Vector load(const float* from) { return _mm256_loadu_ps(from); }
+inline Vector widen(__m128i halves, BFloat16) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+inline Vector widen(__m128i halves, Float16) { return _mm256_cvtph_ps(halves); }
+template <class Element>
+inline Vector load(const Element* from) {
+  return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), Element{});
+}
+template <class Element>
+inline Vector load_part(const Element* from, int64_t count) {
+  Element padded[kLanes] = {};
+  std::memcpy(padded, from, count * sizeof(Element));
+  return load(padded);
+}
+inline void store(float* to, Vector lanes) { _mm256_storeu_ps(to, lanes); }
+inline Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+inline Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
+inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+inline Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vector subtract_product(Vector c, Vector a, Vector b) { return _mm256_fnmadd_ps(a, b, c); }
+inline Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }  // b where one of them is NaN
+inline Vector minimum(Vector a, Vector b) { return _mm256_min_ps(a, b); }
+inline Vector round(Vector a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// In two halves, because one float holds no power of two below 2^-149.
+inline Vector times_power_of_two(Vector a, Vector exponents) {
+  const __m256i whole = _mm256_cvtps_epi32(exponents), half = _mm256_srai_epi32(whole, 1);
+  const auto power = [](__m256i exponent) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
+  };
+  return multiply(multiply(a, power(half)), power(_mm256_sub_epi32(whole, half)));
+}
+inline float sum(Vector lanes) {
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+inline float maximum(Vector lanes) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+inline Vector count_from(float first) {
+  return add(broadcast(first), _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Vector keep(Vector lanes, int64_t begin, int64_t end, Vector other) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const auto below = [&](int64_t bound) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(std::clamp<int64_t>(bound, 0, kLanes))), lane);
+  };
+  return _mm256_blendv_ps(other, lanes, _mm256_castsi256_ps(_mm256_andnot_si256(below(begin), below(end))));
+}
+
+inline void transpose(Vector (&rows)[kLanes]) {
+  Vector pairs[kLanes], fours[kLanes];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+    pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    fours[4 * i] = _mm256_shuffle_ps(pairs[4 * i], pairs[4 * i + 2], 0x44);
+    fours[4 * i + 1] = _mm256_shuffle_ps(pairs[4 * i], pairs[4 * i + 2], 0xee);
+    fours[4 * i + 2] = _mm256_shuffle_ps(pairs[4 * i + 1], pairs[4 * i + 3], 0x44);
+    fours[4 * i + 3] = _mm256_shuffle_ps(pairs[4 * i + 1], pairs[4 * i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    rows[i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
+    rows[4 + i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
+  }
+}
+
+inline Vector sum_each(const Vector (&lanes)[kLanes]) {
+  const auto four = [&](int first) {
+    return _mm256_hadd_ps(
+        _mm256_hadd_ps(lanes[first], lanes[first + 1]), _mm256_hadd_ps(lanes[first + 2], lanes[first + 3]));
+  };
+  const Vector low = four(0), high = four(4);
+  return add(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+
+#endif
+
+// e to the power of numbers up to 88, to two units in the last place; exactly 0 below -104. NaN stays NaN.
+// The polynomial is that of Cephes' expf.
+inline Vector exp(Vector x) {
+  x = maximum(broadcast(-128.0f), x);
+  const Vector exponents = round(multiply(x, broadcast(1.44269504088896341f)));
+  Vector rest = subtract_product(x, exponents, broadcast(0.693359375f));
+  rest = subtract_product(rest, exponents, broadcast(-2.12194440e-4f));
+  Vector power = broadcast(1.9875691500e-4f);
+  for (const float coefficient : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    power = multiply_add(power, rest, broadcast(coefficient));
+  power = multiply_add(power, multiply(rest, rest), add(rest, broadcast(1.0f)));
+  return times_power_of_two(power, exponents);
+}
+
+inline void store_one(float* to, float value) { *to = value; }
+inline void store_one(BFloat16* to, float value) {  // rounded to nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  to->bits = value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline void store_one(Float16* to, float value) { to->bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+
+// Copies elements, of another type if need be.
+template <class To, class From>
+inline void convert(To* to, const From* from, int64_t count) {
+  float lanes[kLanes];
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const int64_t part = std::min(kLanes, count - at);
+    store(lanes, part == kLanes ? load(from + at) : load_part(from + at, part));
+    for (int64_t i = 0; i < part; i++) store_one(to + at + i, lanes[i]);
+  }
+}
+template <class Element>
+inline void convert(Element* to, const Element* from, int64_t count) {
+  std::memcpy(to, from, count * sizeof(Element));
+}
+
+}  // namespace kiln

@@ -1,0 +1,1 @@
+"""The attention operator: its schema, and its reference in torch."""

@@ -1,0 +1,50 @@
+"""The attention kernel by itself, compiled for one instruction set and called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from compiler_svc.lower.attend import name_function, write_kernel_source
+from tests.kernel_library import load_kernel
+
+#: The dtypes of queries and of caches that are tried.
+PAIRS: Final = (
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.bfloat16),
+)
+
+
+class AttendKernel:
+    """The functions for all of `PAIRS`. They are compiled once for all runs, and again after an edit."""
+
+    def __init__(self, isa: str) -> None:
+        """Compiles for x86-64-v3 or x86-64-v4."""
+        self._library = load_kernel("attend", write_kernel_source(PAIRS), isa)
+
+    def attend(self, arguments: list[Any], options: dict[str, Any], threads: int = 2) -> Tensor:
+        """`kiln::attend_in_place`. Outputs of tokens without a position are NaN."""
+        queries, keys, values, key_cache, value_cache, positions, block_table, sinks, slopes, tree_mask = arguments
+        rows, tokens, heads, head_dim = queries.shape
+        attended = torch.full((rows, tokens, heads, head_dim), float("nan"), dtype=queries.dtype)
+        tensors = (attended, queries, keys, values, key_cache, value_cache, positions, block_table)
+        has_masks = tree_mask is not None and tree_mask.dim() == 3
+        sizes = (
+            *(rows, tokens, heads, key_cache.shape[1], head_dim, key_cache.shape[2], block_table.shape[1]),
+            *(queries.stride(1), keys.stride(1), values.stride(1), tokens * tokens if has_masks else 0),
+        )
+        self._library.set_threads(threads)
+        getattr(self._library, name_function(queries.dtype, key_cache.dtype))(
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
+            *(ctypes.c_void_p(None if one is None else one.data_ptr()) for one in (sinks, slopes, tree_mask)),
+            *map(ctypes.c_int64, sizes),
+            ctypes.c_double(options["scale"]),
+            ctypes.c_int64(options.get("window", 0)),
+            ctypes.c_double(options.get("soft_cap", 0.0)),
+        )
+        return attended

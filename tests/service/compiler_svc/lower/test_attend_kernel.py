@@ -1,0 +1,215 @@
+"""The attention kernel's contract: every option against the reference in torch, for each instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import execution.attention.operators  # noqa: F401 - registers the reference
+from targets.cpu import X86_64
+from tests.attention.covering import cover
+from tests.attention.kernel import PAIRS, AttendKernel
+from tests.attention.steps import CASES, AttentionStep
+
+pytestmark = pytest.mark.toolchain
+
+TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+#: Whatever may go wrong together. Blocks of 48 and 100 positions end within the kernel's tiles.
+FACTORS: dict[str, list[Any]] = {
+    "pair": list(PAIRS),
+    "head_dim": [24, 80, 96, 128, 256],
+    "heads": [(2, 2), (6, 2), (7, 1), (8, 2), (20, 2)],
+    "tokens": [(1, 1, 0), (3, 1, 2), (40, 0, 17), (100, 5, 64)],
+    "cached": [(0, 0, 0), (1, 63, 7), (20, 240, 64)],
+    "block_tokens": [1, 16, 48, 100, 352],
+    "window": [0, 1, 50],
+    "sinks": [False, True],
+    "slopes": [False, True],
+    "soft_cap": [0.0, 1.5],
+    "tree": ["none", "one", "each"],
+    "is_joined": [False, True],
+}
+LONGEST = 352
+
+
+@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4"])
+def kernel(request: pytest.FixtureRequest) -> AttendKernel:
+    if request.param not in X86_64.list_supported():
+        pytest.skip(f"this host has no {request.param}")
+    return AttendKernel(request.param)
+
+
+def make_step(case: dict[str, Any]) -> AttentionStep:
+    heads, kv_heads = case["heads"]
+    most = max(case["tokens"])
+    generator = torch.Generator().manual_seed(3)
+    # A tree's token sees itself and, of those before it, some.
+    trees = (torch.rand(len(case["tokens"]), most, most, generator=generator) < 0.4).tril() | torch.eye(most).bool()
+    return AttentionStep(
+        case["cached"],
+        case["tokens"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=case["head_dim"],
+        block_tokens=case["block_tokens"],
+        blocks_per_row=-(-LONGEST // case["block_tokens"]),
+        dtype=case["pair"][0],
+        cache_dtype=case["pair"][1],
+        sinks=torch.randn(heads, generator=generator) if case["sinks"] else None,
+        slopes=torch.rand(heads, generator=generator) / 8 if case["slopes"] else None,
+        tree_mask={"none": None, "one": trees[0], "each": trees}[case["tree"]],
+        is_joined=case["is_joined"],
+        options={"window": case["window"], "soft_cap": case["soft_cap"]},
+    )
+
+
+def assert_like_the_reference(kernel: AttendKernel, step: AttentionStep, threads: int = 2) -> None:
+    arguments, options = step.make_arguments(), step.make_options()
+    expected, *caches = torch.ops.kiln.attend(*arguments, **options)
+    attended = kernel.attend(arguments, options, threads)
+    is_live = step.make_positions() >= 0
+    error = (attended - expected)[is_live].float().abs().max() / expected.float().abs().max()
+    assert error < TOLERANCES[step.dtype]
+    assert attended[~is_live].isnan().all(), "a token without a position cost something"
+    assert arguments[3].equal(caches[0])
+    assert arguments[4].equal(caches[1])
+
+
+@pytest.mark.parametrize("step", CASES.values(), ids=CASES)
+def test_kernel_does_what_the_reference_does(kernel: AttendKernel, step: AttentionStep) -> None:
+    assert_like_the_reference(kernel, step)
+
+
+def test_all_pairs_of_options_go_together(kernel: AttendKernel) -> None:
+    for case in cover(FACTORS):
+        try:
+            assert_like_the_reference(kernel, make_step(case))
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+
+
+@pytest.mark.slow
+def test_all_triples_of_options_go_together(kernel: AttendKernel) -> None:
+    for case in cover(FACTORS, strength=3):
+        try:
+            assert_like_the_reference(kernel, make_step(case), threads=1)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+
+
+def step_of_length(length: int, tokens: int, **options: Any) -> AttentionStep:
+    """One row that ends with position `length - 1`."""
+    return AttentionStep(
+        (length - tokens,), (tokens,), head_dim=64, block_tokens=64, blocks_per_row=-(-length // 64), **options
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1025, 2600])
+def test_lengths_around_the_kernels_bounds(kernel: AttendKernel, length: int) -> None:
+    assert_like_the_reference(kernel, step_of_length(length, 1))
+    assert_like_the_reference(kernel, step_of_length(length, min(length, 20)))
+
+
+@pytest.mark.slow
+def test_all_lengths(kernel: AttendKernel) -> None:
+    for length in (*range(1, 700), *range(700, 4097, 97), 4095, 4096):
+        for tokens in {1, min(length, 5), min(length, 33), length if length < 300 or length > 4090 else 1}:
+            assert_like_the_reference(kernel, step_of_length(length, tokens))
+
+
+def make_ring(length: int, tokens: int) -> AttentionStep:
+    """Windows of 40 in a ring that holds no position more than it must."""
+    options = {"window": 40, "max_context": 4096}
+    ring = 40 + tokens - 1
+    return replace(step_of_length(length, tokens, options=options), block_tokens=ring, blocks_per_row=1)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 20, 70])
+def test_rings_hold_windows(kernel: AttendKernel, tokens: int) -> None:
+    for length in (tokens, 100, 300, 1000):
+        assert_like_the_reference(kernel, make_ring(length, tokens))
+
+
+ROWS = AttentionStep(
+    (0, 700, 33, 1300, 5), (7, 3, 0, 7, 1), heads=6, kv_heads=2, head_dim=80, block_tokens=48, blocks_per_row=28
+)
+#: Steps for both ways of the kernel.
+FEW_AND_MANY = [ROWS, replace(ROWS, tokens=(40, 3, 0, 23, 1))]
+
+
+@pytest.mark.parametrize("step", FEW_AND_MANY, ids=["few tokens", "many tokens"])
+def test_bits_depend_neither_on_threads_nor_on_other_rows(kernel: AttendKernel, step: AttentionStep) -> None:
+    options = step.make_options()
+    is_live = step.make_positions() >= 0
+    expected = kernel.attend(step.make_arguments(), options, threads=1)
+    for threads in (2, 3, 7):
+        assert kernel.attend(step.make_arguments(), options, threads)[is_live].equal(expected[is_live])
+    for row in range(len(step.cached)):
+        arguments = step.make_arguments()
+        others = [other for other in range(len(step.cached)) if other != row]
+        for tensor in arguments[:3]:
+            tensor[others] = float("inf")
+        arguments[5][others[1:]] = -1
+        assert kernel.attend(arguments, options)[row, is_live[row]].equal(expected[row, is_live[row]])
+        alone = [tensor[row : row + 1] for tensor in step.make_arguments()[:3]]
+        rest = [tensor[row : row + 1] for tensor in step.make_arguments()[5:7]]
+        attended = kernel.attend([*alone, *step.make_arguments()[3:5], *rest, None, None, None], options)
+        assert attended[0, is_live[row]].equal(expected[row, is_live[row]])
+
+
+@pytest.mark.parametrize("window", [0, 90])
+def test_bits_of_a_prompt_do_not_depend_on_its_division(kernel: AttendKernel, window: int) -> None:
+    whole = AttentionStep(
+        (0,), (300,), heads=6, kv_heads=2, head_dim=64, block_tokens=512, blocks_per_row=1, options={"window": window}
+    )
+    options = whole.make_options()
+    expected = kernel.attend(whole.make_arguments(), options)
+    arguments = whole.make_arguments()
+    for begin, end in ((0, 100), (100, 117), (117, 300)):
+        part = [tensor[:, begin:end].contiguous() for tensor in arguments[:3]]
+        positions = torch.arange(begin, end, dtype=torch.int32)[None]
+        attended = kernel.attend([*part, *arguments[3:5], positions, *arguments[6:]], options)
+        assert attended.equal(expected[:, begin:end])
+
+
+class GuardedCache:
+    """A cache [1, 1, block_tokens, head_dim] of which only positions [begin, end) may be touched."""
+
+    def __init__(self, begin: int, end: int, block_tokens: int, head_dim: int) -> None:
+        """`begin` and `end` times the size of a position must be whole pages."""
+        size = head_dim * 4
+        self._memory = mmap.mmap(-1, block_tokens * size + 2 * mmap.PAGESIZE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + mmap.PAGESIZE
+        for first, last in ((-mmap.PAGESIZE, begin * size), (end * size, block_tokens * size + mmap.PAGESIZE)):
+            assert first % mmap.PAGESIZE == last % mmap.PAGESIZE == 0
+            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + first), ctypes.c_size_t(last - first), 0) == 0
+        floats = (ctypes.c_float * (block_tokens * head_dim)).from_address(address)
+        self.tensor: Tensor = torch.frombuffer(floats, dtype=torch.float32).view(1, 1, block_tokens, head_dim)
+        self.tensor[0, 0, begin:end] = torch.randn(end - begin, head_dim)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 32])
+@pytest.mark.parametrize(("begin", "end"), [(0, 16), (0, 208), (0, 1024), (96, 144), (480, 1040)])
+def test_nothing_is_read_before_or_behind_what_lives(kernel: AttendKernel, begin: int, end: int, tokens: int) -> None:
+    """A touch of guarded memory ends this process."""
+    head_dim, block_tokens = 64, 1536
+    tokens = min(tokens, end - begin)
+    caches = [GuardedCache(begin, end, block_tokens, head_dim) for _ in range(2)]
+    # The first token sees all positions from `begin` on, the last one those before `end`.
+    window = end - begin - tokens + 1 if begin else 0
+    step = AttentionStep((end - tokens,), (tokens,), heads=2, kv_heads=1, head_dim=head_dim)
+    arguments, options = step.make_arguments(), {"scale": 0.125, "window": window, "max_context": block_tokens}
+    arguments[3:5] = [cache.tensor for cache in caches]
+    arguments[6] = torch.zeros(1, 1, dtype=torch.int32)
+    attended = kernel.attend(arguments, options)
+    whole = [torch.zeros(1, 1, block_tokens, head_dim) for _ in caches]
+    for cache, copy in zip(caches, whole, strict=True):
+        copy[0, 0, begin:end] = cache.tensor[0, 0, begin:end]
+    expected = torch.ops.kiln.attend(*arguments[:3], *whole, *arguments[5:], **options)[0]
+    torch.testing.assert_close(attended, expected)

@@ -1,0 +1,126 @@
+"""The attention operator's reference against loops over single tokens, and against torch's attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from execution.attention import operators
+from tests.attention.steps import CASES, CHUNK, DECODE, TREE, AttentionStep, attend_by_loops
+
+
+@pytest.mark.parametrize("step", CASES.values(), ids=CASES)
+def test_reference_does_what_loops_do(step: AttentionStep) -> None:
+    arguments, options = step.make_arguments(), step.make_options()
+    expected = attend_by_loops(arguments, options)
+    actual = torch.ops.kiln.attend(*arguments, **options)
+    tolerance = 1e-2 if step.dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
+    assert actual[1].equal(expected[1])
+    assert actual[2].equal(expected[2])
+
+
+def test_a_prompt_is_torchs_causal_attention() -> None:
+    step = AttentionStep((0, 0), (16, 16), options={"reads_cache": False})
+    queries, keys, values = step.make_arguments()[:3]
+    expected = functional.scaled_dot_product_attention(
+        *(heads.transpose(1, 2) for heads in (queries, keys, values)), is_causal=True, scale=8**-0.5, enable_gqa=True
+    ).transpose(1, 2)
+    actual = torch.ops.kiln.attend(*step.make_arguments(), **step.make_options())[0]
+    torch.testing.assert_close(actual, expected)
+    # The same prompt, read from the cache that it was written to.
+    read = torch.ops.kiln.attend(*step.make_arguments(), **{**step.make_options(), "reads_cache": True})[0]
+    torch.testing.assert_close(read, expected)
+
+
+def test_numbers_that_no_token_wrote_reach_no_output() -> None:
+    step = replace(DECODE, options={"window": 4})
+    arguments = step.make_arguments()
+    expected = torch.ops.kiln.attend(*arguments, **step.make_options())[0]
+    positions, table = arguments[5], arguments[6]
+    held = [
+        (int(table[row, position // 16]), position % 16)
+        for row in range(3)
+        for position in range(int(positions[row, 0]))
+    ]
+    for cache in arguments[3:5]:
+        poisoned = torch.full_like(cache, float("nan"))
+        for block, offset in held:
+            poisoned[block, :, offset] = cache[block, :, offset]
+        cache.copy_(poisoned)
+    assert torch.ops.kiln.attend(*arguments, **step.make_options())[0].equal(expected)
+
+
+@pytest.mark.parametrize("step", [DECODE, CHUNK], ids=["decode", "a chunk"])
+def test_the_twin_writes_the_caches_themselves(step: AttentionStep) -> None:
+    arguments, options = step.make_arguments(), step.make_options()
+    attended, keys, values = torch.ops.kiln.attend(*arguments, **options)
+    assert torch.ops.kiln.attend_in_place(*arguments, **options).equal(attended)
+    assert arguments[3].equal(keys)
+    assert arguments[4].equal(values)
+
+
+class Layer(nn.Module):
+    """Calls the operator as a model does."""
+
+    def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        results: tuple[Tensor, Tensor, Tensor] = torch.ops.kiln.attend(
+            *arguments, None, None, None, scale=0.3, max_context=32
+        )
+        return results
+
+
+def test_programs_keep_the_operator() -> None:
+    arguments = CHUNK.make_arguments()[:7]
+    program = torch.export.export(Layer(), tuple(arguments))
+    assert [node.target for node in program.graph.find_nodes(op="call_function", target=torch.ops.kiln.attend.default)]
+    for actual, expected in zip(program.module()(*arguments), Layer()(*arguments), strict=True):
+        assert actual.equal(expected)
+
+
+@pytest.mark.parametrize("name", ["attend", "attend_in_place"])
+def test_torch_finds_the_operators_consistent(name: str) -> None:
+    operator = getattr(torch.ops.kiln, name).default
+    step = replace(CHUNK, sinks=torch.zeros(4), tree_mask=TREE)
+    torch.library.opcheck(
+        operator,
+        tuple(step.make_arguments()),
+        step.make_options(),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "wrong", "error", "message"),
+    [
+        (1, torch.zeros(3, 4, 3, 8), ValueError, r"keys of shape \[3, 4, 3, 8\]; accepted: \[3, 4, 2, 8\]"),
+        (
+            4,
+            torch.zeros(7, 2, 16, 8, dtype=torch.float16),
+            TypeError,
+            "value_cache of torch.float16; accepted: torch.float32",
+        ),
+        (5, torch.zeros(3, 4, dtype=torch.int64), TypeError, "positions of torch.int64; accepted: torch.int32"),
+        (7, torch.zeros(2), ValueError, r"sinks of shape \[2\]; accepted: \[4\]"),
+        (9, torch.zeros(3, 3, dtype=torch.bool), ValueError, r"tree_mask of shape \[3, 3\]; accepted: \[4, 4\]"),
+        (0, torch.zeros(3, 4, 5, 8), ValueError, "5 query heads for 2 KV heads; accepted: a multiple of them"),
+        (0, torch.zeros(3, 4, 4, 8, dtype=torch.int32), TypeError, "queries of torch.int32; accepted: torch.float32"),
+    ],
+)
+def test_wrong_arguments_are_named_when_traced(index: int, wrong: Tensor, error: type[Exception], message: str) -> None:
+    arguments = CHUNK.make_arguments()
+    arguments[index] = wrong
+    arguments = [None if one is None else one.to("meta") for one in arguments]
+    with pytest.raises(error, match=message):
+        torch.ops.kiln.attend(*arguments, **CHUNK.make_options())
+
+
+def test_every_accepted_dtype_attends() -> None:
+    for dtype in operators.ATTENTION_DTYPES:
+        step = replace(DECODE, dtype=dtype, cache_dtype=dtype)
+        attended, keys, _ = torch.ops.kiln.attend(*step.make_arguments(), **step.make_options())
+        assert attended.dtype == keys.dtype == dtype
