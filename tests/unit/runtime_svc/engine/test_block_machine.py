@@ -68,7 +68,7 @@ class BlockMachine(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(1, 20))
     def evict(self, num_blocks: int) -> None:
-        """A request of other tokens takes blocks that nobody holds, and ends."""
+        """A request of other tokens takes blocks that no other holds, and ends."""
         request = self.make_request([2] * num_blocks * self.kv.block_tokens, "")
         if self.kv.reserve(request, request.num_tokens) is None:
             assert num_blocks > self.count_available()
