@@ -72,6 +72,7 @@ class EngineHarness:
         top_logprobs: int | None = None,
         stall: StallPolicy | None = None,
         deadline_s: float | None = None,
+        cache_salt: str = "",
     ) -> OutputStream:
         self._count += 1
         now_s = asyncio.get_running_loop().time()
@@ -83,6 +84,7 @@ class EngineHarness:
             timeline=Timeline(now_s),
             top_logprobs=top_logprobs,
             stall=stall,
+            cache_salt=cache_salt,
         )
         text = SequenceText(LetterTokenizer(), stop_strings)  # type: ignore[arg-type]
         absolute_s = None if deadline_s is None else now_s + deadline_s
