@@ -126,4 +126,5 @@ CPU: Final = Target(
         _COMPILED,
     ),
     returns_internal=True,
+    skips_idle=True,
 )
