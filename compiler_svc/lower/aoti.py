@@ -35,7 +35,7 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
     with torch.no_grad(), steered(job) as options:
         module = write_in_place(program, job.num_state)
         objects = [compile_interface(job)]
-        if use_linear_kernel(module):
+        if use_linear_kernel(module, job.options.target.isa):
             objects.append(compile_linear_kernel(job))
         objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)
