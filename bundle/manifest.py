@@ -222,10 +222,7 @@ class GenerationDefaults(_Record, frozen=True, omit_defaults=True):
 
 
 class Serving(_Record, frozen=True, omit_defaults=True):
-    """Options of the configuration that concern the runtime and not the executables.
-
-    A field at its default is not written, so that a new field changes no manifest, and no digest, that does not set it.
-    """
+    """Options for the runtime, not the executables. One at its default is not written, so that old digests stay."""
 
     #: Cut prompts that are too long and keep their end; otherwise the runtime refuses them.
     input_truncation: bool = False

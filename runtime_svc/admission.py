@@ -6,16 +6,21 @@ import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, starmap
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
 from bundle.errors import FieldViolation
 from edge.request_id import ACCEPTED_REQUEST_ID, REQUEST_ID
 from execution.step import MAX_TOP_LOGPROBS
-from execution.text.prompt import ChatMessage, ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
-from execution.text.tools import ACCEPTED_OBJECT, parse_object
+from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.capabilities import Capabilities, DefaultSampling
+from runtime_svc.chat_admission import (
+    MAX_QUOTED_CHARS,
+    MAX_VIOLATIONS_PER_LIST,
+    find_chat_violations,
+    find_unserved_parts,
+)
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
@@ -23,12 +28,8 @@ from runtime_svc.request_limits import RequestLimits
 from runtime_svc.stall_policy import StallCall
 
 MAX_STOP_STRING_CHARS: Final = 256
-MAX_TOOLS: Final = 128
-MAX_TOOL_CHARS: Final = 64 << 10
-# Errors quote invalid values, but only the beginning of long ones.
-MAX_QUOTED_CHARS: Final = 60
-# A thousand violations of one list tell the client no more than ten.
-MAX_VIOLATIONS_PER_LIST: Final = 10
+#: Characters of a request's cache salt.
+MAX_SALT_CHARS: Final = 256
 
 #: Fields of a Generate request that no deployment serves yet, each with the value that changes nothing, if it has one.
 UNSERVED: Final[Mapping[str, object]] = MappingProxyType(
@@ -73,6 +74,7 @@ class GenerationCall:
     logits: bool = False
     capture: CaptureCall | None = None
     stall: StallCall | None = None
+    cache_salt: str = ""
     #: Values of the fields in UNSERVED that the client set.
     unserved: Mapping[str, object] = field(default_factory=dict)
 
@@ -91,6 +93,7 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
         *_sampling_violations(call, capabilities),
         *_stop_violations(call, capabilities),
         *_output_violations(call, capabilities),
+        *_salt_violations(call.cache_salt),
     ]
     if invalid:
         fields = {violation.field for violation in invalid}
@@ -201,6 +204,7 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         num_truncated_tokens=num_surplus,
         top_logprobs=call.logprobs,
         wants_logits=call.logits,
+        cache_salt=call.cache_salt,
         capture=_resolve_capture(call.capture),
         stall=None if call.stall is None else call.stall.resolve(capabilities.stall_timeouts),
     )
@@ -247,52 +251,13 @@ def _prompt_violations(prompt: Prompt | None, capabilities: Capabilities) -> Ite
         case TextPrompt(text=""):
             yield FieldViolation("text", "''", "at least one character")
         case ChatPrompt():
-            yield from _chat_violations(prompt)
+            yield from find_chat_violations(prompt)
         case TokenPrompt(token_ids=()):
             yield FieldViolation("token_ids.ids", "none", "at least one token id")
         case TokenPrompt(token_ids=token_ids):
             yield from _token_id_violations("token_ids.ids", token_ids, capabilities)
         case TextPrompt():
             pass
-
-
-def _chat_violations(prompt: ChatPrompt) -> Iterator[FieldViolation]:
-    if not prompt.messages:
-        yield FieldViolation("chat.messages", "none", "at least one message")
-    nobodies = [index for index, message in enumerate(prompt.messages) if not message.role]
-    for index in nobodies[:MAX_VIOLATIONS_PER_LIST]:
-        yield FieldViolation(f"chat.messages[{index}].role", "''", "a role that the chat template knows")
-    named = ((f"chat.messages[{index}]", message) for index, message in enumerate(prompt.messages))
-    yield from islice(chain.from_iterable(starmap(_message_violations, named)), MAX_VIOLATIONS_PER_LIST)
-    if len(prompt.tools_json) > MAX_TOOLS:
-        yield FieldViolation("chat.tools_json", f"{len(prompt.tools_json)} tools", f"at most {MAX_TOOLS}")
-        return
-    for index, text in enumerate(prompt.tools_json):
-        yield from _object_violations(f"chat.tools_json[{index}]", text)
-
-
-def _message_violations(path: str, message: ChatMessage) -> Iterator[FieldViolation]:
-    if message.parts and message.content is not None:
-        yield FieldViolation(f"{path}.content_parts", "set beside content", "content or content_parts")
-    for index, part in enumerate(message.parts):
-        if part.kind is None:
-            yield FieldViolation(f"{path}.content_parts[{index}]", "none", "text")
-    for index, call in enumerate(message.tool_calls):
-        if not call.name:
-            yield FieldViolation(f"{path}.tool_calls[{index}].name", "''", "the name of a function")
-        if call.arguments_json:
-            yield from _object_violations(f"{path}.tool_calls[{index}].arguments_json", call.arguments_json)
-
-
-def _object_violations(path: str, text: str) -> Iterator[FieldViolation]:
-    if len(text) > MAX_TOOL_CHARS:
-        yield FieldViolation(path, f"{len(text)} characters", f"at most {MAX_TOOL_CHARS} characters")
-        return
-    try:
-        parse_object(text)
-    except ValueError as error:
-        quoted = f"{text[:MAX_QUOTED_CHARS]!r} ({error})"
-        yield FieldViolation(path, quoted, ACCEPTED_OBJECT, quotes_text=True)
 
 
 def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -302,15 +267,7 @@ def _unserved_prompt(prompt: Prompt | None, capabilities: Capabilities) -> Itera
         accepted = "text or token_ids: the bundle has no chat template"
         yield FieldViolation("chat", "set", accepted if capabilities.text else "token_ids: the bundle has no tokenizer")
     if isinstance(prompt, ChatPrompt):
-        yield from islice(_unserved_parts(prompt), MAX_VIOLATIONS_PER_LIST)
-
-
-def _unserved_parts(prompt: ChatPrompt) -> Iterator[FieldViolation]:
-    for index, message in enumerate(prompt.messages):
-        for number, part in enumerate(message.parts):
-            if part.kind not in ("text", None):
-                path = f"chat.messages[{index}].content_parts[{number}].{part.kind}"
-                yield FieldViolation(path, "set", "text: no model that Kiln serves takes anything else")
+        yield from islice(find_unserved_parts(prompt), MAX_VIOLATIONS_PER_LIST)
 
 
 def _sampling_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -351,6 +308,11 @@ def _output_violations(call: GenerationCall, capabilities: Capabilities) -> Iter
             yield FieldViolation("output.capture_inputs.first_step", str(first_step), "at least 0")
         if num_steps is not None and not 1 <= num_steps <= MAX_STEPS:
             yield FieldViolation("output.capture_inputs.num_steps", str(num_steps), f"1 to {MAX_STEPS}")
+
+
+def _salt_violations(salt: str) -> Iterator[FieldViolation]:
+    if len(salt) > MAX_SALT_CHARS:
+        yield FieldViolation("cache_salt", f"{len(salt)} characters", f"at most {MAX_SALT_CHARS} characters")
 
 
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:

@@ -84,6 +84,7 @@ class Capabilities:
     async_mode: bool = True
     adapters: tuple[str, ...] = ()
     speculation_length: int = 0
+    prefix_caching: bool = False
     stall_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
 
     @classmethod
@@ -124,6 +125,7 @@ class Capabilities:
             input_capture=input_capture,
             input_truncation=manifest.serving.input_truncation,
             padding_side="left" if is_left_padded else "right",
+            prefix_caching=manifest.serving.prefix_caching,
             stall_timeouts=stall_timeouts or StallTimeouts(),
             submodels=tuple(map(_shapes_of, (buckets.context_encoding, buckets.token_generation))),
         )

@@ -75,6 +75,18 @@ _ENGINE_METRICS: Final = (
         lambda engine: [((), engine.scheduler.statistics.prompt_tokens)],
     ),
     _EngineMetric(
+        "vllm:prefix_cache_hits",
+        "counter",
+        "Tokens of prompts that the KV cache held when their requests started",
+        lambda engine: [((), engine.scheduler.statistics.cached_prompt_tokens)],
+    ),
+    _EngineMetric(
+        "vllm:num_preemptions",
+        "counter",
+        "How often a sequence gave back its blocks of the KV cache to make room, and was computed anew",
+        lambda engine: [((), engine.scheduler.statistics.preemptions)],
+    ),
+    _EngineMetric(
         "vllm:generation_tokens",
         "counter",
         "Generated tokens",

@@ -23,12 +23,12 @@ from runtime_svc.deployments.weights import WeightsLoad
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import AliasFollowed
 from runtime_svc.wire.runtime import (
-    check_scope,
     deployment_info_to_pb,
     deployment_to_pb,
     policy_from_pb,
     progress_to_pb,
     reset_receipt_to_pb,
+    resets_prefix_cache,
     spec_from_pb,
     timestamp_to_pb,
     weight_policies_from_pb,
@@ -77,12 +77,14 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         return pb.GetDeploymentResponse(deployment=deployment_to_pb(deployment))
 
     async def ResetKVCache(self, request: pb.ResetKVCacheRequest, context: Any) -> pb.ResetKVCacheResponse:
-        """Zeroes a deployment's KV cache and returns the receipt."""
+        """Zeroes a deployment's KV cache, or what it keeps for later requests, and returns the receipt."""
         describe_call(deployment_id=request.deployment_id)
-        check_scope(request)
         policy = policy_from_pb(request.in_flight_policy, default=InFlightPolicy.WAIT)
         deployment = self._deployments.get(request.deployment_id)
-        engine = deployment.require_serving(while_recovering=False).engine
+        serving = deployment.require_serving(while_recovering=False)
+        engine = serving.engine
+        if resets_prefix_cache(request, has_prefix_cache=serving.capabilities.prefix_caching):
+            return reset_receipt_to_pb(await engine.reset_prefix_cache())
         return reset_receipt_to_pb(await engine.reset_kv_cache(policy))
 
     async def LoadWeights(self, request: pb.LoadWeightsRequest, context: Any) -> AsyncIterator[pb.LoadWeightsResponse]:

@@ -192,6 +192,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         engine = EngineConfig(
             queue_capacity=settings.queue_capacity,
             stream_capacity=settings.stream_capacity,
+            max_chunk_tokens=settings.max_chunk_tokens,
             stall_timeouts=settings.stall_timeouts,
         )
         workers = TextWorkers()

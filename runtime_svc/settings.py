@@ -30,6 +30,7 @@ from edge.options import (
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
 from execution.text.handle import TextLimits
 from runtime_svc.bundles.channel import CompilerEndpoint
+from runtime_svc.engine.config import DEFAULT_CHUNK_TOKENS
 from runtime_svc.engine.request import StallTimeouts
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
@@ -57,6 +58,7 @@ class Settings:
         follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
+        max_chunk_tokens: Tokens of a prompt that a step may compute while sequences wait for their next token.
         stall_timeouts: How long responses may wait for clients that do not read.
         min_step_timeout_s: Time after which a step whose ranks stand still counts as hung.
         text_limits: What the text process of a deployment may take.
@@ -79,6 +81,7 @@ class Settings:
     follow_interval_s: float
     queue_capacity: int
     stream_capacity: int
+    max_chunk_tokens: int
     stall_timeouts: StallTimeouts
     min_step_timeout_s: float
     text_limits: TextLimits
@@ -134,6 +137,13 @@ OPTIONS: Final = (
     Option("queue-capacity", COUNT, "requests that may wait for a slot", default=256),
     Option("stream-capacity", COUNT, "events that may wait for a slow client", default=64),
     Option(
+        "max-chunk-tokens",
+        COUNT,
+        "tokens of a prompt that a step may compute while sequences wait for their next token, if an executable is "
+        "compiled for so few; a longer prompt then delays them by one such step at a time",
+        default=DEFAULT_CHUNK_TOKENS,
+    ),
+    Option(
         "max-stall-timeout",
         SECONDS,
         "longest stall timeout that a client may choose for its Generate; never less than `stall-timeout`",
@@ -186,6 +196,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
         stream_capacity=options.stream_capacity,
+        max_chunk_tokens=options.max_chunk_tokens,
         stall_timeouts=StallTimeouts(options.stall_timeout, max(options.stall_timeout, options.max_stall_timeout)),
         min_step_timeout_s=options.min_step_timeout,
         text_limits=TextLimits(timeout_s=options.text_timeout, max_memory_bytes=options.text_memory),

@@ -61,7 +61,7 @@ struct Model {
       if (totals.seconds >= seconds) return;
       const void* const list[] = {weight};
       const double start = processor_time();
-      kiln::multiply<Element>(out, activations, list, &kind.outputs, 1, rows, kind.inputs);
+      kiln::multiply<Element>(out, activations, list, &kind.outputs, 1, rows, kind.inputs, nullptr, 1);
       totals.seconds += processor_time() - start;
       totals.operations += 2.0 * rows * kind.inputs * kind.outputs;
       totals.bytes += 1.0 * sizeof(Element) * kind.inputs * kind.outputs;

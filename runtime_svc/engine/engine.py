@@ -21,6 +21,7 @@ import structlog
 from bundle.errors import KilnError, ResourcesShort
 from bundle.manifest import Manifest
 from execution.errors import ExecutionError, RankHung, RankLost
+from runtime_svc.engine.assembly import make_scheduler
 from runtime_svc.engine.capture import CaptureLog
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.inputs import StepBuilder
@@ -30,7 +31,6 @@ from runtime_svc.engine.ranks import RankLauncher, Ranks
 from runtime_svc.engine.relaunch import relaunch
 from runtime_svc.engine.request import Finish, FinishReason, Request
 from runtime_svc.engine.requests import RequestTable
-from runtime_svc.engine.scheduler.assembly import make_scheduler
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import StepPlan
@@ -175,6 +175,23 @@ class Engine:
             receipt = await self._operations.run("ResetKVCache", policy, reset)
         return ResetReceipt(receipt.aborted_requests, zeroed_bytes, self.weight_epoch, self._now() - start_s)
 
+    async def reset_prefix_cache(self) -> ResetReceipt:
+        """Forgets, between two steps, the prefixes that later requests could share, and zeroes those that none holds.
+
+        Raises:
+            RankLost: A rank died or hung over it; the engine recovers with an empty cache.
+        """
+        start_s = self._now()
+        zeroed_bytes = 0
+
+        async def reset() -> None:
+            nonlocal zeroed_bytes
+            if blocks := self.scheduler.kv.reset():
+                zeroed_bytes = await self._ranks.zero_state(blocks)
+
+        await self._operations.run("ResetKVCache", InFlightPolicy.CONTINUE, reset)
+        return ResetReceipt(0, zeroed_bytes, self.weight_epoch, self._now() - start_s)
+
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy) -> None:
         """Maps new weights beside the ones in use, while steps run.
 
@@ -207,7 +224,8 @@ class Engine:
             launcher: Launches ranks with the new weights, from the swap on.
             shard_paths_by_rank: The staged files; the engine stages them again if the ranks were restarted since.
             policy: How the swap treats running requests.
-            keep_kv: Leave the KV cache as it is.
+            keep_kv: Leave running requests what the KV cache holds of them. Later ones find nothing that the old
+                weights computed.
             on_swapped: Called between the same two steps, also if the caller was cancelled meanwhile.
 
         Raises:
@@ -228,7 +246,9 @@ class Engine:
                 await self._ranks.swap_weights()
                 if not self.weight_epoch:
                     await launcher.warm_up(self._ranks)
-                if not keep_kv:
+                if keep_kv:
+                    self.scheduler.kv.reset()
+                else:
                     await self._zero_state()
             except ExecutionError as error:
                 self._half_swapped = error

@@ -143,7 +143,9 @@ class RequestTable:
         """Ends the requests of rows that the executable calls invalid, and remembers their blocks of the KV cache."""
         for row in plan.rows:
             if row.row in invalid_rows:
-                self._tainted_blocks.update(row.placement.blocks)
+                # What it wrote: blocks before these may be others', too, and hold valid numbers.
+                first = row.num_cached // self._scheduler.kv.block_tokens
+                self._tainted_blocks.update(row.placement.blocks[first:])
                 error = NumericsInvalid(row.request.request_id, row.request.num_tokens)
                 if self.end(row.request, Finish(FinishReason.ERROR, error=error)):
                     self._scheduler.statistics.invalid_requests += 1

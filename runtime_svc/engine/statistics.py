@@ -37,6 +37,8 @@ class EngineStatistics:
         #: Tokens of prompts that the KV cache held when their requests started.
         self.cached_prompt_tokens = 0
         self.generated_tokens = 0
+        #: How often a request gave back its part of the KV cache to make room.
+        self.preemptions = 0
         #: Requests that have ended, by reason.
         self.finished: Counter[FinishReason] = Counter()
         #: Steps of each executable.

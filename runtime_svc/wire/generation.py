@@ -66,6 +66,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
         logits=request.output.logits,
         capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
         stall=_stall_from_pb(request.stall_policy) if request.HasField("stall_policy") else None,
+        cache_salt=request.cache_salt,
         unserved=dict(_find_unserved(request)),
     )
 

@@ -63,14 +63,27 @@ def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolic
     return policy
 
 
-def check_scope(request: pb.ResetKVCacheRequest) -> None:
-    """Refuses a scope of a later API: without this, a narrow reset would reset the whole cache.
+def resets_prefix_cache(request: pb.ResetKVCacheRequest, *, has_prefix_cache: bool) -> bool:
+    """Tells whether a reset is one of the prefix cache alone.
 
     Raises:
-        FeatureNotServed: The request has fields that this code does not know.
+        FeatureNotServed: The deployment has no prefix cache, or the request has fields that this code does not know:
+            without this, a narrow reset would reset the whole cache.
+        RequestInvalid: It has a policy for running requests, which a reset of the prefix cache leaves alone.
     """
-    if request.WhichOneof("scope") is None and len(UnknownFieldSet(request)) > 0:
-        raise FeatureNotServed([FieldViolation("scope", "a field that this server does not know", "deployment")])
+    scope = request.WhichOneof("scope")
+    if scope is None and len(UnknownFieldSet(request)) > 0:
+        accepted = "deployment, prefix_cache"
+        raise FeatureNotServed([FieldViolation("scope", "a field that this server does not know", accepted)])
+    if scope != "prefix_cache":
+        return False
+    if not has_prefix_cache:
+        accepted = "deployment: the bundle is compiled without neuron_config.is_prefix_caching"
+        raise FeatureNotServed([FieldViolation("scope", "prefix_cache", accepted)])
+    if request.in_flight_policy != pb.IN_FLIGHT_POLICY_UNSPECIFIED:
+        accepted = "unset with scope prefix_cache: running requests go on"
+        raise RequestInvalid([_policy_violation(request.in_flight_policy, accepted)])
+    return True
 
 
 def weight_policies_from_pb(request: pb.LoadWeightsRequest) -> tuple[InFlightPolicy, bool]:
@@ -215,6 +228,7 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
         ],
         adapters=capabilities.adapters,
         speculation_length=capabilities.speculation_length,
+        prefix_caching=capabilities.prefix_caching,
     )
 
 

@@ -96,6 +96,6 @@ def test_usage_counts_the_padding_of_prompts(name: str, padding: list[int]) -> N
 )
 def test_only_a_step_of_one_token_a_row_has_a_step_planned_behind_it(name: str, is_planned: bool) -> None:
     scheduler, plan = schedule(name, 1)
-    buckets = BucketTable(context_encoding=(), token_generation=(plan.executable,))
+    buckets = BucketTable((), (plan.executable,), packs_rows=True, max_sequences=1, rooms={})
     behind = AsyncScheduling(scheduler, buckets, begin=None, is_on=True).plan_behind(plan)  # type: ignore[arg-type]
     assert (behind is not None) == is_planned

@@ -2,7 +2,9 @@
 
 The next token of a sequence is the sum of all its tokens plus the weights' bias, modulo the vocabulary; with a
 temperature the request's random number is added, times 1000. The fake keeps a KV cache of token ids, written and read
-by the ABI's rules, so that a slot or position that is mixed up gives other tokens.
+by the ABI's rules, so that a slot or position that is mixed up gives other tokens. In a cache made of blocks each token
+also has its position and the bias of the weights that computed it: a wrong block table, a block that was given away too
+early and a prefix of other weights give other tokens, too.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from typing import Any
 
 import msgspec
 
-from bundle.abi.inputs import LEFT_PADDED
-from bundle.abi.submodels import SUBMODELS
-from bundle.manifest import Manifest, Target, WeightSet, WeightShard
+from bundle.abi.inputs import COMPUTED_CONTEXT, LEFT_PADDED
+from bundle.manifest import Executable, Manifest, Target, WeightSet, WeightShard
 from execution.errors import RankDied, RankLost
 from execution.step import Step, StepResult
 from runtime_svc.engine.inputs import uniform
@@ -106,7 +107,8 @@ class FakeRanks:
         self.weights_bytes = 1000
         self.state_bytes = STATE_BYTES
         self._executables = {executable.tag: executable for executable in manifest.executables}
-        self._kv = [[0] * manifest.limits.max_length for _ in range(manifest.state.num_slots + 1)]
+        self._block_tokens = manifest.state.block_tokens or manifest.limits.max_length
+        self._kv: list[list[Any]] = [[0] * self._block_tokens for _ in range(manifest.state.num_rows + 1)]
 
     def die(self, loss: RankLost | None = None) -> None:
         if not self.died.done():
@@ -152,8 +154,7 @@ class FakeRanks:
         await self._alive(self.gate.wait())
         await self._alive(asyncio.sleep(self.step_s))
         executable = self._executables[step.tag]
-        reads_cache = SUBMODELS[executable.submodel].reads_cache
-        tokens = [(self._token if reads_cache else self._prompt)(step, row) for row in range(executable.batch_size)]
+        tokens = [self._compute(step, executable, row) for row in range(executable.batch_size)]
         count = step.top_logprobs
         return StepResult(
             tokens=[[] if row in self.invalid_rows else [token] for row, token in enumerate(tokens)],
@@ -216,23 +217,68 @@ class FakeRanks:
             task.cancel()
             raise self.died.result()
 
-    def _prompt(self, step: Step, row: int) -> int:
-        inputs, count = step.inputs, int(step.inputs["num_tokens"][row])
-        width = len(inputs["input_ids"]) // len(inputs["num_tokens"])
-        is_left_padded = LEFT_PADDED in self._executables[step.tag].flags
-        first = (row + 1) * width - count if is_left_padded else row * width
+    def _compute(self, step: Step, executable: Executable, row: int) -> int:
+        inputs, width = step.inputs, executable.num_row_tokens
+        count = int(inputs["num_tokens"][row]) if "num_tokens" in inputs else 1
+        first = (row + 1) * width - count if LEFT_PADDED in executable.flags else row * width
         tokens = [int(token) for token in inputs["input_ids"][first : first + count]]
-        assert list(inputs["position_ids"][first : first + count]) == list(range(count))
-        self._kv[int(inputs["seq_ids"][row])][:count] = tokens
-        return self._next(step, row, tokens)
+        start = int(inputs["position_ids"][first])
+        assert list(inputs["position_ids"][first : first + count]) == list(range(start, start + count))
+        self._check_bucket(step, executable, row, start)
+        blocks, writes = self._find_places(step, executable, row, range(start, start + count))
+        earlier = [self._read(blocks, position) for position in range(start)]
+        # Keys and values depend on all tokens before them, so they are of the weights that computed the first.
+        first_entry = self._kv[blocks[0]][0] if start else None
+        bias = first_entry[2] if isinstance(first_entry, tuple) else self.bias
+        for token, position, (block, offset) in zip(tokens, range(start, start + count), writes, strict=True):
+            is_block = self.manifest.state.block_tokens
+            self._kv[block][offset] = (token, position, bias) if is_block else token
+        return self._next(step, row, [*earlier, *tokens])
 
-    def _token(self, step: Step, row: int) -> int:
-        slot, position = int(step.inputs["seq_ids"][row]), int(step.inputs["position_ids"][row])
-        executable = self._executables[step.tag]
-        assert slot in (row, self.manifest.state.num_slots), "a row writes its own slot or the scratch slot"
-        assert position < executable.bucket[0], "the bucket must exceed the position"
-        self._kv[slot][position] = int(step.inputs["input_ids"][row])
-        return self._next(step, row, self._kv[slot][: position + 1])
+    def _check_bucket(self, step: Step, executable: Executable, row: int, start: int) -> None:
+        """Whether the executable has room for what a row reads, and the row is where it has to be."""
+        num_slots = self.manifest.state.num_slots
+        if "live_rows" in step.inputs:
+            writes = step.inputs["slot_mapping" if self.manifest.state.block_tokens else "seq_ids"]
+            scratch = self.manifest.state.num_rows * (self.manifest.state.block_tokens or 1)
+            is_idle = writes[row * len(writes) // executable.batch_size] >= scratch
+            assert is_idle or row < step.inputs["live_rows"][0], "a row that is not computed"
+        elif "seq_ids" in step.inputs and executable.num_row_tokens == 1 and executable.batch_size >= num_slots:
+            assert step.inputs["seq_ids"][row] in (row, num_slots), "a row writes its own slot or the scratch slot"
+        if executable.num_row_tokens == 1:
+            assert start < executable.bucket[-1], "the bucket must exceed the position"
+        elif len(executable.bucket) == 2:
+            assert start <= executable.bucket[1], "the bucket must hold the cached prefix"
+        elif COMPUTED_CONTEXT not in executable.flags:
+            assert start == 0, "the executable does not read the cache"
+        if COMPUTED_CONTEXT in executable.flags:
+            assert step.inputs["computed_context_lens"][row] == start
+
+    def _find_places(
+        self, step: Step, executable: Executable, row: int, positions: range
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The blocks of a row, and block and offset of what it writes at each position."""
+        size = self._block_tokens
+        if not self.manifest.state.block_tokens:
+            slot = int(step.inputs["seq_ids"][row])
+            return [slot], [(slot, position) for position in positions]
+        width, num_tokens = executable.num_row_blocks, executable.num_row_tokens
+        blocks = [int(block) for block in step.inputs["active_block_table"][row * width : (row + 1) * width]]
+        first = row * num_tokens
+        places = [int(place) for place in step.inputs["slot_mapping"][first : first + len(positions)]]
+        scratch = self.manifest.state.num_blocks
+        for position, place in zip(positions, places, strict=True):
+            expected = blocks[position // size] * size + position % size
+            assert place == expected or place // size == scratch, "the block table and the slot mapping disagree"
+        return blocks, [(place // size, place % size) for place in places]
+
+    def _read(self, blocks: Sequence[int], position: int) -> int:
+        entry = self._kv[blocks[position // self._block_tokens]][position % self._block_tokens]
+        if isinstance(entry, int):
+            return entry
+        token, own_position, bias = entry
+        # Off by some prime if it is another position's, and by what changed if it is of other weights.
+        return int(token + 7919 * (own_position - position) + bias - (self.bias or 0))
 
     def _next(self, step: Step, row: int, tokens: Sequence[int]) -> int:
         noise = 0

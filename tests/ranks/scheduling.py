@@ -7,9 +7,9 @@ from typing import Any
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Manifest, Serving
+from runtime_svc.engine.assembly import make_scheduler as assemble
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
-from runtime_svc.engine.scheduler.assembly import make_scheduler as assemble
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan

@@ -62,6 +62,8 @@ class GenerateOptions(TypedDict, total=False):
     """What the sequence does while this program does not read its events. Default `abort`."""
     stall_timeout_s: float
     """Longest time without reading, from 1 second to the server's bound for the action, which is the default."""
+    cache_salt: str
+    """Share cached prefixes with requests of the same salt only. At most 256 characters."""
 
 
 def chat(messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
@@ -155,6 +157,7 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
             ignore_eos=options.get("ignore_eos"),
         ),
         output=OutputOptions(logprobs=options.get("logprobs"), logits=options.get("logits", False)),
+        cache_salt=options.get("cache_salt", ""),
     )
     if (steps := options.get("capture_inputs")) is not None:
         request.output.capture_inputs.CopyFrom(InputCapture(first_step=steps[0], num_steps=steps[1]))

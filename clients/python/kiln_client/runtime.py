@@ -185,12 +185,20 @@ class AsyncRuntime(ServiceClient):
         raise StreamIncomplete("no result")
 
     async def reset_kv_cache(
-        self, deployment_id: str, *, in_flight: InFlight | None = None
+        self, deployment_id: str, *, in_flight: InFlight | None = None, prefix_cache: bool = False
     ) -> runtime_pb2.ResetKVCacheResponse:
-        """Clears the KV cache of a deployment; returns the receipt."""
+        """Clears the KV cache of a deployment; returns the receipt.
+
+        Args:
+            deployment_id: The deployment.
+            in_flight: What the runtime does about running requests; only without `prefix_cache`.
+            prefix_cache: Clear only what later requests could share of earlier ones; running requests go on.
+        """
         request = runtime_pb2.ResetKVCacheRequest(
             deployment_id=deployment_id, in_flight_policy=_in_flight_policy(in_flight)
         )
+        if prefix_cache:
+            request.prefix_cache.SetInParent()
         return await self._ask(self._runtime.ResetKVCache, request, self.timeouts.change_s)
 
     async def list_deployments(self) -> list[runtime_pb2.Deployment]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,14 +37,14 @@ class BucketTable:
         packs_rows: Whether requests take the first rows of a step. Otherwise each takes the row of its slot, because
             executables of earlier releases read no other slot.
         max_sequences: Sequences that may run at once.
+        rooms: Executables for prompts by what a row has room for: (tokens to compute, cached tokens).
     """
 
     context_encoding: tuple[Executable, ...]
     token_generation: tuple[Executable, ...]
     packs_rows: bool
     max_sequences: int
-    # By (tokens to compute, cached tokens) that a row has room for.
-    _context_by_bucket: dict[Bucket, Executable]
+    rooms: Mapping[Bucket, Executable]
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> BucketTable:
@@ -72,7 +72,7 @@ class BucketTable:
             token,
             packs_rows=packs_rows,
             max_sequences=state.num_slots if packs_rows else min(state.num_slots, limits.tkg_batch_size),
-            _context_by_bucket={(one.bucket[0], _find_depth(one, limits.max_length)): one for one in context},
+            rooms={(one.bucket[0], _find_depth(one, limits.max_length)): one for one in context},
         )
 
     @property
@@ -93,18 +93,18 @@ class BucketTable:
     @property
     def max_prompt_tokens(self) -> int:
         """Longest prompt that context_encoding steps compute, in chunks if need be."""
-        return max(width + depth for width, depth in self._context_by_bucket)
+        return max(width + depth for width, depth in self.rooms)
 
     def find_room(self, num_cached: int) -> int:
         """Returns how many tokens behind `num_cached` ones in the KV cache a row of context_encoding has room for."""
-        return max(0, *(min(width, width + depth - num_cached) for width, depth in self._context_by_bucket))
+        return max(0, *(min(width, width + depth - num_cached) for width, depth in self.rooms))
 
     def find_chunk_tokens(self, max_tokens: int) -> int:
         """Returns the tokens of a row of the largest context_encoding step that has at most `max_tokens`, or else of
         the smallest one; of the largest one if none reads the KV cache, so that a second chunk would repeat the first.
         """
-        widths = sorted({width for width, _ in self._context_by_bucket})
-        if not any(depth for _, depth in self._context_by_bucket):
+        widths = sorted({width for width, _ in self.rooms})
+        if not any(depth for _, depth in self.rooms):
             return widths[-1]
         return max((width for width in widths if width <= max_tokens), default=widths[0])
 
@@ -121,15 +121,15 @@ class BucketTable:
         """
         if not any(prompt.num_cached for prompt in prompts):
             needed = max(prompt.num_active for prompt in prompts)
-            smallest = min([bucket for bucket in self._context_by_bucket if bucket[0] >= needed], default=None)
-            return None if smallest is None else ContextChoice(self._context_by_bucket[smallest], (0,) * len(prompts))
-        for narrowest in sorted({width for width, _ in self._context_by_bucket}):
-            buckets = [bucket for bucket in self._context_by_bucket if bucket[0] >= narrowest]
+            smallest = min([bucket for bucket in self.rooms if bucket[0] >= needed], default=None)
+            return None if smallest is None else ContextChoice(self.rooms[smallest], (0,) * len(prompts))
+        for narrowest in sorted({width for width, _ in self.rooms}):
+            buckets = [bucket for bucket in self.rooms if bucket[0] >= narrowest]
             try:
                 choice = choose_prefill(buckets, prompts)
             except BucketExceeded:
                 continue
-            executable = self._context_by_bucket[choice.bucket]
+            executable = self.rooms[choice.bucket]
             # An executable that reads the whole cache computes nothing twice: it gains nothing by it.
             has_depth = len(executable.bucket) == 1 and COMPUTED_CONTEXT in executable.flags
             return ContextChoice(executable, (0,) * len(prompts) if has_depth else choice.num_moved)

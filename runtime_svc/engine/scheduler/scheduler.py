@@ -178,6 +178,7 @@ class Scheduler:
         assert newest is not None, f"{oldest.request_id} does not fit the KV cache alone"
         self._release(newest)
         newest.num_computed_tokens = 0
+        self.statistics.preemptions += 1
         return True
 
     def _release(self, request: Request) -> None:

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
+from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 
+from bundle.abi.inputs import COMPUTED_CONTEXT
+from bundle.manifest import Serving
 from targets.cpu import CPU
+from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.ranks.fakes import STATE_BYTES, expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, token_request, tokens_of
 
@@ -138,6 +142,51 @@ async def test_reset_that_aborts_counts_what_it_ended(served: Runtime) -> None:
         async for _ in call:
             pass
     assert details_of(caught[0])[0].metadata["cause"] == "ResetKVCache"
+
+
+async def test_reset_of_the_prefix_cache_while_a_request_runs(served: Runtime) -> None:
+    """Usage counts what a prompt found; salts divide that, and the reset forgets it."""
+    flags = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT)
+    deployment = await served.deploy(flags=flags, num_blocks=64, block_tokens=4, serving=Serving(prefix_caching=True))
+    assert deployment.capabilities.prefix_caching
+    salted = token_request([8] * 10)
+    salted.cache_salt = "tenant"
+
+    async def count_cached(request: generation.GenerateRequest) -> int:
+        events = [event async for event in served.generation.Generate(request)]
+        assert tokens_of(events) == expected_tokens([8] * 10, 5)
+        return int(events[-1].finished.usage.cached_prompt_tokens)
+
+    assert [await count_cached(one) for one in (token_request([8] * 10), salted, salted)] == [0, 0, 8]
+    call = await hold(served, token_request([5] * 6, 20))
+    request = pb.ResetKVCacheRequest(deployment_id="d", prefix_cache=pb.PrefixCacheScope())
+    reset = asyncio.ensure_future(served.control.ResetKVCache(request))
+    await asyncio.sleep(0.02)
+    served.ranks.gate.set()
+    receipt = await reset
+    assert (receipt.affected_sequences, receipt.freed_slots, receipt.zeroed_bytes) == (0, 0, STATE_BYTES)
+    assert tokens_of([event async for event in call]) == expected_tokens([5] * 6, 20)
+    assert await count_cached(salted) == 0
+
+
+async def test_reset_of_a_prefix_cache_that_there_is_not(served: Runtime) -> None:
+    await served.deploy()
+    request = pb.ResetKVCacheRequest(deployment_id="d", prefix_cache=pb.PrefixCacheScope())
+    async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
+        await served.control.ResetKVCache(request)
+    assert "is_prefix_caching" in caught[0].details()
+
+
+async def test_reset_of_the_prefix_cache_takes_no_policy(served: Runtime) -> None:
+    await served.deploy(
+        flags=(*DYNAMIC_FLAGS, COMPUTED_CONTEXT), num_blocks=64, block_tokens=4, serving=Serving(prefix_caching=True)
+    )
+    request = pb.ResetKVCacheRequest(
+        deployment_id="d", prefix_cache=pb.PrefixCacheScope(), in_flight_policy=pb.IN_FLIGHT_POLICY_ABORT
+    )
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await served.control.ResetKVCache(request)
+    assert "running requests go on" in caught[0].details()
 
 
 async def test_reset_that_refuses(served: Runtime) -> None:

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from edge.metrics import Sample
+from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.metrics import list_metrics
-from tests.ranks.scheduling import BlockManager, make_parts_scheduler, make_request, run_step
+from tests.ranks.scheduling import make_parts_scheduler, make_request, run_step
 
 
 def test_the_kv_cache_is_counted_in_its_own_blocks() -> None:
-    scheduler = make_parts_scheduler(BlockManager(8, 4), max_running=2, max_tokens=8)
+    scheduler = make_parts_scheduler(BlockManager(8, 4, caches_prefixes=False), max_running=2, max_tokens=8)
     scheduler.add(make_request("a", 8))
     run_step(scheduler)
     engine: Any = SimpleNamespace(scheduler=scheduler)

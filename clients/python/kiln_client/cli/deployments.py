@@ -127,14 +127,21 @@ async def load_weights_command(
 @click.command("reset-kv")
 @click.argument("deployment_id", metavar="ID")
 @click.option("--in-flight", type=_IN_FLIGHT, help="What the runtime does about running requests. Default: wait.")
+@click.option(
+    "--prefix-cache",
+    is_flag=True,
+    help="Forget only what later requests could share of earlier ones. Running requests go on; not with --in-flight.",
+)
 @remote_command
-async def reset_kv_command(session: Session, *, deployment_id: str, in_flight: InFlight | None) -> None:
+async def reset_kv_command(
+    session: Session, *, deployment_id: str, in_flight: InFlight | None, prefix_cache: bool
+) -> None:
     """Make a deployment forget its KV cache.
 
     Shows how many sequences ended, and how much of the cache was freed and zeroed.
     """
     async with session.runtime() as runtime:
-        receipt = await runtime.reset_kv_cache(deployment_id, in_flight=in_flight)
+        receipt = await runtime.reset_kv_cache(deployment_id, in_flight=in_flight, prefix_cache=prefix_cache)
     record = {"deployment_id": deployment_id, **record_from_message(receipt)}
     view = pairs(
         (

@@ -81,6 +81,7 @@ class GenerateRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     STALL_POLICY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment to use. Required."""
     request_id: _builtins.str
@@ -98,6 +99,10 @@ class GenerateRequest(_message.Message):
     """Session whose keys and values the request continues. Not served yet."""
     adapter: _builtins.str
     """Adapter to use, one of `Capabilities.adapters`. Not served yet."""
+    cache_salt: _builtins.str
+    """Shares cached prefixes with requests of the same salt only, for tenants that must not learn from the time to the first
+    token what others have sent. At most 256 characters. Default: empty, as a salt of its own.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """Messages, rendered with the bundle's chat template."""
@@ -143,10 +148,11 @@ class GenerateRequest(_message.Message):
         session_id: _builtins.str = ...,
         adapter: _builtins.str = ...,
         stall_policy: Global___StallPolicy | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_sequences: _TypeAlias = _typing.Literal["num_sequences"]  # noqa: Y015
     _WhichOneofArgType__num_sequences: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences"]  # noqa: Y015

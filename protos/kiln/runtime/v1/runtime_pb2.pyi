@@ -295,6 +295,7 @@ class Capabilities(_message.Message):
     SUBMODELS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     SPECULATION_LENGTH_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHING_FIELD_NUMBER: _builtins.int
     max_context_length: _builtins.int
     """Longest prompt, in tokens."""
     max_length: _builtins.int
@@ -333,6 +334,8 @@ class Capabilities(_message.Message):
     """Whether the output of step N is handed out while step N+1 runs."""
     speculation_length: _builtins.int
     """Tokens that are proposed and verified in one step; 0 is no speculation."""
+    prefix_caching: _builtins.bool
+    """Whether requests share what the KV cache holds of equal beginnings."""
     @_builtins.property
     def default_sampling(self) -> Global___DefaultSampling:
         """Values that unset sampling fields take."""
@@ -375,10 +378,11 @@ class Capabilities(_message.Message):
         submodels: _abc.Iterable[Global___SubmodelBuckets] | None = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         speculation_length: _builtins.int = ...,
+        prefix_caching: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "prefix_caching", b"prefix_caching", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -790,6 +794,7 @@ class ResetKVCacheRequest(_message.Message):
 
     DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
     DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_POLICY_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment. Required."""
@@ -799,18 +804,25 @@ class ResetKVCacheRequest(_message.Message):
     def deployment(self) -> Global___DeploymentScope:
         """Everything of the deployment."""
 
+    @_builtins.property
+    def prefix_cache(self) -> Global___PrefixCacheScope:
+        """What later requests could share of earlier ones. Running requests go on, so `in_flight_policy` must be unset. Only
+        where `Capabilities.prefix_caching` is true.
+        """
+
     def __init__(
         self,
         *,
         deployment_id: _builtins.str = ...,
         deployment: Global___DeploymentScope | None = ...,
+        prefix_cache: Global___PrefixCacheScope | None = ...,
         in_flight_policy: Global___InFlightPolicy.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "scope", b"scope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "prefix_cache", b"prefix_cache", "scope", b"scope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "deployment_id", b"deployment_id", "in_flight_policy", b"in_flight_policy", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "deployment_id", b"deployment_id", "in_flight_policy", b"in_flight_policy", "prefix_cache", b"prefix_cache", "scope", b"scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["deployment"]  # noqa: Y015
+    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["deployment", "prefix_cache"]  # noqa: Y015
     _WhichOneofArgType_scope: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_scope) -> _WhichOneofReturnType_scope | None: ...
 
@@ -832,6 +844,23 @@ class DeploymentScope(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeploymentScope: _TypeAlias = DeploymentScope  # noqa: Y015
+
+@_typing.final
+class PrefixCacheScope(_message.Message):
+    """PrefixCacheScope is every prefix that the KV cache keeps for later requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixCacheScope: _TypeAlias = PrefixCacheScope  # noqa: Y015
 
 @_typing.final
 class ResetKVCacheResponse(_message.Message):

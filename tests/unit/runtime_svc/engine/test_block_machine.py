@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import pytest
 from hypothesis import settings
@@ -67,7 +68,7 @@ class BlockMachine(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(1, 20))
     def evict(self, num_blocks: int) -> None:
-        """A request of other tokens takes blocks that nobody holds, and ends."""
+        """A request of other tokens takes blocks that no other holds, and ends."""
         request = self.make_request([2] * num_blocks * self.kv.block_tokens, "")
         if self.kv.reserve(request, request.num_tokens) is None:
             assert num_blocks > self.count_available()
@@ -161,14 +162,17 @@ class BlockMachine(RuleBasedStateMachine):
         return self.kv.num_blocks - len({block for request in self.holders for block in self.blocks_of(request)})
 
     def count_shared(self, request: Request) -> int:
-        """Tokens, in whole blocks, that a request has in common with what one that runs has computed."""
+        """Tokens, in whole blocks, that a request has in common with what one that runs has computed.
+
+        Blocks that were full when others with the same tokens were known already do not count: no key leads to them.
+        """
         longest = 0
         for other, num_resets in self.holders.items():
             if self.caches_prefixes and num_resets == self.num_resets and other.cache_salt == request.cache_salt:
-                computed = other.tokens_at(0, other.num_computed_tokens)
-                pairs = zip(computed, request.tokens_at(0, request.num_tokens - 1), strict=False)
-                num_equal = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-                longest = max(longest, min(len(computed), request.num_tokens - 1) if num_equal is None else num_equal)
+                known = takewhile(lambda block: block in self.kv._keys, self.blocks_of(other))
+                num_known = min(other.num_computed_tokens, len(list(known)) * self.kv.block_tokens)
+                pairs = zip(other.tokens_at(0, num_known), request.tokens_at(0, request.num_tokens - 1), strict=False)
+                longest = max(longest, len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))))
         return longest // self.kv.block_tokens * self.kv.block_tokens
 
 
