@@ -89,6 +89,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
         serving=Serving(
             input_truncation=config.allow_input_truncation,
             skip_warmup=config.skip_warmup,
+            prefix_caching=config.is_prefix_caching,
             generation=choose_generation_defaults(checkpoint.generation_config, config),
         ),
     )
