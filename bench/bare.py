@@ -29,25 +29,19 @@ def decode(name: str, position: int, steps: int) -> dict[str, Any]:
     """Times token_generation steps of all rows, one after the other."""
     executor, executable = _find(name, "token_generation", position + 1)
     rows = executable.batch_size
-    inputs = {
+    tokens = {
         "input_ids": torch.full((rows, 1), 5, dtype=torch.int32),
         "position_ids": torch.full((rows, 1), position, dtype=torch.int32),
-        "seq_ids": torch.arange(rows, dtype=torch.int32),
     }
-    return _time(executor, executable, inputs, steps)
+    return _time(executor, executable, tokens, steps, warm_up=2)
 
 
 def prefill(name: str, tokens: int, steps: int) -> dict[str, Any]:
     """Times context_encoding steps of one prompt that fills its bucket."""
     executor, executable = _find(name, "context_encoding", tokens)
     assert executable.bucket[0] == tokens, f"no bucket of {tokens} tokens"
-    inputs = {
-        "input_ids": torch.arange(tokens, dtype=torch.int32)[None] + 5,
-        "position_ids": torch.arange(tokens, dtype=torch.int32)[None],
-        "seq_ids": torch.zeros(1, dtype=torch.int32),
-        "num_tokens": torch.tensor([tokens], dtype=torch.int32),
-    }
-    return _time(executor, executable, inputs, steps, warm_up=1)
+    prompt = torch.arange(tokens, dtype=torch.int32)[None]
+    return _time(executor, executable, {"input_ids": prompt + 5, "position_ids": prompt}, steps, warm_up=1)
 
 
 _LOADED: dict[str, tuple[Executor, tuple[Executable, ...]]] = {}
@@ -61,11 +55,19 @@ def _find(name: str, submodel: str, length: int) -> tuple[Executor, Executable]:
 
 
 def _time(
-    executor: Executor, executable: Executable, inputs: dict[str, Tensor], steps: int, *, warm_up: int = 2
+    executor: Executor, executable: Executable, tokens: dict[str, Tensor], steps: int, *, warm_up: int
 ) -> dict[str, Any]:
-    rows = executable.batch_size
-    greedy = {"sampling_params": torch.tensor([[1.0, 1.0, 0.0]]).repeat(rows, 1), "rand": torch.zeros(rows, 1)}
-    inputs |= {spec.name: greedy[spec.name] for spec in executable.inputs if spec.name in greedy}
+    """Times steps whose rows are all live, each in the slot of its number, and sampled greedily."""
+    rows, num_tokens = tokens["input_ids"].shape
+    known = tokens | {
+        "seq_ids": torch.arange(rows, dtype=torch.int32),
+        "num_tokens": torch.full((rows,), num_tokens, dtype=torch.int32),
+        "computed_context_lens": torch.zeros(rows, dtype=torch.int32),
+        "live_rows": torch.tensor([rows], dtype=torch.int32),
+        "sampling_params": torch.tensor([[1.0, 1.0, 0.0]]).repeat(rows, 1),
+        "rand": torch.zeros(rows, 1),
+    }
+    inputs = {spec.name: known[spec.name] for spec in executable.inputs}
     return time_steps(lambda: executor.run(executable.tag, inputs), warm_up=warm_up, steps=steps)
 
 

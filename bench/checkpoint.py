@@ -18,7 +18,7 @@ TOKENIZER = Path(__file__).parents[1] / "examples/models/kiln-tiny"
 def write_checkpoint(path: Path, workload: Workload) -> None:
     """Writes random parameters of the workload's dtype, and a tokenizer with a token for every id."""
     torch.manual_seed(0)
-    config = LlamaConfig(**workload.model, max_position_embeddings=2048, tie_word_embeddings=False)
+    config = LlamaConfig(**workload.model, max_position_embeddings=4096, tie_word_embeddings=False)
     LlamaForCausalLM(config).to(getattr(torch, workload.dtype)).save_pretrained(path, max_shard_size="100GB")
     for source in TOKENIZER.glob("*token*.json"):
         (path / source.name).write_text(source.read_text())

@@ -18,6 +18,7 @@ from bench.peers import PEERS
 from bench.plan import PREFILL, Workload, decode_bundle
 from bench.profile import profile
 from bench.services import DEPLOYMENT, compile_bundles, deployed, running_services, swap_weights
+from bench.tables import count_streams
 from bench.worker import Worker, WorkerFailed
 from execution.threads import thread_environment
 
@@ -109,7 +110,9 @@ class Run:
         for batch in (workload.batches[0], workload.batches[-1]):
             options = {"position": workload.decode_position(batch), "steps": max(20, 150 // batch)}
             name = decode_bundle(batch)
-            profiles[f"decode, {batch} streams"] = profile(self._bare, self._work, "decode", name=name, **options)
+            profiles[f"decode, {count_streams(batch)}"] = profile(
+                self._bare, self._work, "decode", name=name, **options
+            )
         for tokens in (workload.prompts[0], workload.prompts[-1]):
             options = {"tokens": tokens, "steps": 3 * workload.count_prefills(tokens)}
             profiles[f"prefill, {tokens} tokens"] = profile(self._bare, self._work, "prefill", name=PREFILL, **options)

@@ -70,7 +70,8 @@ class Compiled:
 
     Attributes:
         digest: Its digest.
-        lowering_s: Seconds by the clock that each of its executables took to lower, by tag; others were lowered beside.
+        lowering_s: Seconds by the clock that each executable took to lower, beside others, by tag;
+            none for those that the cache had.
         duration_s: Seconds by the clock of the whole compile.
         lowering_cpu_s: Processor seconds of all lowerings together.
     """
@@ -90,7 +91,11 @@ def compile_bundles(services: Services, workload: Workload, model: str) -> dict[
             answer = compiler.compile(compile_request(name, model, config))
             compiled[name] = Compiled(
                 answer.digest,
-                {one.tag: one.duration.ToTimedelta().total_seconds() for one in answer.executables if one.duration},
+                {
+                    one.tag: one.duration.ToTimedelta().total_seconds()
+                    for one in answer.executables
+                    if one.HasField("duration")
+                },
                 answer.duration.ToTimedelta().total_seconds(),
                 services.measure_lowerings() - before_s,
             )

@@ -26,6 +26,9 @@ def find_event_loop() -> EventLoopKind:
     """Returns the implementation that services run on here.
 
     uvloop has no release for some platforms, such as Windows, and may come late for a new Python.
+
+    Services must not start processes through the loop (`asyncio.create_subprocess_exec`): uvloop forks them with the
+    handlers that gRPC registers for forks, and some crash before their program begins. `subprocess` does not.
     """
     try:
         import uvloop  # noqa: PLC0415 - the platform may lack it

@@ -12,7 +12,7 @@ from targets.toolchain import Program, Toolchain
 GXX: Final = Program("g++", ("-dumpfullversion",))
 
 #: Levels of the x86-64 psABI, and two that add instructions for int8 and bfloat16. The default suits bundles that run
-#: on other hosts. Every processor with avx512_bf16 has avx512_vnni (Cooper Lake, Sapphire Rapids, Zen 4); Cascade Lake
+#: on other hosts. Every processor with avx512_bf16 has avx512_vnni (Cooper Lake, Granite Rapids, Zen 4); Cascade Lake
 #: and Ice Lake have avx512_vnni alone, Skylake neither.
 X86_64: Final = IsaLevels(
     (
@@ -126,4 +126,5 @@ CPU: Final = Target(
         _COMPILED,
     ),
     returns_internal=True,
+    skips_idle=True,
 )

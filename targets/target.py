@@ -76,6 +76,8 @@ class Target:
         lowerings: How executables are made at optimization levels 0, 1 and 2.
         returns_internal: Whether executables return the internal outputs of the ABI, for the golden check. That costs
             nothing if outputs are in the host's memory anyway; a device would have to copy them in every step.
+        skips_idle: Whether executables skip what no token needs: rows behind the live ones, and positions of the KV
+            cache behind a row's last token. Then one executable serves all buckets that read the cache.
         note: A warning that plans for the target show.
     """
 
@@ -88,6 +90,7 @@ class Target:
     isas: IsaLevels = field(default_factory=IsaLevels)
     lowerings: tuple[Lowering, Lowering, Lowering]
     returns_internal: bool = False
+    skips_idle: bool = False
     note: str = ""
 
     @property

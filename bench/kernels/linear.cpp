@@ -39,7 +39,7 @@ Element* allocate(int64_t count) {
   madvise(memory, bytes, MADV_HUGEPAGE);
   Element* elements = static_cast<Element*>(memory);
   // Neither zeros nor denormals: some processors multiply these at another speed.
-  for (int64_t i = 0; i < count; i++) kiln::store(elements + i, 0.25f + 0.001f * (i % 512));
+  for (int64_t i = 0; i < count; i++) kiln::store_one(elements + i, 0.25f + 0.001f * (i % 512));
   return elements;
 }
 
@@ -61,7 +61,7 @@ struct Model {
       if (totals.seconds >= seconds) return;
       const void* const list[] = {weight};
       const double start = processor_time();
-      kiln::multiply<Element>(out, activations, list, &kind.outputs, 1, rows, kind.inputs);
+      kiln::multiply<Element>(out, activations, list, &kind.outputs, 1, rows, kind.inputs, nullptr, 1);
       totals.seconds += processor_time() - start;
       totals.operations += 2.0 * rows * kind.inputs * kind.outputs;
       totals.bytes += 1.0 * sizeof(Element) * kind.inputs * kind.outputs;
@@ -98,5 +98,5 @@ int main(int count, char** words) {
   const int64_t num_layers = std::atoll(words[3]);
   const bool is_float = std::string(words[1]) == "float";
   return is_float ? run<float>(seconds, num_layers, count - 4, words + 4)
-                  : run<uint16_t>(seconds, num_layers, count - 4, words + 4);
+                  : run<kiln::BFloat16>(seconds, num_layers, count - 4, words + 4);
 }

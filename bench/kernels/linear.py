@@ -20,7 +20,7 @@ _DRIVER: Final = Path(__file__).with_name("linear.cpp")
 #: Those of Inductor's kernels, with which lowering compiles the object, as far as they change code.
 _OPTIONS: Final = (
     *("-O3", "-std=c++20", "-fopenmp", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=off"),
-    *("-fexcess-precision=fast", "-fno-tree-loop-vectorize", "-fno-omit-frame-pointer"),
+    *("-fexcess-precision=fast", "-fno-tree-loop-vectorize", "-fno-omit-frame-pointer", "-Wno-ignored-attributes"),
 )
 #: Name of the kernel's element type by dtype.
 ELEMENTS: Final = {"float32": "float", "bfloat16": "uint16_t"}

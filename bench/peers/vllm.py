@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bench.worker import serve
 
-# Before vLLM is imported: the engine runs in this process, whose processor time then is its own, and nothing leaves the
-# host.
+# Before vLLM is imported: the engine runs in this process, whose processor time then is its own, what it compiles stays
+# in its environment, and nothing leaves the host.
 os.environ |= {
+    "VLLM_CACHE_ROOT": str(Path(sys.prefix) / "cache"),
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_NO_USAGE_STATS": "1",

@@ -104,7 +104,7 @@ def describe_facts(build: Build, executables: Sequence[BuiltExecutable]) -> Buil
         },
         build=BuildActual(
             num_layers=num_layers,
-            num_executables=len(executables),
+            num_executables=sum(one.traced.shares_with is None for one in executables),
             weights_bytes=plan.weights.shard_size_bytes * plan.model.tp_degree,
             trace_s=trace_s,
             rest_s=sum(stages_s.values()) - trace_s - stages_s.get(Stage.LOWER, 0.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from bundle.blob_writer import StoredBlob
@@ -32,6 +32,7 @@ class TracedExecutable:
 
     Attributes:
         action_digest: Identifies the result of lowering the graph.
+        shares_with: An earlier executable of the build with an equal graph, if there is one: this one takes its result.
         cached: The result in the action cache, if there is one.
         finished: The result of an earlier attempt at this build, if there is one.
         job: The lowering to run; None if there is a result.
@@ -41,6 +42,7 @@ class TracedExecutable:
     graph_digest: str
     constants: tuple[ConstantBinding, ...]
     action_digest: str
+    shares_with: TracedExecutable | None
     cached: CachedExecutable | None
     finished: FinishedLowering | None
     job: LoweringJob | None
@@ -51,7 +53,7 @@ class BuiltExecutable:
     """An executable that the store holds.
 
     Attributes:
-        duration_s: Lowering time; None if the cache had the executable.
+        duration_s: Lowering time; None if the cache had the executable, or another one had the same graph.
     """
 
     traced: TracedExecutable
@@ -60,7 +62,7 @@ class BuiltExecutable:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the cache had the executable."""
+        """Whether the executable was there: in the cache, or as another one's."""
         return self.duration_s is None
 
     @property
@@ -120,10 +122,16 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     report.enter(Stage.TRACE, "exporting the graphs")
     report.update(executables_total=len(build.plan.submodels))
     traced = []
+    by_graph: dict[ExecutableSpec, TracedExecutable] = {}
     for submodel in build.plan.submodels:
+        equal = by_graph.get(key := submodel.graph_key(build.plan.model))
+        if equal is not None:
+            traced.append(replace(equal, spec=submodel, shares_with=equal, cached=None, finished=None, job=None))
+            continue
         report.update(message=f"exporting {submodel.tag}")
         with report.measuring(f"export {submodel.tag}"):
-            traced.append(_trace(build, submodel))
+            by_graph[key] = _trace(build, submodel)
+        traced.append(by_graph[key])
     missing = [one for one in traced if one.job is not None]
     eta_s = _estimate_lowering_s(build, missing)
     report.enter(Stage.LOWER, "compiling the graphs", eta_s=eta_s)
@@ -132,6 +140,8 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
             report.add_executable(f"{one.spec.tag} is in the cache", cached=True, eta_s=eta_s)
         elif one.finished is not None:
             report.add_executable(f"{one.spec.tag} was compiled before the restart", cached=False, eta_s=eta_s)
+        elif one.shares_with is not None:
+            report.add_executable(f"{one.spec.tag} shares {one.shares_with.spec.tag}", cached=False, eta_s=eta_s)
     finished = _lower(build, missing)
     return tuple(_store(build, one, finished) for one in traced)
 
@@ -157,7 +167,16 @@ def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
             directory=build.work / submodel.tag,
             cache_dir=build.job.environment.lowering_cache,
         )
-    return TracedExecutable(submodel, traced.graph_digest, traced.constants, action_digest, cached, finished, staged)
+    return TracedExecutable(
+        spec=submodel,
+        graph_digest=traced.graph_digest,
+        constants=traced.constants,
+        action_digest=action_digest,
+        shares_with=None,
+        cached=cached,
+        finished=finished,
+        job=staged,
+    )
 
 
 def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
@@ -210,6 +229,8 @@ def _lower(build: Build, traced: Sequence[TracedExecutable]) -> dict[str, Finish
 
 
 def _store(build: Build, traced: TracedExecutable, finished: dict[str, FinishedLowering]) -> BuiltExecutable:
+    if traced.shares_with is not None:
+        return replace(_store(build, traced.shares_with, finished), traced=traced, duration_s=None)
     if traced.cached is not None:
         return BuiltExecutable(traced, traced.cached, None)
     result = traced.finished or finished[traced.spec.tag]

@@ -118,7 +118,8 @@ def build_bundle(
 
     executables = build_executables(build)
     for executable in executables:
-        writer.add_blob(executable.blob, executable.media_type, executable.title)
+        if executable.traced.shares_with is None:
+            writer.add_blob(executable.blob, executable.media_type, executable.title)
 
     weights, config = WeightStage(plan, checkpoint, report), spec.config.neuron_config
     aside: dict[str, Path] = {}

@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import DType, Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
@@ -111,17 +112,26 @@ class _Check:
         """Encodes a prompt and feeds a few tokens. The sequences of a check take turns in rows and slots."""
         context, tokens = self._executables[sequence.context], sequence.tokens
         prompt = tokens[: sequence.num_prompt_tokens]
-        num_slots = min(self._manifest.state.num_slots, self._manifest.limits.tkg_batch_size)
-        slot = number % num_slots
+        num_slots = self._manifest.state.num_slots
+        reads_any_slot = bool({BLOCK_KV, LIVE_ROWS} & set(context.flags))
+        if not reads_any_slot:
+            # Executables of earlier releases: row r of token_generation reads slot r.
+            num_slots = min(num_slots, self._manifest.limits.tkg_batch_size)
+        slot = num_slots - 1 - number % num_slots
         expected = self._reference.run(tokens, len(prompt))
-        self._run(context, prompt, row=number % context.batch_size, start=0, slot=slot, expected=next(expected))
+        row, after_prompt = number % context.batch_size, next(expected)
+        self._run(context, prompt, row=row, start=0, slot=slot, expected=after_prompt)
+        if COMPUTED_CONTEXT in context.flags:
+            # The second half again, behind the first. It writes the same keys and values.
+            start = len(prompt) // 2
+            self._run(context, prompt[start:], row=row, start=start, slot=slot, expected=after_prompt)
         for position, logits in zip(range(len(prompt), len(tokens)), expected, strict=True):
             fitting = [generator for generator in self._generators if generator.bucket[0] > position]
             # Feeding a token again writes the same keys and values, so each bucket can compute the same token.
             for generator in fitting[: 1 if number else None]:
-                self._run(
-                    generator, tokens[position : position + 1], row=slot, start=position, slot=slot, expected=logits
-                )
+                token = tokens[position : position + 1]
+                row = number % generator.batch_size if reads_any_slot else slot
+                self._run(generator, token, row=row, start=position, slot=slot, expected=logits)
 
     def _run(
         self, executable: Executable, tokens: Sequence[int], *, row: int, start: int, slot: int, expected: Tensor
@@ -129,7 +139,7 @@ class _Check:
         """Computes the tokens of one row, with all others idle, and compares the outputs after the last token."""
         form = StepForm(self._manifest, executable)
         inputs = form.make_idle()
-        form.put_tokens(inputs, row, tokens, start=start, blocks=(slot,))
+        form.put_tokens(inputs, row, tokens, start=start, blocks=self._find_blocks(slot, start + len(tokens)))
         outputs = self._steps.run(executable, inputs)
         self.comparisons[executable.tag] = self.comparisons[executable.tag].with_step(
             {name: output[row] for name, output in outputs.items()},
@@ -138,6 +148,13 @@ class _Check:
             tolerance=self.tolerance,
             sampling=self._manifest.sampling,
         )
+
+    def _find_blocks(self, slot: int, num_tokens: int) -> Sequence[int]:
+        """Blocks for a sequence's first tokens: the slot, or every block in turn from the slot's number down."""
+        state = self._manifest.state
+        if not state.num_blocks:
+            return (slot,)
+        return [(slot - number) % state.num_blocks for number in range(-(-num_tokens // state.block_tokens))]
 
 
 REFERENCE_NAME: Final = f"transformers {transformers.__version__}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch._inductor import aot_compile
-from torch.export import ExportedProgram
 
 from compiler_svc.lower.attend import compile_attend_kernel, use_attend_kernel
 from compiler_svc.lower.common_objects import compile_interface
 from compiler_svc.lower.errors import ProgramUnsupported
+from compiler_svc.lower.in_place import write_in_place
 from compiler_svc.lower.inductor import link_with, steered
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
 from compiler_svc.lower.layer_function import prepare_layer
@@ -34,10 +33,9 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
     program = load_program(job.program_path)
     inputs = example_inputs(program)
     with torch.no_grad(), steered(job) as options:
-        in_place = torch.export.export(InPlaceProgram(program, job.num_state), inputs)
-        module = in_place.module(check_guards=False)
+        module = write_in_place(program, job.num_state)
         objects = [compile_interface(job)]
-        if use_linear_kernel(module):
+        if use_linear_kernel(module, job.options.target.isa):
             objects.append(compile_linear_kernel(job))
         objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)
@@ -60,29 +58,3 @@ def check_constants(wanted: tuple[str, ...], available: tuple[str, ...]) -> None
     for name in wanted:
         if name not in available:
             raise ProgramUnsupported(f"constant {name!r}", "appeared in compilation and is in no weight set")
-
-
-class InPlaceProgram(nn.Module):
-    """Runs `(inputs, state) -> (outputs, new state)` as `(inputs, state) -> outputs`, and writes the state in place.
-
-    The compiler turns the final copies into the update itself: a decode step writes new rows without copying a cache.
-    """
-
-    def __init__(self, program: ExportedProgram, num_state: int) -> None:
-        """Takes a program whose last `num_state` inputs and outputs are its state."""
-        super().__init__()
-        functional = program.module(check_guards=False)
-        # Shares the program's registries instead of having it as a child, so that the constants keep their names.
-        for registry in ("_parameters", "_buffers", "_modules"):
-            self.__dict__[registry] = functional.__dict__[registry]
-        self.__dict__["_functional"] = functional
-        self._num_state = num_state
-
-    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Runs the program once."""
-        results = self.__dict__["_functional"](*arguments)
-        state = arguments[len(arguments) - self._num_state :]
-        new_state = results[len(results) - self._num_state :]
-        for tensor, new in zip(state, new_state, strict=True):
-            tensor.copy_(new)
-        return tuple(results[: len(results) - self._num_state])

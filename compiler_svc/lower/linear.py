@@ -6,6 +6,7 @@ of the memory's bandwidth. See kernels/linear.cpp.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,26 @@ from compiler_svc.lower.job import LoweringJob
 
 #: Element types of the kernel's template, by dtype.
 _ELEMENTS: Final = {torch.float32: "float", torch.bfloat16: "kiln::BFloat16"}
+#: Stands for any number of rows.
+ALL_ROWS: Final = sys.maxsize
+#: Rows up to which the kernel serves, by dtype and instruction set; ATen multiplies more rows and other dtypes.
+#: `bench.kernels` measures both. The kernel serves unless ATen is faster by more than `ATENS_LEAD`: it skips rows that
+#: are not live, and its results do not depend on the number of rows, as those of two kernels would.
+MOST_ROWS: Final[Mapping[torch.dtype, Mapping[str, int]]] = {
+    torch.float32: {
+        "x86-64-v3": ALL_ROWS,
+        "x86-64-v4": ALL_ROWS,
+        "x86-64-v4-vnni": ALL_ROWS,
+        "x86-64-v4-bf16": ALL_ROWS,
+    },
+    torch.bfloat16: {
+        "x86-64-v3": ALL_ROWS,
+        "x86-64-v4": ALL_ROWS,
+        "x86-64-v4-vnni": ALL_ROWS,
+        "x86-64-v4-bf16": ALL_ROWS,
+    },
+}
+ATENS_LEAD: Final = 0.15
 #: Types in generated code, which knows no narrow floats.
 _CPP_TYPES: Final = {torch.float32: "float", torch.bfloat16: "uint16_t", torch.int32: "int32_t"}
 #: Dtypes whose functions the code of a library in progress already declares.
@@ -61,13 +82,14 @@ def _(activations: Tensor, weights: Sequence[Tensor], _live_rows: Tensor | None 
     return activations.new_empty((*activations.shape[:-1], sum(weight.shape[0] for weight in weights)))
 
 
-def use_linear_kernel(module: GraphModule, live_rows: Mapping[int, Node] = MappingProxyType({})) -> int:
+def use_linear_kernel(module: GraphModule, isa: str, live_rows: Mapping[int, Node] = MappingProxyType({})) -> int:
     """Replaces linear layers in a graph by `kiln::linear`; layers with the same input share one call.
 
-    Keeps layers whose weight the graph computes, and layers with dtypes that the kernel lacks.
+    Keeps layers whose weight the graph computes, and layers that `MOST_ROWS` leaves to ATen.
 
     Args:
         module: Is changed.
+        isa: Name of the instruction set for which the graph is compiled.
         live_rows: Tensors of the graph that say which rows are live, as `kiln::linear` takes them, by the number of
             rows of the activations that they are for; such as [1] by the number of sequences, and [sequences] by the
             number of their tokens. They must come before the layers.
@@ -78,7 +100,7 @@ def use_linear_kernel(module: GraphModule, live_rows: Mapping[int, Node] = Mappi
     layers_by_input: dict[Node, list[_Layer]] = {}
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
         layer = _Layer.of(node)
-        if layer.fits:
+        if layer.fits(isa):
             layers_by_input.setdefault(layer.activations, []).append(layer)
     for activations, layers in layers_by_input.items():
         live = live_rows.get(activations.meta["val"].shape[:-1].numel())
@@ -109,13 +131,13 @@ class _Layer:
         outputs: int = self.weight.meta["val"].shape[0]
         return outputs
 
-    @property
-    def fits(self) -> bool:
+    def fits(self, isa: str) -> bool:
+        """Whether the kernel serves the layer."""
         activations, weight = self.activations.meta["val"], self.weight.meta["val"]
         return (
             self.weight.op in {"get_attr", "placeholder"}
-            and activations.dtype in _ELEMENTS
             and weight.dtype == activations.dtype
+            and activations.shape[:-1].numel() <= MOST_ROWS.get(activations.dtype, {}).get(isa, 0)
         )
 
 

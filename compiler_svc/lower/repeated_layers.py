@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -109,8 +110,17 @@ def _cut_into_layers(graph: Graph) -> list[list[Node]]:
     spans = _find_spans(nodes)
     if len(spans) < 2 or any(last >= first for (_, last), (first, _) in pairwise(spans)):
         return []
-    crossing = _count_crossing(nodes)
-    cuts = [min(range(last + 1, first + 1), key=crossing.__getitem__) for (_, last), (first, _) in pairwise(spans)]
+    uses = _find_uses(graph, nodes)
+
+    def count_crossing(place: int, first: int) -> tuple[int, int]:
+        """Counts values from before a place that are read at it or behind it: the layer's own, and all."""
+        crossing = [defined for defined, last in uses if defined < place <= last]
+        return sum(defined >= first for defined in crossing), len(crossing)
+
+    cuts = [
+        min(range(last + 1, next_first + 1), key=partial(count_crossing, first=first))
+        for (first, last), (next_first, _) in pairwise(spans)
+    ]
     # What is before the first layer and behind the last one is no layer: they begin and end as their neighbours do.
     begin = spans[0][0] - (spans[1][0] - cuts[0])
     end = spans[-1][1] + (cuts[-1] - spans[-2][1])
@@ -130,15 +140,14 @@ def _find_spans(nodes: Sequence[Node]) -> list[tuple[int, int]]:
     return [(places[0], places[-1]) for _, places in sorted(layers.items())]
 
 
-def _count_crossing(nodes: Sequence[Node]) -> list[int]:
-    """Counts, for each place, the values from before it that are read at it or behind it."""
+def _find_uses(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:
+    """Finds the places where each value is computed, which is -1 for inputs and weights, and where it is read last."""
     places = {node: place for place, node in enumerate(nodes)}
-    counts = [0] * (len(nodes) + 1)
-    for place, node in enumerate(nodes):
-        last = max((places.get(user, len(nodes)) for user in node.users), default=place)
-        for crossed in range(place + 1, last + 1):
-            counts[crossed] += 1
-    return counts
+    uses = []
+    for value in graph.nodes:
+        place = places.get(value, -1)
+        uses.append((place, max((places.get(user, len(nodes)) for user in value.users), default=place)))
+    return uses
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
         reduce_dtype=config.rpl_reduce_dtype,
         padding_side=config.padding_side,
         returns_internal=TARGETS[target].returns_internal,
+        # Padding on the left is between the cached tokens and those of the step.
+        reads_context=TARGETS[target].skips_idle and config.padding_side == "right",
+        num_blocks=config.pa_num_blocks if config.is_block_kv_layout else 0,
+        block_tokens=config.pa_block_size if config.is_block_kv_layout else 0,
+        skips_idle=TARGETS[target].skips_idle,
     )
     weights = plan_weights(
         description, checkpoint, dtype=config.torch_dtype, cast_type=config.cast_type, tp_degree=config.tp_degree
@@ -98,9 +103,18 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
 def _describe_executables(model: GraphSpec, config: NeuronConfig) -> Iterator[ExecutableSpec]:
     for shape in describe_submodels(config):
         for bucket in shape.buckets:
-            # Validation has refused submodels that are not served, and buckets of two numbers.
-            (length,) = bucket
-            yield describe_submodel(model, shape.name, length)
+            # Validation has refused submodels that are not served.
+            if len(bucket) == 1:
+                yield describe_submodel(model, shape.name, *bucket)
+            elif shape.name == "context_encoding":
+                yield describe_submodel(model, shape.name, bucket[0], prefix=bucket[1])
+            else:
+                yield describe_submodel(model, shape.name, bucket[1], rows=_count_rows(config, bucket[0]))
+
+
+def _count_rows(config: NeuronConfig, number: int) -> int | None:
+    """Rows of a token_generation bucket: its first number, unless that is the tokens of a row, with prefix caching."""
+    return number if config.token_generation_batches else None
 
 
 def choose_sampling(config: NeuronConfig) -> Sampling:

@@ -44,7 +44,7 @@ class Work:
 
     Attributes:
         missing: Submodel of each executable that is not in the cache.
-        num_executables: Number of all executables: each is traced.
+        num_executables: Number of executables that are traced: all but those that share another's graph.
         num_layers: Layers of the model.
         weights_bytes: Bytes of the weights of all ranks.
         num_lowerings: Number of lowerings that run at once.

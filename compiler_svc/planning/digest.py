@@ -38,7 +38,9 @@ def digest_plan(plan: BuildPlan, *, target: Target, optimization_level: Literal[
     # Hashed once, because it is long for large models and equal for all executables.
     shared_digest = sha256_bytes(canonical_json(msgspec.to_builtins(shared)))
     return {
-        submodel.tag: sha256_bytes(canonical_json({"shared": shared_digest, "submodel": _describe(submodel)}))
+        submodel.tag: sha256_bytes(
+            canonical_json({"shared": shared_digest, "submodel": _describe(submodel.graph_key(plan.model))})
+        )
         for submodel in plan.submodels
     }
 

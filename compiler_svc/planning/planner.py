@@ -183,7 +183,7 @@ class Planner:
                 request,
                 Work(
                     missing=[one.submodel for one in executables if not one.is_cached],
-                    num_executables=len(executables),
+                    num_executables=sum(not one.is_shared for one in executables),
                     num_layers=len(model.description.layers),
                     weights_bytes=memory.weights_bytes * config.neuron_config.tp_degree,
                     num_lowerings=self._num_lowerings,
@@ -218,15 +218,21 @@ class Planner:
         find = partial(actuals.find_planned, plan_digests=list(digests.values()))
         planned = self._database.run_and_wait(find)
         cached = {digest for digest, executable in planned.items() if self._layout.has(executable.blob)}
-        return [
-            PlannedExecutable(
-                tag=submodel.tag,
-                submodel=submodel.submodel,
-                bucket=submodel.bucket,
-                is_cached=digests[submodel.tag] in cached,
+        executables: list[PlannedExecutable] = []
+        listed: set[str] = set()
+        for submodel in build.submodels:
+            digest = digests[submodel.tag]
+            executables.append(
+                PlannedExecutable(
+                    tag=submodel.tag,
+                    submodel=submodel.submodel,
+                    bucket=submodel.bucket,
+                    is_cached=digest in cached | listed,
+                    is_shared=digest in listed,
+                )
             )
-            for submodel in build.submodels
-        ]
+            listed.add(digest)
+        return executables
 
     def _estimate_cost(self, request: PlanRequest, work: Work) -> CostEstimate | None:
         def read(session: Session) -> CostEstimate | None:

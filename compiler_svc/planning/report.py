@@ -34,12 +34,18 @@ class LargestSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedExecutable:
-    """One executable, and whether the cache has it now."""
+    """One executable.
+
+    Attributes:
+        is_cached: Whether the compile makes none: the cache has it now, or it is shared.
+        is_shared: Whether it is an earlier one of the list, because their graphs are equal.
+    """
 
     tag: str
     submodel: str
     bucket: tuple[int, ...]
     is_cached: bool
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

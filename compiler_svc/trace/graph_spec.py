@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bundle.abi.inputs import LEFT_PADDED
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, LIVE_ROWS
 from bundle.abi.outputs import list_flags
 from bundle.manifest import DType, Sampling
 from compiler_svc.models.description import ModelDescription
@@ -24,12 +24,17 @@ class GraphSpec:
         num_slots: Rows of the KV cache that requests can hold, without the scratch row.
         max_length: Positions that the KV cache holds, in tokens.
         ctx_batch_size: Rows of a context_encoding step.
-        tkg_batch_size: Rows of a token_generation step; at most `num_slots`.
+        tkg_batch_size: Rows of a token_generation step.
         sampling: Parameters for picking tokens. Temperature 0 or top_k 1 without `dynamic` is greedy.
         output_logits: Return logits beside sampled tokens. Graphs without on-device sampling always return logits.
         padding_side: Side on which prompts shorter than their bucket are padded.
         returns_internal: Whether graphs return the ABI's internal outputs. Graphs that return logits have none.
         optional_inputs: Flags of inputs that the graphs take besides those that the other options imply.
+        reads_context: Whether prompts may begin behind tokens that the KV cache holds: chunks, and cached prefixes.
+        num_blocks: Blocks of the KV cache, without the scratch block; 0: it is made of slots.
+        block_tokens: Positions of a block; 0: the KV cache is made of slots.
+        skips_idle: Whether graphs take the number of live rows, and read no further than rows are long: they are equal
+            for all buckets of a submodel that reads the cache. Otherwise attention reads its bucket.
     """
 
     description: ModelDescription
@@ -46,8 +51,13 @@ class GraphSpec:
     padding_side: Literal["right", "left"] = "right"
     returns_internal: bool = False
     optional_inputs: tuple[str, ...] = ()
+    reads_context: bool = False
+    num_blocks: int = 0
+    block_tokens: int = 0
+    skips_idle: bool = False
 
     def __post_init__(self) -> None:
+        assert (self.num_blocks > 0) == (self.block_tokens > 0), "blocks have a number and a size"
         assert list_flags().issuperset(self.optional_inputs), self.optional_inputs
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +90,9 @@ class GraphSpec:
         """The flags of the ABI that the options set for at least one submodel."""
         implied = {
             LEFT_PADDED: self.padding_side == "left",
+            BLOCK_KV: self.num_blocks > 0,
+            COMPUTED_CONTEXT: self.reads_context,
+            LIVE_ROWS: self.skips_idle,
             # Requests choose top_k, top_p and temperature inside the executable.
             "sampling_params": self.samples_on_device and self.sampling.dynamic,
             "rand": self.samples_on_device and not self.is_greedy and not self.sampling.deterministic,

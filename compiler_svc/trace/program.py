@@ -8,13 +8,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from bundle.abi.inputs import INPUTS
+from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.layers.decoder import CausalLm
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
+from compiler_svc.models.layers.step import StepKind
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec
@@ -48,16 +49,25 @@ class SubmodelProgram(nn.Module):
         inputs = {tensor.name: value for tensor, value in zip(self.submodel.inputs, tensors[:num_inputs], strict=True)}
         state = tensors[num_inputs:]
         of_core = {name: value for name, value in inputs.items() if not INPUTS[name].is_for_sampling}
-        if SUBMODELS[self.submodel.submodel].reads_cache:
-            logits, new_state = self.core.generate_token(**of_core, state=state, bucket=self.submodel.bucket[0])
-        else:
-            logits, new_state = self.core.encode_context(**of_core, state=state, padding_side=self.spec.padding_side)
+        kind = StepKind(
+            reads_cache=SUBMODELS[self.submodel.submodel].reads_cache or COMPUTED_CONTEXT in self.submodel.flags,
+            max_context=self._max_context,
+            padding_side=self.spec.padding_side,
+        )
+        logits, new_state = self.core(**of_core, state=state, kind=kind)
         outputs = {"rank_logits": logits.part}
         if self.spec.returns_logits:
             outputs["logits"] = logits.gather()
         if self.spec.samples_on_device:
             outputs["tokens"] = self._pick_tokens(logits, outputs.get("logits"), inputs)
         return (*(outputs[output.name] for output in self.submodel.outputs), *new_state)
+
+    @property
+    def _max_context(self) -> int:
+        bucket, flags = self.submodel.bucket, self.submodel.flags
+        if self.spec.skips_idle or (COMPUTED_CONTEXT in flags and len(bucket) == 1):
+            return self.spec.max_length
+        return bucket[-1] if SUBMODELS[self.submodel.submodel].reads_cache else sum(bucket)
 
     def _pick_tokens(self, logits: RankLogits, gathered: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
         """Picks tokens, int32 [rows], from `gathered` f32 [rows, vocab_size] if the ranks exchange all logits."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bundle.abi.inputs import LEFT_PADDED, inputs_of
 from bundle.abi.outputs import outputs_of
-from bundle.abi.state import AXES, state_names
+from bundle.abi.state import AXES, BLOCK_AXES, state_names
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, Symbols
 from bundle.manifest import DType, StateLayout, StateTensor, TensorSpec
@@ -27,29 +27,38 @@ class ExecutableSpec:
     state: tuple[str, ...]
     flags: tuple[str, ...]
 
+    def graph_key(self, spec: GraphSpec) -> ExecutableSpec:
+        """What the graph depends on besides the graph spec: executables with equal keys have equal graphs."""
+        return replace(self, tag="", bucket=()) if spec.skips_idle else self
 
-def describe_submodel(spec: GraphSpec, submodel: SubmodelName, bucket: int) -> ExecutableSpec:
+
+def describe_submodel(
+    spec: GraphSpec, submodel: SubmodelName, bucket: int, *, rows: int | None = None, prefix: int | None = None
+) -> ExecutableSpec:
     """Describes one executable.
 
     Args:
         submodel: A submodel that this version serves.
         bucket: Tokens of a row, or positions that are read, depending on the submodel. At most `spec.max_length`.
+        rows: Rows of a step, if the submodel has executables of several batch sizes; None: the submodel's.
+        prefix: Cached tokens before those of a row, if buckets bound these too.
     """
     assert 0 < bucket <= spec.max_length, f"bucket {bucket} of {spec.max_length} positions"
     row = SUBMODELS[submodel]
     assert row.is_served, submodel
     symbols: Symbols = {
-        "R": getattr(spec, row.rows),
+        "R": rows or getattr(spec, row.rows),
         "T": row.tokens if isinstance(row.tokens, int) else bucket,
         "K": 1,
+        "N": -(-spec.max_length // spec.block_tokens) if spec.block_tokens else 1,
         "V": spec.description.vocab_size,
         "rank_V": spec.description.head.outputs.part_length(spec.tp_degree),
     }
     inputs, outputs = inputs_of(submodel, spec.flags), outputs_of(submodel, spec.flags)
     return ExecutableSpec(
-        tag=f"{submodel}_{bucket}",
+        tag="_".join([submodel, "x".join(str(one) for one in (rows, bucket, prefix) if one is not None)]),
         submodel=submodel,
-        bucket=(bucket,),
+        bucket=(bucket,) if prefix is None else (bucket, prefix),
         batch_size=symbols["R"],
         inputs=_specify(inputs, symbols, spec.dtype),
         outputs=_specify(outputs, symbols, spec.dtype),
@@ -74,9 +83,17 @@ def describe_state(spec: GraphSpec) -> StateLayout:
     """Describes the KV cache of every rank."""
     states = spec.description.states
     tensors = []
+    num_rows, positions = spec.num_blocks or spec.num_slots, spec.block_tokens or spec.max_length
     for number, name in enumerate(state_names(len(states))):
         heads = states[number // 2].heads
-        shape = (spec.num_slots + 1, heads.layout(spec.tp_degree).num_kv_heads, spec.max_length, heads.head_dim)
-        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=AXES))
+        shape = (num_rows + 1, heads.layout(spec.tp_degree).num_kv_heads, positions, heads.head_dim)
+        axes = BLOCK_AXES if spec.num_blocks else AXES
+        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=axes))
     layout = states[0].heads.layout(spec.tp_degree)
-    return StateLayout(tensors=tuple(tensors), num_slots=spec.num_slots, kv_heads_by_rank=layout.kv_heads)
+    return StateLayout(
+        tensors=tuple(tensors),
+        num_slots=spec.num_slots,
+        kv_heads_by_rank=layout.kv_heads,
+        num_blocks=spec.num_blocks,
+        block_tokens=spec.block_tokens,
+    )

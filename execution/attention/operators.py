@@ -51,9 +51,15 @@ def _attend(
     return attend_to(context, step, Options(scale=scale, window=window, soft_cap=soft_cap)), new_keys, new_values
 
 
+def _attend_on_host(*tensors: Any, max_context: int, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_attend`, and reads no further than the last token: on the host its position is at hand."""
+    length = max(1, int(Step(*tensors).positions.max()) + 1)
+    return _attend(*tensors, max_context=min(length, max_context), **options)
+
+
 def _attend_in_place(*tensors: Any, **options: Any) -> Tensor:
     """Returns what the tokens attended to, and writes the step's keys and values into the caches."""
-    attended, new_keys, new_values = _attend(*tensors, **options)
+    attended, new_keys, new_values = _attend_on_host(*tensors, **options)
     step = Step(*tensors)
     step.key_cache.copy_(new_keys)
     step.value_cache.copy_(new_values)
@@ -124,3 +130,4 @@ for _schema, _run, _fake in (
     # For every device: the reference is made of torch's own operators.
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"kiln::{_name}", _fake, lib=_LIBRARY)
+_LIBRARY.impl("attend", _attend_on_host, "CPU")  # type: ignore[no-untyped-call]

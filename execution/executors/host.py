@@ -69,15 +69,22 @@ class HostExecutor:
         load_program: LoadProgram,
     ) -> None:
         """Loads a rank; see `execution.executors.executor.load_executor`."""
-        self._executables = {executable.tag: executable for executable in manifest.executables}
         self._arguments = StepArguments(manifest)
         self._weights = RankWeights(manifest, rank, blob_path)
         self._state = _RankState(manifest.state)
         on_loaded("weights")
+        # By blob: executables of several buckets may be one program.
         self._programs: dict[str, HostProgram] = {}
-        for tag, executable in self._executables.items():
-            self._programs[tag] = load_program(executable, blob_path(executable.blob))
-            on_loaded(tag)
+        self._bound: dict[str, Executable] = {}
+        for executable in manifest.executables:
+            first = self._bound.setdefault(executable.blob, executable)
+            if first is executable:
+                self._programs[executable.blob] = load_program(executable, blob_path(executable.blob))
+            elif _convention_of(first) != _convention_of(executable):
+                raise ExecutableInvalid(
+                    executable.tag, f"it is the program of {first.tag}, but takes or returns others"
+                )
+            on_loaded(executable.tag)
         if self._weights.is_complete:
             self._stage(self._weights.active)
             self._swap()
@@ -100,7 +107,7 @@ class HostExecutor:
             # The programs have no constants yet, but compiled ones would read them nevertheless.
             raise WeightsAwaited
         arguments += [self._state.tensors[name] for name in executable.state]
-        results = self._programs[tag].run(arguments)
+        results = self._programs[executable.blob].run(arguments)
         num_outputs = len(executable.outputs)
         if executable.state_convention == "functional":
             self._state.tensors.update(zip(executable.state, results[num_outputs:], strict=True))
@@ -146,12 +153,17 @@ class HostExecutor:
         self._state.tensors.clear()
 
     def _stage(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for tag, program in self._programs.items():
-            program.stage_constants(order_constants(self._executables[tag], weights))
+        for blob, program in self._programs.items():
+            program.stage_constants(order_constants(self._bound[blob], weights))
 
     def _swap(self) -> None:
         for program in self._programs.values():
             program.swap_constants()
+
+
+def _convention_of(executable: Executable) -> tuple[object, ...]:
+    """How to call an executable's program."""
+    return (executable.inputs, executable.outputs, executable.state, executable.constants, executable.state_convention)
 
 
 class _RankState:

@@ -115,8 +115,11 @@ class Rank:
     def _warm_up(self) -> None:
         for executable in self._manifest.executables:
             with self._failing_together(executable.tag):
-                idle = StepForm(self._manifest, executable).make_idle()
-                self._executor.run(executable.tag, make_tensors(executable.inputs, idle))
+                inputs = StepForm(self._manifest, executable).make_idle()
+                if "live_rows" in inputs:
+                    # Rows that are skipped would warm nothing up.
+                    inputs["live_rows"] = [executable.batch_size]
+                self._executor.run(executable.tag, make_tensors(executable.inputs, inputs))
 
     @torch.no_grad()
     def _run_step(self, call: RunStep) -> Stepped:

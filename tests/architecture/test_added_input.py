@@ -90,7 +90,7 @@ async def test_engines_fill_it(start_engine: StartEngine) -> None:
 class Core(nn.Module):
     """The model code that consumes it: an adapter adds its number to every logit of a token."""
 
-    def generate_token(self, *, adapter_ids: Tensor, input_ids: Tensor, state: Any, **_: Any) -> tuple[RankLogits, Any]:
+    def forward(self, *, adapter_ids: Tensor, input_ids: Tensor, state: Any, **_: Any) -> tuple[RankLogits, Any]:
         part = nn.functional.one_hot(input_ids[:, 0].long(), 100).float() * (1 + adapter_ids[:, None])
         return RankLogits(part=part, rank=None, vocab_size=100, ranks=Ranks(1)), list(state)
 

@@ -12,7 +12,7 @@ import pytest
 
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.engine import Engine
-from runtime_svc.engine.events import Event, Finished, TokenDelta
+from runtime_svc.engine.events import Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import (
     Finish,
@@ -158,9 +158,19 @@ async def collect_rest(stream: OutputStream) -> list[Event]:
     return [event async for event in stream]
 
 
+def generated_of(events: list[Event]) -> list[GeneratedToken]:
+    """Every token with all that the events say of it; a reader that is late gets several in one event."""
+    return [token for event in events if isinstance(event.payload, TokenDelta) for token in event.payload.tokens]
+
+
 def tokens_of(events: list[Event]) -> list[int]:
-    deltas = [event.payload for event in events if isinstance(event.payload, TokenDelta)]
-    return [token.token_id for delta in deltas for token in delta.tokens]
+    return [token.token_id for token in generated_of(events)]
+
+
+def epochs_of(events: list[Event]) -> list[int]:
+    """The weight epoch of every token."""
+    deltas = [(event.weight_epoch, event.payload) for event in events if isinstance(event.payload, TokenDelta)]
+    return [epoch for epoch, delta in deltas for _ in delta.tokens]
 
 
 def text_of(events: list[Event]) -> str:

@@ -102,15 +102,31 @@ class Stepper:
             form.put_tokens(inputs, row, prompt, start=0, blocks=(slot,))
         return self._run("context_encoding", bucket, inputs, extra)
 
-    def decode(self, tokens: Mapping[int, tuple[int, int]], **extra: Any) -> dict[str, torch.Tensor]:
-        """Feeds one (token, position) a slot; slots without one are idle rows."""
+    def decode(
+        self, tokens: Mapping[int, tuple[int, int]], *, packed: bool = False, **extra: Any
+    ) -> dict[str, torch.Tensor]:
+        """Feeds one (token, position) a slot; rows without one are idle.
+
+        Args:
+            packed: Slots take the first rows, in the order of `tokens`. Otherwise each takes the row of its number.
+        """
         longest = max(position for _, position in tokens.values())
         bucket = min(b for kind, b in self.submodels if kind == "token_generation" and b > longest)
         form = self._forms["token_generation", bucket]
         inputs = _fill(form.make_idle(), input_ids=5)
-        for slot, (token, position) in tokens.items():
-            form.put_tokens(inputs, slot, [token], start=position, blocks=(slot,))
+        for index, (slot, (token, position)) in enumerate(tokens.items()):
+            form.put_tokens(inputs, index if packed else slot, [token], start=position, blocks=(slot,))
         return self._run("token_generation", bucket, inputs, extra)
+
+    def run(
+        self, kind: SubmodelName, bucket: int, rows: Mapping[int, tuple[list[int], int, tuple[int, ...]]]
+    ) -> dict[str, torch.Tensor]:
+        """Runs one step. Of each row that is not idle: its tokens, the position of the first, and the KV blocks."""
+        form = self._forms[kind, bucket]
+        inputs = form.make_idle()
+        for row, (tokens, start, blocks) in rows.items():
+            form.put_tokens(inputs, row, tokens, start=start, blocks=blocks)
+        return self._run(kind, bucket, inputs, {})
 
     def _run(
         self, kind: SubmodelName, bucket: int, values: StepInputs, extra: Mapping[str, torch.Tensor]

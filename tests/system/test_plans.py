@@ -90,22 +90,25 @@ def test_the_cache_is_known_without_tracing(stack: Stack) -> None:
     salt = "plans"
     options = ("--model", TINY, "--name", "planned-cache", "-O", "0", "--salt", salt)
     tags = ["context_encoding_48", "token_generation_96", "token_generation_192"]
-    assert cache_of(plan(stack, config, salt=salt)) == dict.fromkeys(tags, "miss")
+    # One executable serves both buckets of token generation.
+    missing = {tags[0]: "miss", tags[1]: "miss", tags[2]: "hit"}
+    assert cache_of(plan(stack, config, salt=salt)) == missing
     path = stack.home / "planned-cache.json"
     path.write_text(json.dumps(config))
     stack.kiln("compile", path, *options)
     assert cache_of(plan(stack, config, salt=salt)) == dict.fromkeys(tags, "hit")
 
-    other = changed(context_encoding_buckets=[48], token_generation_buckets=[80, 192])
+    other = changed(context_encoding_buckets=[40, 48], token_generation_buckets=[80, 192])
     planned = plan(stack, other, salt=salt)
-    assert cache_of(planned) == {tags[0]: "hit", "token_generation_80": "miss", tags[2]: "hit"}
+    hits = dict.fromkeys((tags[0], "token_generation_80", tags[2]), "hit")
+    assert cache_of(planned) == {"context_encoding_40": "miss"} | hits
     assert planned["cost"]["seconds"] > 0
     assert planned["cost"]["num_records"] > 0
     path.write_text(json.dumps(other))
     compiled = stack.kiln("compile", path, *options).last
     assert {one["tag"]: one["cache"] for one in compiled["executables"]} == cache_of(planned), "the plan was right"
 
-    assert set(cache_of(plan(stack, config, salt="other")).values()) == {"miss"}
+    assert cache_of(plan(stack, config, salt="other")) == missing
 
 
 def test_70b_from_headers(stack: Stack) -> None:

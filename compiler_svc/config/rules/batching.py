@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from compiler_svc.config.rules.rule import KILN, Note, Rule
+from compiler_svc.config.rules.rule import Note, Rule
 from compiler_svc.config.tables.documents import CONTINUOUS_BATCHING
 
 BATCHING_RULES: Final = (
@@ -16,10 +16,9 @@ BATCHING_RULES: Final = (
     ),
     Rule(
         ("tkg_batch_size", "max_batch_size", "batch_size"),
-        lambda v: v["tkg_batch_size"] == v["max_batch_size"],
-        "max_batch_size, which is {max_batch_size}: row r of a decode step reads KV slot r, so that there are as many "
-        "rows as slots; set both, or batch_size for all",
-        KILN,
+        lambda v: v["tkg_batch_size"] <= v["max_batch_size"],
+        "at most max_batch_size, which is {max_batch_size}: every row of a decode step reads a KV slot of its own",
+        CONTINUOUS_BATCHING,
     ),
 )
 

@@ -6,14 +6,24 @@ from typing import Final
 
 from compiler_svc.config.attribute import Values
 from compiler_svc.config.buckets import BUCKET_ATTRIBUTES, resolve_buckets
-from compiler_svc.config.rules.rule import Note, Rule
+from compiler_svc.config.rules.rule import KILN, Note, Rule
 from compiler_svc.config.tables.documents import PREFIX_CACHING
 from targets.cpu import CPU
 
 
-def _has_enough_blocks(values: Values) -> bool:
-    positions = values["max_batch_size"] * values["max_length"]
-    return bool(values["pa_num_blocks"] * values["pa_block_size"] >= positions)
+def _has_blocks_for(values: Values, num_sequences: int) -> bool:
+    return bool(values["pa_num_blocks"] * values["pa_block_size"] >= num_sequences * values["max_length"])
+
+
+_SIZES: Final = (
+    "pa_num_blocks",
+    "pa_block_size",
+    "is_block_kv_layout",
+    "batch_size",
+    "max_batch_size",
+    "max_length",
+    "seq_len",
+)
 
 
 def _have_whole_blocks(values: Values) -> bool:
@@ -31,19 +41,24 @@ BLOCK_KV_RULES: Final = (
         PREFIX_CACHING,
     ),
     Rule(
-        (
-            "pa_num_blocks",
-            "pa_block_size",
-            "is_block_kv_layout",
-            "batch_size",
-            "max_batch_size",
-            "max_length",
-            "seq_len",
-        ),
-        lambda v: not v["is_block_kv_layout"] or _has_enough_blocks(v),
+        _SIZES,
+        lambda v: not v["is_block_kv_layout"] or v["target"] == CPU.kind or _has_blocks_for(v, v["max_batch_size"]),
         "at least max_batch_size * max_length / pa_block_size = {max_batch_size} * {max_length} / {pa_block_size}: "
         "every row can hold a whole sequence",
         PREFIX_CACHING,
+    ),
+    Rule(
+        _SIZES,
+        lambda v: not v["is_block_kv_layout"] or v["target"] != CPU.kind or _has_blocks_for(v, 1),
+        "at least max_length / pa_block_size = {max_length} / {pa_block_size}: the longest sequence fits",
+        KILN,
+    ),
+    Rule(
+        ("is_block_kv_layout", "padding_side"),
+        lambda v: not v["is_block_kv_layout"] or v["target"] != CPU.kind or v["padding_side"] == "right",
+        "false beside padding_side left: sequences that lose their blocks are computed again in chunks, which are "
+        "padded on the right",
+        KILN,
     ),
     Rule(
         ("pa_block_size", "is_block_kv_layout", *BUCKET_ATTRIBUTES),
@@ -56,11 +71,8 @@ BLOCK_KV_RULES: Final = (
 
 BLOCK_KV_NOTES: Final = (
     Note(
-        # On cpu each of them is a hint.
         lambda v: (
-            v["target"] != CPU.kind
-            and not v["is_block_kv_layout"]
-            and (v["pa_num_blocks"], v["pa_block_size"]) != (v["batch_size"], v["seq_len"])
+            not v["is_block_kv_layout"] and (v["pa_num_blocks"], v["pa_block_size"]) != (v["batch_size"], v["seq_len"])
         ),
         "neuron_config: pa_num_blocks and pa_block_size are ignored because is_block_kv_layout is false",
     ),

@@ -11,7 +11,6 @@ from compiler_svc.config.tables.documents import ATTENTION, KERNELS, KV_QUANTIZA
 from compiler_svc.config.tables.general import DTYPES, NO_SIZE, DType
 
 NO_KERNELS: Final = hint("the compiler chooses this target's kernels")
-_WITH_BLOCKS: Final = hint("it counts if is_block_kv_layout is true, which is for later")
 _WHOLE_PROMPTS: Final = hint("ranks of this target do not split prompts")
 
 
@@ -25,11 +24,11 @@ class AttentionAttributes:
     qk_layernorm: bool = attribute(ATTENTION, default=False, cpu=LATER, neuron=NO_SIZE)
     attention_dtype: DType | None = attribute(ATTENTION, DTYPES, cpu=LATER, neuron=NO_SIZE)
     kv_cache_quant: bool = attribute(KV_QUANTIZATION, default=False, cpu=LATER)
-    is_block_kv_layout: bool = attribute(PREFIX_CACHING, default=False, cpu=LATER)
+    is_block_kv_layout: bool = attribute(PREFIX_CACHING, default=False)
     # vLLM's plugin for Neuron writes both, whatever the layout is.
-    pa_num_blocks: int = attribute(PREFIX_CACHING, Integer(1), default=same_as("batch_size"), cpu=_WITH_BLOCKS)
-    pa_block_size: int = attribute(PREFIX_CACHING, Integer(1), default=same_as("seq_len"), cpu=_WITH_BLOCKS)
-    is_prefix_caching: bool = attribute(PREFIX_CACHING, default=False, cpu=LATER)
+    pa_num_blocks: int = attribute(PREFIX_CACHING, Integer(1), default=same_as("batch_size"))
+    pa_block_size: int = attribute(PREFIX_CACHING, Integer(1), default=same_as("seq_len"))
+    is_prefix_caching: bool = attribute(PREFIX_CACHING, default=False)
     attn_kernel_enabled: bool | None = attribute(KERNELS, cpu=NO_KERNELS)
     qkv_kernel_enabled: bool = attribute(KERNELS, default=False, cpu=NO_KERNELS, neuron=NO_SIZE)
     mlp_kernel_enabled: bool = attribute(KERNELS, default=False, cpu=NO_KERNELS, neuron=NO_SIZE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from compiler_svc.config.attribute import LATER, Derivation, attribute, hint, same_as
+from compiler_svc.config.attribute import Derivation, attribute, hint, same_as
 from compiler_svc.config.domains import AscendingLengths, Integer
 from compiler_svc.config.tables.documents import BUCKETING, CONTINUOUS_BATCHING, PREFIX_CACHING, UNDOCUMENTED
 from compiler_svc.config.tables.general import NO_SIZE
@@ -43,10 +43,9 @@ class BatchingAttributes:
         PREFIX_CACHING,
         AscendingLengths(),
         default=_generated("with is_prefix_caching, powers of two from 512 to the longest prompt"),
-        cpu=LATER,
     )
     token_generation_batches: tuple[int, ...] = attribute(
-        UNDOCUMENTED, AscendingLengths(), default=_generated("tkg_batch_size alone"), cpu=LATER
+        UNDOCUMENTED, AscendingLengths(), default=_generated("tkg_batch_size alone")
     )
     is_continuous_batching: bool = attribute(CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS, neuron=NO_SIZE)
     ctx_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))

@@ -120,10 +120,13 @@ void attend_many(const Step<Query, Cached>& step, std::vector<Plan>& plans) {
   }
 #pragma omp parallel num_threads(omp_get_max_threads())
   {
-#pragma omp for schedule(static) collapse(2)
-    for (size_t index = 0; index < plans.size(); index++)
-      for (int64_t kv_head = 0; kv_head < step.kv_heads; kv_head++)
-        for (const Token& token : plans[index].row.tokens) write_token(step, plans[index].row, token, kv_head);
+    for (const Plan& plan : plans) {
+#pragma omp for schedule(static) nowait
+      for (size_t i = 0; i < plan.row.tokens.size(); i++)
+        for (int64_t kv_head = 0; kv_head < step.kv_heads; kv_head++)
+          write_token(step, plan.row, plan.row.tokens[i], kv_head);
+    }
+#pragma omp barrier
     ManyScratch scratch(round_up(std::max(most * step.group(), step.group()), kQueryRows), step.padded_dim());
     run_share(plans, step.kv_heads, [&](const Plan& plan, int64_t kv_head, size_t part) {
       attend_tile(step, plan.row, kv_head, plan.parts[part].first, plan.parts[part].end, scratch);
@@ -132,7 +135,8 @@ void attend_many(const Step<Query, Cached>& step, std::vector<Plan>& plans) {
 }
 
 template <class Query, class Cached>
-void attend(const Step<Query, Cached>& step) {
+void attend(Step<Query, Cached> step) {
+  step.scale *= kLog2E, step.soft_cap *= kLog2E;
   std::vector<Plan> plans;
   for (int64_t row = 0; row < step.rows; row++) {
     Plan plan{Row(step, row), {}};

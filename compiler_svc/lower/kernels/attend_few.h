@@ -128,7 +128,7 @@ template <int Queries, class Element>
         sums + query * padded_dim, padded_dim);
 }
 
-// Turns scores into weights: exp(score - largest). Returns the largest and their sum.
+// Turns scores into weights: exp2(score - largest). Returns the largest and their sum.
 inline Partial weigh_scores(float* scores, int64_t count) {
   Vector most = broadcast(kHidden);
   for (int64_t i = 0; i < count; i += kLanes) most = maximum(most, load(scores + i));
@@ -137,7 +137,7 @@ inline Partial weigh_scores(float* scores, int64_t count) {
   const Vector origin = broadcast(largest == kHidden ? 0 : largest);
   Vector total = zero();
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Vector weights = exp(subtract(load(scores + i), origin));
+    const Vector weights = exp2(subtract(load(scores + i), origin));
     store(scores + i, weights);
     total = add(total, weights);
   }
@@ -172,6 +172,8 @@ void attend_chunk(
   for (int64_t at = 0; at < count; at += kTilePositions) {
     const int64_t positions = std::min(kTilePositions, count - at);
     find_places(step, row, kv_head, first + at, positions, begin, end, places);
+    // The beginning of a stream is what the processor does not foresee.
+    for (int64_t i = 0; at == 0 && i < positions; i++) ask_for<0>(step.value_cache + places[i], step.head_dim);
     multiply_tile<kManyQueries>(
         queries, scratch.queries.data(), padded_dim, step.key_cache, places, positions, step.head_dim,
         &scratch.scores[at]);
@@ -187,6 +189,9 @@ void attend_chunk(
     const int64_t skipped = std::max<int64_t>(begin - first - at, 0);
     const int64_t positions = std::min(kTilePositions, end - first - at);
     find_places(step, row, kv_head, first + at, positions, begin, end, places);
+    if (at == 0 && kv_head + 1 < step.kv_heads)  // the next head's keys, which are likely this thread's, too
+      for (int64_t i = 0; i < positions; i++)
+        ask_for<0>(step.key_cache + places[i] + step.block_tokens * step.head_dim, step.head_dim);
     weigh_tile<kManyQueries>(
         queries, &scratch.scores[at + skipped], step.value_cache, places + skipped, positions - skipped, step.head_dim,
         sums, padded_dim);

@@ -13,7 +13,8 @@
 namespace kiln {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
-constexpr int64_t kTilePositions = 64;
+constexpr int64_t kTilePositions = 128;
+constexpr float kLog2E = 1.44269504088896341f;
 
 inline int64_t round_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
@@ -32,9 +33,9 @@ struct Step {
   const bool* tree_mask;       // [tokens, tokens] of each row, `tree_stride` apart, or none
   int64_t rows, tokens, heads, kv_heads, head_dim, block_tokens, row_blocks;
   int64_t query_stride, key_stride, value_stride, tree_stride;
-  float scale;
+  float scale;     // scores are logarithms to the base 2: this has the factor kLog2E
   int64_t window;  // 0: none
-  float soft_cap;  // 0: none
+  float soft_cap;  // 0: none; with the same factor
 
   int64_t group() const { return heads / kv_heads; }
   // Of one row of a buffer of floats, so that its vectors are whole.
@@ -111,15 +112,15 @@ inline void score(
     const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t head, float* scores, int64_t first,
     int64_t count) {
   if (step.soft_cap > 0) {  // cap * tanh(score / cap), where tanh(x) is 1 - 2 / (exp(2 x) + 1)
-    const Vector cap = broadcast(step.soft_cap), twice = broadcast(2 / step.soft_cap), most = broadcast(80.0f);
+    const Vector cap = broadcast(step.soft_cap), twice = broadcast(2 * kLog2E / step.soft_cap), most = broadcast(100.0f);
     for (int64_t i = 0; i < count; i += kLanes) {
-      const Vector power = exp(minimum(most, multiply(load(scores + i), twice)));
+      const Vector power = exp2(minimum(most, multiply(load(scores + i), twice)));
       const Vector part = divide(broadcast(2.0f), add(power, broadcast(1.0f)));
       store(scores + i, subtract_product(cap, cap, part));
     }
   }
   if (step.slopes != nullptr) {
-    const Vector slope = broadcast(step.slopes[head]);
+    const Vector slope = broadcast(step.slopes[head] * kLog2E);
     for (int64_t i = 0; i < count; i += kLanes)
       store(scores + i, multiply_add(slope, count_from(first + i - token.position), load(scores + i)));
   }
@@ -132,9 +133,25 @@ inline void score(
         std::min(token.end, first + count));
 }
 
-// One query against some of its positions: the largest score, the sum of exp(score - largest), and the values weighed so.
+template <class Query, class Cached>
+inline const Query* find_query(const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t head) {
+  return step.queries + (row.index * step.tokens + token.index) * step.query_stride + head * step.head_dim;
+}
+template <class Query, class Cached>
+inline Query* find_output(const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t head) {
+  return step.attended + ((row.index * step.tokens + token.index) * step.heads + head) * step.head_dim;
+}
+
+// Asks memory for elements. The tokens of a tile are pages apart, so that the processor does not foresee them.
+template <int ToWrite, class Element>
+inline void ask_for(const Element* from, int64_t count) {
+  for (int64_t at = 0; at < count; at += 64 / sizeof(Element)) __builtin_prefetch(from + at, ToWrite);
+}
+
+// One query against some of its positions: an origin of its scores, the sum of exp2(score - origin), and the values weighed
+// so.
 struct Partial {
-  float largest, sum;
+  float origin, sum;
   const float* values;  // of the padded dimension
 };
 
@@ -143,11 +160,12 @@ template <class Query, class Cached>
 inline void finish(
     const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t head, const Partial* partials,
     int64_t count, float* joined) {
-  float largest = step.sinks != nullptr ? step.sinks[head] : kHidden;
-  for (int64_t i = 0; i < count; i++) largest = std::max(largest, partials[i].largest);
-  float total = step.sinks != nullptr ? std::exp(step.sinks[head] - largest) : 0;
+  const float sink = step.sinks != nullptr ? step.sinks[head] * kLog2E : kHidden;
+  float origin = sink;
+  for (int64_t i = 0; i < count; i++) origin = std::max(origin, partials[i].origin);
+  float total = sink == kHidden ? 0 : std::exp2(sink - origin);
   for (int64_t i = 0; i < count; i++) {
-    const float factor = partials[i].largest == kHidden ? 0 : std::exp(partials[i].largest - largest);
+    const float factor = partials[i].origin == kHidden ? 0 : std::exp2(partials[i].origin - origin);
     total += partials[i].sum * factor;
     for (int64_t at = 0; at < step.head_dim; at += kLanes) {
       const Vector before = i == 0 ? zero() : load(joined + at);
@@ -156,8 +174,7 @@ inline void finish(
   }
   const Vector factor = broadcast(1 / total);
   for (int64_t at = 0; at < step.head_dim; at += kLanes) store(joined + at, multiply(load(joined + at), factor));
-  const int64_t out = (row.index * step.tokens + token.index) * step.heads + head;
-  convert(step.attended + out * step.head_dim, joined, step.head_dim);
+  convert(find_output(step, row, token, head), joined, step.head_dim);
 }
 
 // Writes one head's key and value of a token into the caches.
@@ -172,8 +189,7 @@ inline void write_token(const Step<Query, Cached>& step, const Row& row, const T
 // Copies one query as floats, scaled, and zeros behind it.
 template <class Query, class Cached>
 inline void read_query(const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t head, float* to) {
-  const Query* from =
-      step.queries + (row.index * step.tokens + token.index) * step.query_stride + head * step.head_dim;
+  const Query* from = find_query(step, row, token, head);
   for (int64_t at = 0; at < step.head_dim; at += kLanes) {
     const int64_t part = std::min(kLanes, step.head_dim - at);
     const Vector lanes = part == kLanes ? load(from + at) : load_part(from + at, part);

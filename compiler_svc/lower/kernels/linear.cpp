@@ -16,7 +16,6 @@
 //
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include <immintrin.h>
@@ -35,21 +34,37 @@ constexpr int64_t kBlockRows = 128;         // at most: with 768 inputs 384 KiB 
 constexpr int64_t kBlockBytes = 3072;       // of a row, at most: with six rows 18 KiB of the first-level cache
 constexpr int64_t kPanelBytes = 192 << 10;  // of weights, twice in the second-level cache
 constexpr int64_t kPanelTiles = 16;         // at most
-constexpr int64_t kAheadBytes = 4096;       // between the weights that one row is multiplied with and those it asks for
+// Between the weights that one row is multiplied with and those that are asked for meanwhile; 0 asks for none. With one
+// stream of weights, AVX2 loses a fourth by it, where pages are large, and AVX-512 gains a fifth, where they are small.
+template <int Outputs>
+constexpr int64_t kAheadBytes = Outputs > 1 ? 16 << 10 : kLanes == 16 ? 4 << 10 : 0;
 
-// One row and one output.
-template <class Element>
-inline float dot(const Element* activations, const Element* weights, int64_t inputs) {
+// One row and some outputs.
+template <int Outputs, class Element>
+inline void multiply_row(const Element* activations, const Element* weights, int64_t inputs, Element* out) {
   using P = Products<Element>;
-  Vector sums = zero();
+  constexpr int64_t kBytes = P::kElements * sizeof(Element);
+  const char* next = reinterpret_cast<const char*>(weights) + kAheadBytes<Outputs>;
+  Vector sums[Outputs];
+#pragma GCC unroll 2
+  for (int output = 0; output < Outputs; output++) sums[output] = zero();
   int64_t at = 0;
 #pragma GCC unroll 4
   for (; at + P::kElements <= inputs; at += P::kElements) {
-    _mm_prefetch(reinterpret_cast<const char*>(weights + at) + kAheadBytes, _MM_HINT_T1);
-    sums = P::add_to(sums, P::load(activations + at), P::load(weights + at));
+    const Operand<Element> activation = P::load(activations + at);
+    if constexpr (kAheadBytes<Outputs> > 0) _mm_prefetch(next, _MM_HINT_T1);
+    next += Outputs * kBytes;
+#pragma GCC unroll 2
+    for (int output = 0; output < Outputs; output++)
+      sums[output] = P::add_to(sums[output], activation, P::load(weights + output * inputs + at));
   }
-  if (at < inputs) sums = P::add_to(sums, P::load_part(activations + at, inputs - at), P::load_part(weights + at, inputs - at));
-  return sum(sums);
+  if (at < inputs) {
+    const Operand<Element> activation = P::load_part(activations + at, inputs - at);
+#pragma GCC unroll 2
+    for (int output = 0; output < Outputs; output++)
+      sums[output] = P::add_to(sums[output], activation, P::load_part(weights + output * inputs + at, inputs - at));
+  }
+  store_sums(out, sums);
 }
 
 // Something taken in as few parts as can be, as even as can be.
@@ -212,7 +227,10 @@ inline void multiply_share(
   if (rows == 1) {
     const Element* row = activations + places[0] * inputs;
     Element* to = out + places[0] * out_stride;
-    for (; first < end; first++) store_one(to + first, dot(row, weights + first * inputs, inputs));
+    constexpr int kOutputs = Products<Element>::kRowOutputs;
+    for (; first + kOutputs <= end; first += kOutputs)
+      multiply_row<kOutputs>(row, weights + first * inputs, inputs, to + first);
+    for (; first < end; first++) multiply_row<1>(row, weights + first * inputs, inputs, to + first);
   } else if (rows <= kFewRows) {
     first = multiply_outputs<kFewRows, kFewOutputs>(places, rows, packed, weights, inputs, first, end, out, out_stride);
     multiply_outputs<kFewRows, 1>(places, rows, packed, weights, inputs, first, end, out, out_stride);
@@ -240,7 +258,7 @@ inline std::vector<int32_t> list_live(int64_t rows, const int32_t* live, int64_t
 template <class Element>
 void multiply(
     void* out, const void* activations, const void* const* weights, const int64_t* outputs, int64_t count, int64_t rows,
-    int64_t inputs, const int32_t* live, int64_t groups) {
+    int64_t inputs, const int32_t* live = nullptr, int64_t groups = 1) {
   const std::vector<int32_t> places = list_live(rows, live, groups);
   if (places.empty()) return;
   const Element* from = static_cast<const Element*>(activations);
@@ -248,8 +266,7 @@ void multiply(
   const int64_t operands = count_operands<Element>(inputs);
   // While some threads still multiply a block, others copy the next one.
   const int64_t buffer_size = row_blocks.largest() * operands, num_buffers = row_blocks.count() > 1 ? 2 : 1;
-  const std::unique_ptr<Operand<Element>[]> buffers(
-      places.size() == 1 ? nullptr : new Operand<Element>[num_buffers * buffer_size]);
+  Operand<Element>* const buffers = places.size() == 1 ? nullptr : new Operand<Element>[num_buffers * buffer_size];
   int64_t out_stride = 0;
   for (int64_t i = 0; i < count; i++) out_stride += outputs[i];
 #pragma omp parallel num_threads(omp_get_max_threads())
@@ -262,7 +279,7 @@ void multiply(
     for (int64_t block = 0; block < row_blocks.count(); block++) {
       const int32_t* block_places = places.data() + row_blocks.begin(block);
       const int64_t block_rows = row_blocks.size(block);
-      Operand<Element>* packed = buffers.get() + block % num_buffers * buffer_size;
+      Operand<Element>* packed = buffers + block % num_buffers * buffer_size;
       if (buffers != nullptr) {
         const Parts row_tiles = divide_rows(block_rows);
 #pragma omp for schedule(static)
@@ -280,6 +297,7 @@ void multiply(
       }
     }
   }
+  delete[] buffers;
 }
 
 }  // namespace kiln

@@ -11,6 +11,8 @@ template <class Element>
 struct Products {
   using Operand = Vector;
   static constexpr int64_t kElements = kLanes;
+  // Of one row at once. An output's additions wait for each other: with 16 bytes of weights each, longer than for memory.
+  static constexpr int kRowOutputs = kLanes * sizeof(Element) < 32 ? 2 : 1;
   static Operand load(const Element* from) { return kiln::load(from); }
   static Operand load_part(const Element* from, int64_t count) { return kiln::load_part(from, count); }
   static Vector add_to(Vector sums, Operand a, Operand b) { return multiply_add(a, b, sums); }
@@ -22,6 +24,7 @@ template <>
 struct Products<BFloat16> {
   using Operand = __m512i;
   static constexpr int64_t kElements = 2 * kLanes;
+  static constexpr int kRowOutputs = 1;
   static Operand load(const BFloat16* from) { return _mm512_loadu_si512(from); }
   static Operand load_part(const BFloat16* from, int64_t count) {
     return _mm512_maskz_loadu_epi16((1u << count) - 1, from);

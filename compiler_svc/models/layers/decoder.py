@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from compiler_svc.models.description import RANK_PARAMETER, LayerSpec, ModelDescription
-from compiler_svc.models.layers.attention import Attention, CacheStep, KvCache, mask_cache, mask_prompt
+from compiler_svc.models.layers.attention import Attention, KvCache
 from compiler_svc.models.layers.linear import Embedding, Linear, cast
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.mlp import GatedMlp
 from compiler_svc.models.layers.norm import RmsNorm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import RotaryEmbedding
+from compiler_svc.models.layers.step import StepKind, StepTokens
 
 State = Sequence[Tensor]
 
@@ -31,10 +31,10 @@ class PreNormLayer(nn.Module):
         self.mlp = GatedMlp(spec.mlp, ranks)
 
     def forward(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: KvCache, step: CacheStep
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: KvCache, tokens: StepTokens
     ) -> tuple[Tensor, KvCache]:
         """See `Attention.forward`."""
-        attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, step)
+        attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
         hidden = hidden + attended
         return hidden + self.mlp(self.post_attention_layernorm(hidden)), cache
 
@@ -46,7 +46,7 @@ MakeLayer = Callable[[LayerSpec, Ranks], nn.Module]
 class CausalLm(nn.Module):
     """One rank of a causal language model. Parameters bear the names of the shard's tensors.
 
-    State is k_cache and v_cache of layer 0, of layer 1, …; each [num_slots + 1, kv_heads, max_length, head_dim].
+    State is k_cache and v_cache of layer 0, of layer 1, …; see `attention.KvCache`.
     """
 
     def __init__(
@@ -56,88 +56,32 @@ class CausalLm(nn.Module):
         self.dtype = dtype
         self.ranks = ranks
         self.vocab_size = description.vocab_size
-        self._windows = tuple(state.window for state in description.states)
         self.model = _Decoder(description, make_layer, ranks)
         self.rope = RotaryEmbedding(description.rope)
         self.lm_head = None if description.shares_table(ranks.tp_degree) else Linear(description.head, ranks)
         self.rank_util = _RankUtil() if ranks.tp_degree > 1 else None
 
-    def encode_context(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        seq_ids: Tensor,
-        num_tokens: Tensor,
-        state: State,
-        *,
-        padding_side: Literal["right", "left"] = "right",
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, *, state: State, kind: StepKind, **where: Tensor
     ) -> tuple[RankLogits, list[Tensor]]:
-        """Runs prompts; see context_encoding in `bundle.abi`.
+        """Runs one step: R rows of T tokens; see `bundle.abi`.
 
         Args:
-            padding_side: Where rows are padded. On the right no mask is needed: no token looks ahead.
+            input_ids: int32 [rows, tokens].
+            position_ids: int32 [rows, tokens].
+            where: The inputs that say where the tokens are, by their names; see `StepTokens.of_inputs`.
 
         Returns:
-            Logits after each row's last valid token, and the new state.
+            Logits after each row's last token, and the new state.
         """
-        width, device = input_ids.shape[1], input_ids.device
-        rows = torch.arange(input_ids.shape[0], dtype=torch.int32, device=device)
-        columns = torch.arange(width, dtype=torch.int32, device=device)
-        if padding_side == "right":
-            last = (num_tokens - 1).clamp(min=0)
-            is_valid = columns < num_tokens[:, None]
-        else:
-            last = torch.full_like(num_tokens, width - 1)
-            is_valid = columns >= width - num_tokens[:, None]
-        # Padding goes to position 0 of the scratch row, whatever positions it claims.
-        scratch = state[0].shape[0] - 1
-        positions = torch.where(is_valid, position_ids, 0)
-        slots = torch.where(is_valid, seq_ids[:, None], scratch)
-        padded = is_valid if padding_side == "left" else None
-        steps = {
-            window: CacheStep(slots, positions, mask_prompt(positions, padded, window), reads_cache=False)
-            for window in dict.fromkeys(self._windows)
-        }
-        hidden, new_state = self._decode(input_ids, positions, positions[rows, last] + 1, steps, state)
-        return self._logits(hidden[rows, last]), new_state
-
-    def generate_token(
-        self, input_ids: Tensor, position_ids: Tensor, seq_ids: Tensor, state: State, *, bucket: int
-    ) -> tuple[RankLogits, list[Tensor]]:
-        """Runs one token a row; see token_generation in `bundle.abi`.
-
-        Args:
-            bucket: Positions that are read.
-
-        Returns:
-            Logits of each row's next token, and the new state.
-        """
-        steps = {
-            window: CacheStep(
-                seq_ids[:, None], position_ids, mask_cache(position_ids, bucket, window), reads_cache=True
-            )
-            for window in dict.fromkeys(self._windows)
-        }
-        hidden, new_state = self._decode(input_ids, position_ids, position_ids.squeeze(1) + 1, steps, state)
-        return self._logits(hidden.squeeze(1)), new_state
-
-    def _decode(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        lengths: Tensor,
-        steps: Mapping[int | None, CacheStep],
-        state: State,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Runs all layers; `steps` has the step of each attention window."""
-        rotation = self.rope(positions, lengths, self.dtype)
+        tokens = StepTokens.of_inputs(kind, state[0], position_ids, **where)
+        rotation = self.rope(tokens.positions, tokens.lengths, self.dtype)
         hidden = self.model.embed_tokens(input_ids, self.dtype)
         new_state: list[Tensor] = []
-        for index, (layer, window) in enumerate(zip(self.model.layers, self._windows, strict=True)):
-            cache = KvCache(state[2 * index], state[2 * index + 1])
-            hidden, cache = layer(hidden, rotation, cache, steps[window])
+        for layer, keys, values in zip(self.model.layers, state[::2], state[1::2], strict=True):
+            hidden, cache = layer(hidden, rotation, KvCache(keys, values), tokens)
             new_state += [cache.keys, cache.values]
-        return hidden, new_state
+        return self._logits(tokens.take_last(hidden)), new_state
 
     def _logits(self, hidden: Tensor) -> RankLogits:
         normed = self.model.norm(hidden)

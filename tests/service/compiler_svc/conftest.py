@@ -3,10 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.event_loop import pytest_asyncio_loop_factories
 from tests.servers.running_compiler import Client, DirectedRunner, serve_compiler
-
-__all__ = ["pytest_asyncio_loop_factories"]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,11 +18,8 @@ from tests.servers.probe import SERVICE
 
 async def check(*words: object) -> tuple[int, str]:
     command = [sys.executable, "-m", "edge.health_check", *map(str, words)]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, (out + err).decode()
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 async def start(tls: TlsConfig | None = None) -> tuple[EdgeServer, str]:

@@ -44,8 +44,7 @@ async def test_health_answers_while_a_step_of_a_second_runs(served: Runtime, mon
     run_at_once = FakeRanks._run
 
     async def run(ranks: FakeRanks, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", BURN)
-        await process.wait()
+        await asyncio.to_thread(subprocess.run, [sys.executable, "-c", BURN], check=True)
         return await run_at_once(ranks, step, before)
 
     monkeypatch.setattr(FakeRanks, "_run", run)

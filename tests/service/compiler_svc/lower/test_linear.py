@@ -162,7 +162,7 @@ def test_layers_of_one_input_become_one_call() -> None:
     model, x, last = Layers(), random(3, 1, 40), torch.zeros(3, 1, 10, dtype=torch.bfloat16)
     module = torch.export.export(model, (x, last)).module()
     expected = module(x, last)[0]
-    assert use_linear_kernel(module) == 2
+    assert use_linear_kernel(module, ISAS[0]) == 2
     assert calls_of(module, torch.ops.kiln.linear.default) == 2
     assert calls_of(module, torch.ops.aten.linear.default) == 0
     torch.testing.assert_close(module(x, last)[0], expected)
@@ -182,7 +182,7 @@ def test_calls_are_told_which_rows_are_live() -> None:
     one, two = torch.ones(1, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     module = torch.export.export(Prompts(), (torch.ones(2, 5, 8), one, two)).module()
     _, live, num_tokens = module.graph.find_nodes(op="placeholder")
-    assert use_linear_kernel(module, {2: live, 10: num_tokens}) == 2
+    assert use_linear_kernel(module, ISAS[0], {2: live, 10: num_tokens}) == 2
     calls = module.graph.find_nodes(op="call_function", target=torch.ops.kiln.linear.default)
     assert [call.args[2] for call in calls] == [num_tokens, live]
 
@@ -197,7 +197,7 @@ def test_layers_of_computed_weights_stay() -> None:
             return functional.linear(x, self.weight.float())
 
     module = torch.export.export(Computed(), (torch.ones(2, 8),)).module()
-    assert use_linear_kernel(module) == 0
+    assert use_linear_kernel(module, ISAS[0]) == 0
     assert calls_of(module, torch.ops.aten.linear.default) == 1
 
 

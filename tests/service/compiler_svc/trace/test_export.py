@@ -88,6 +88,14 @@ def test_digest_tells_graphs_apart(tiny: TinyModel, tmp_path: Path) -> None:
     assert len({one.graph_digest for one in traced}) == len(traced)
 
 
+@pytest.mark.parametrize("skips_idle", [True, False])
+def test_graphs_are_equal_if_their_keys_are(tiny: TinyModel, skips_idle: bool) -> None:
+    spec = tiny.spec(skips_idle=skips_idle)
+    short, long = (describe_submodel(spec, "token_generation", bucket) for bucket in (24, 64))
+    digests = {export_submodel(spec, tiny.plan(), one).graph_digest for one in (short, long)}
+    assert (short.graph_key(spec) == long.graph_key(spec)) == skips_idle == (len(digests) == 1)
+
+
 def test_digest_ignores_weights(tiny: TinyModel, tmp_path: Path) -> None:
     """A fine-tune has its own weights, and frequencies that are equal or not: the graph is the same."""
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"num_hidden_layers": 1}

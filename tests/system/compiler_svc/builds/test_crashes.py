@@ -28,8 +28,8 @@ CONFIG = {
         "seq_len": 16,
         "max_context_length": 8,
         "enable_bucketing": True,
-        "context_encoding_buckets": [8],
-        "token_generation_buckets": [12, 16],
+        "context_encoding_buckets": [4, 8],
+        "token_generation_buckets": [16],
     }
 }
 
@@ -159,7 +159,7 @@ async def test_what_was_compiled_before_a_death_is_not_compiled_again(home: Path
     (record,) = (home / "store" / "jobs").glob("*/lowered/*.json")
     before = record.read_bytes()
     async with run_compiler(home, "--lowerings", "1") as compiler:
-        await compiler.client.reach(operation, "context_encoding_8 was compiled before the restart")
+        await compiler.client.reach(operation, "context_encoding_4 was compiled before the restart")
         assert record.read_bytes() == before
         response = response_of(await compiler.client.finish(operation))
     assert response.cache == pb.CACHE_RESULT_MISS

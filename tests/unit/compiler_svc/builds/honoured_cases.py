@@ -34,6 +34,8 @@ class PlanCase(GraphCase):
     changed: dict[str, tuple[Any, Any]]
 
 
+_BLOCKS: Final = {"is_block_kv_layout": True, "pa_num_blocks": 6, "pa_block_size": 8}
+
 PLAN_CASES: Final = (
     PlanCase(
         {},
@@ -41,10 +43,36 @@ PLAN_CASES: Final = (
         {"slots": (1, 3), "prefill rows": (1, 3), "decode rows": (1, 3)},
     ),
     PlanCase({"batch_size": 3}, {"ctx_batch_size": 1}, {"prefill rows": (3, 1)}),
+    PlanCase({}, {"max_batch_size": 2}, {"slots": (1, 2)}),
+    PlanCase({"max_batch_size": 4}, {"tkg_batch_size": 2}, {"decode rows": (1, 2)}),
     PlanCase(
-        {},
-        {"max_batch_size": 2, "tkg_batch_size": 2},
-        {"slots": (1, 2), "decode rows": (1, 2)},
+        {"pa_num_blocks": 6, "pa_block_size": 8},
+        {"is_block_kv_layout": True},
+        {"blocks": ((0, 0), (6, 8)), "cache inputs": (["seq_ids"], ["slot_mapping", "active_block_table"])},
+    ),
+    PlanCase(_BLOCKS, {"pa_num_blocks": 7}, {"blocks": ((6, 8), (7, 8))}),
+    PlanCase(_BLOCKS, {"pa_block_size": 16}, {"blocks": ((6, 8), (6, 16))}),
+    PlanCase(
+        _BLOCKS | {"enable_bucketing": True},
+        {"is_prefix_caching": True, "prefix_buckets": [16, 32]},
+        {
+            "executables": (
+                ["context_encoding_32", "token_generation_32"],
+                ["context_encoding_32x0", "context_encoding_32x16", "context_encoding_32x32", "token_generation_32"],
+            ),
+            "prefix caching": (False, True),
+        },
+    ),
+    PlanCase(
+        {"batch_size": 4, "enable_bucketing": True, "token_generation_buckets": [32]},
+        {"token_generation_batches": [2]},
+        {
+            "executables": (
+                ["context_encoding_32", "token_generation_32"],
+                ["context_encoding_32", "token_generation_4x32", "token_generation_2x32"],
+            ),
+            "decode rows": (4, 2),
+        },
     ),
     PlanCase(
         {},

@@ -15,6 +15,7 @@ from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.random_weights import write_checkpoint
 from tests.unit.compiler_svc.builds.honoured_cases import GRAPH_CASES, PLAN_CASES, SAMPLING_VALUES, GraphCase, PlanCase
 
+CACHE_INPUTS = ("seq_ids", "slot_mapping", "active_block_table")
 SAMPLED = {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7}
 
 
@@ -45,6 +46,9 @@ def describe(planned: BuildPlan) -> dict[str, Any]:
         "outputs": [tensor.name for tensor in planned.submodels[-1].outputs],
         "slots": model.num_slots,
         "KV positions": model.max_length,
+        "blocks": (model.num_blocks, model.block_tokens),
+        "cache inputs": [one for one in dict(_shapes(planned.submodels[-1])) if one in CACHE_INPUTS],
+        "prefix caching": planned.serving.prefix_caching,
         "prompt": limits.max_context_length,
         "sequence": limits.max_length,
         "new tokens": limits.max_new_tokens,

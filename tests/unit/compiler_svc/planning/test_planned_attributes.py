@@ -71,7 +71,7 @@ LORA_CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "lora_shard_linear_layer": ({}, True, False),
     "target_modules": ({}, None, ["q_proj"]),
 }
-#: A rule makes it equal to tkg_batch_size.
+#: A rule bounds it from below by tkg_batch_size.
 BY_A_RULE: Final = {"max_batch_size"}
 #: Those that only say something beside a draft model: other tests plan with one.
 OF_DRAFTS: Final = {

@@ -10,7 +10,6 @@ import pytest
 
 from execution.errors import RankDied
 from runtime_svc.engine.config import EngineConfig
-from runtime_svc.engine.events import TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Finish, FinishReason
 from runtime_svc.engine.scheduler.plan import StepPlan
@@ -20,7 +19,9 @@ from tests.ranks.engines import (
     EngineHarness,
     StartEngine,
     collect,
+    epochs_of,
     finished_of,
+    generated_of,
     swap,
     tokens_of,
     wait_until,
@@ -195,8 +196,7 @@ async def test_seeded_tokens_and_their_logprobs_are_the_same(start_engine: Start
     events = await collect(harness.submit([5], temperature=0.7, seed=3, max_new_tokens=10, top_logprobs=1))
     tokens = expected_tokens([5], 10, seed=3)
     assert tokens_of(events) == tokens
-    deltas = [event.payload for event in events if isinstance(event.payload, TokenDelta)]
-    assert [delta.tokens[0].logprob for delta in deltas] == [-token / 10 for token in tokens]
+    assert [token.logprob for token in generated_of(events)] == [-token / 10 for token in tokens]
     assert steps_of(harness) == "pt" + "d" * 8
 
 
@@ -253,7 +253,7 @@ async def test_swap_comes_after_the_step_in_flight(start_engine: StartEngine, sh
     harness.ranks.gate.set()
     await task
     events = await collect(running)
-    epochs = [event.weight_epoch for event in events[1:-1]]
+    epochs = epochs_of(events)
     assert epochs == [1] * (num_steps + 1) + [2] * (20 - num_steps - 1), "and before any other"
     history = [5]
     for token, epoch in zip(tokens_of(events), epochs, strict=True):

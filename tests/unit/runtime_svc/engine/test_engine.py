@@ -18,6 +18,7 @@ from tests.ranks.engines import (
     StartEngine,
     collect,
     finished_of,
+    generated_of,
     letters,
     text_of,
     tokens_of,
@@ -158,9 +159,7 @@ async def test_logprobs_are_those_of_the_row(start_engine: StartEngine) -> None:
     without, chosen, two = [await collect(stream) for stream in streams]
     tokens = expected_tokens([5, 6], 3)
     for events, num_top in [(without, 0), (chosen, 0), (two, 2)]:
-        deltas = [event.payload for event in events if isinstance(event.payload, TokenDelta)]
-        for token, delta in zip(tokens, deltas, strict=True):
-            generated = delta.tokens[0]
+        for token, generated in zip(tokens, generated_of(events), strict=True):
             assert generated.logprob == (None if events is without else -token / 10)
             assert [one.token_id for one in generated.top_logprobs] == [token, token + 1][:num_top]
 

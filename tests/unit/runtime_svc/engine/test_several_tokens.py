@@ -20,7 +20,9 @@ from tests.ranks.engines import (
     LetterTokenizer,
     StartEngine,
     collect,
+    collect_rest,
     finished_of,
+    generated_of,
     letters,
     text_of,
     tokens_of,
@@ -54,16 +56,19 @@ class Table:
         """Every token that was published, and all events."""
         self.requests.end_all(lambda _: Finish(FinishReason.ABORTED))
         events = await collect(self.stream)
-        deltas = [event.payload for event in events if isinstance(event.payload, TokenDelta)]
-        return [token for delta in deltas for token in delta.tokens], events
+        return generated_of(events), events
 
 
 async def test_tokens_of_a_step_are_one_event() -> None:
     table = Table(make_request("a", 3))
-    table.run_step(StepOutcome([[A]]))
-    table.run_step(StepOutcome([[B, C]]))
-    tokens, events = await table.finish()
-    assert [(token.token_id, token.text) for token in tokens] == [(A, "a"), (B, "b"), (C, "c")]
+    events = [await anext(table.stream)]
+    for outcome in (StepOutcome([[A]]), StepOutcome([[B, C]])):
+        table.run_step(outcome)
+        # In time, because what waits is joined.
+        events.append(await anext(table.stream))
+    table.requests.end_all(lambda _: Finish(FinishReason.ABORTED))
+    events += await collect_rest(table.stream)
+    assert [(token.token_id, token.text) for token in generated_of(events)] == [(A, "a"), (B, "b"), (C, "c")]
     assert [event.payload.text for event in events if isinstance(event.payload, TokenDelta)] == ["a", "bc"]
     assert finished_of(events).usage.generated_tokens == 3
 
@@ -183,8 +188,8 @@ async def test_streams_of_ranks_that_give_several_tokens_are_those_of_one_by_one
     harness = await start_engine(make_launcher=DraftingLauncher, num_slots=3)
     prompts = [[5], [7, 8], [3, 4, 9, 1], [11] * 8, [40, 2]]
     streams = [harness.submit(prompt, max_new_tokens=30) for prompt in prompts]
-    for prompt, stream in zip(prompts, streams, strict=True):
-        events = await collect(stream)
+    # At once, because the events of a reader that is late are joined.
+    for prompt, events in zip(prompts, await asyncio.gather(*map(collect, streams)), strict=True):
         assert tokens_of(events) == expected_tokens(prompt, 30)
         assert text_of(events) == letters(expected_tokens(prompt, 30))
         assert finished_of(events).usage.generated_tokens == 30

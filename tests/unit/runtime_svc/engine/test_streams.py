@@ -11,7 +11,7 @@ import pytest
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta, TokenLogprob
 from runtime_svc.engine.request import Finish, FinishReason, SamplingParams, Usage
 from runtime_svc.engine.streams import MAX_JOINED_VALUES, OutputStream
-from tests.ranks.engines import StartEngine, collect, finished_of, letters, text_of, wait_until
+from tests.ranks.engines import StartEngine, collect, finished_of, generated_of, letters, text_of, tokens_of, wait_until
 from tests.ranks.fakes import expected_tokens
 
 ACCEPTED = Accepted("one", 1, SamplingParams(0.0, 0, 1.0, 0), 5)
@@ -130,12 +130,7 @@ async def test_a_late_client_gets_what_a_client_in_time_gets(start_engine: Start
     assert ids_of(in_time) == [[token] for token in tokens[:6]]
     assert len(late) == 3, "accepted, all tokens, finished"
     assert text_of(late) == text_of(in_time) == letters(tokens[:4])
-    assert _tokens(late) == _tokens(in_time)
-    assert [token.token_id for token in _tokens(late)] == tokens[:6]
+    assert generated_of(late) == generated_of(in_time)
+    assert tokens_of(late) == tokens[:6]
     assert finished_of(late).finish == finished_of(in_time).finish
     assert finished_of(late).usage.generated_tokens == finished_of(in_time).usage.generated_tokens == 6
-
-
-def _tokens(events: Sequence[Event]) -> list[GeneratedToken]:
-    deltas = [event.payload for event in events if isinstance(event.payload, TokenDelta)]
-    return [token for delta in deltas for token in delta.tokens]

@@ -44,9 +44,9 @@ BATCHING_CASES = (
     ),
     RuleCase(
         "tkg_batch_size",
-        "max_batch_size",
-        fails={"batch_size": 4, "tkg_batch_size": 2},
-        passes={"max_batch_size": 4, "tkg_batch_size": 4},
+        "at most max_batch_size",
+        fails={"max_batch_size": 2, "tkg_batch_size": 4},
+        passes={"max_batch_size": 4, "tkg_batch_size": 2},
     ),
 )
 
@@ -174,6 +174,20 @@ BLOCK_KV_CASES = (
         "at least max_batch_size * max_length / pa_block_size",
         fails=BLOCKS | {"batch_size": 2, "pa_num_blocks": 63},
         passes=BLOCKS | {"batch_size": 2, "pa_num_blocks": 64},
+    ),
+    RuleCase(
+        "pa_num_blocks",
+        "at least max_length / pa_block_size",
+        fails=BLOCKS | {"batch_size": 2, "pa_num_blocks": 31},
+        passes=BLOCKS | {"batch_size": 2, "pa_num_blocks": 32},
+        target="cpu",
+    ),
+    RuleCase(
+        "is_block_kv_layout",
+        "false beside padding_side left",
+        fails=BLOCKS | {"pa_num_blocks": 32, "padding_side": "left"},
+        passes=BLOCKS | {"pa_num_blocks": 32},
+        target="cpu",
     ),
     RuleCase(
         "pa_block_size",

@@ -1,0 +1,98 @@
+"""Where the tokens of a step are: in their sequences, and in the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKind:
+    """What is the same in all steps of an executable.
+
+    Attributes:
+        reads_cache: Whether rows continue sequences in the KV cache. Otherwise each row begins one.
+        max_context: Positions that a row may have. Targets that cannot stop at a row's last one read as many.
+        padding_side: Where rows of several tokens are padded.
+    """
+
+    reads_cache: bool
+    max_context: int
+    padding_side: Literal["right", "left"] = "right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """The tokens of one step, as `kiln::attend` takes them.
+
+    Attributes:
+        positions: int32 [rows, tokens]: place in the sequence, which is the place in the cache; -1 for padding and in
+            idle rows, where there is no token.
+        block_table: int32 [rows, blocks of a row]: the blocks that hold the row's sequence; of slots, the row's slot.
+        last: int32 [rows]: the row's last token; None if rows have one token.
+    """
+
+    kind: StepKind
+    positions: Tensor
+    block_table: Tensor
+    last: Tensor | None
+
+    @classmethod
+    def of_inputs(
+        cls,
+        kind: StepKind,
+        cache: Tensor,
+        position_ids: Tensor,
+        *,
+        seq_ids: Tensor | None = None,
+        slot_mapping: Tensor | None = None,
+        active_block_table: Tensor | None = None,
+        num_tokens: Tensor | None = None,
+        computed_context_lens: Tensor | None = None,
+        live_rows: Tensor | None = None,
+    ) -> StepTokens:
+        """Finds the tokens in the inputs of an executable; see `bundle.abi.inputs`.
+
+        Args:
+            cache: Any tensor of the KV cache; its shape counts.
+        """
+        rows, width = position_ids.shape
+        columns = torch.arange(width, dtype=torch.int32, device=position_ids.device)
+        num_blocks, block_tokens = cache.shape[0], cache.shape[2]
+        if active_block_table is None:
+            assert seq_ids is not None, "an executable without blocks has slots"
+            block_table = seq_ids[:, None]
+            is_token = block_table < num_blocks - 1
+        else:
+            assert slot_mapping is not None, "an executable with blocks says where tokens are written"
+            block_table = active_block_table
+            is_token = slot_mapping < (num_blocks - 1) * block_tokens
+        last = None
+        if num_tokens is not None:
+            if kind.padding_side == "right":
+                last = (num_tokens - 1).clamp(min=0)
+                is_token = is_token & (columns < num_tokens[:, None])
+            else:
+                last = torch.full_like(num_tokens, width - 1)
+                is_token = is_token & (columns >= width - num_tokens[:, None])
+        if computed_context_lens is not None:
+            is_token = is_token & (position_ids >= computed_context_lens[:, None])
+        if live_rows is not None:
+            numbers = torch.arange(rows, dtype=torch.int32, device=position_ids.device)
+            is_token = is_token & (numbers < live_rows)[:, None]
+        positions = torch.where(is_token, position_ids, -1)
+        return cls(kind=kind, positions=positions, block_table=block_table, last=last)
+
+    @property
+    def lengths(self) -> Tensor:
+        """int32 [rows]: tokens of each row's sequence so far, with those of this step; 0 in idle rows."""
+        return self.positions.amax(dim=1) + 1
+
+    def take_last(self, hidden: Tensor) -> Tensor:
+        """What belongs to each row's last token: of [rows, tokens, …], [rows, …]."""
+        if self.last is None:
+            return hidden.squeeze(1)
+        return hidden[torch.arange(hidden.shape[0], dtype=torch.int32, device=hidden.device), self.last]

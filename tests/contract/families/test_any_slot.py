@@ -1,0 +1,43 @@
+"""Rows that take any slot of the KV cache, and rows that are skipped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens
+from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
+
+SLOTS = 5
+
+
+def make_stepper(tiny: TinyModel, make_run: Run = run_eagerly) -> Stepper:
+    """Five slots and three rows."""
+    spec = tiny.spec(num_slots=SLOTS, skips_idle=True)
+    return Stepper(
+        spec, tiny.plan(), tiny.checkpoint, context_buckets=(16,), token_buckets=(24, 128), make_run=make_run
+    )
+
+
+@pytest.mark.parametrize("make_run", [run_eagerly, run_exported])
+def test_any_row_reads_any_slot(tiny: TinyModel, make_run: Run) -> None:
+    stepper = make_stepper(tiny, make_run)
+    sequences = {slot: draw_tokens(12, seed=slot) for slot in range(SLOTS)}
+    lengths = {slot: 3 + slot for slot in sequences}
+    for slot, tokens in sequences.items():
+        stepper.prefill({slot: tokens[: lengths[slot]]})
+    for slots in ((4, 1, 2), (0, 3), (2,), (1, 4, 0)):
+        fed = {slot: (sequences[slot][lengths[slot]], lengths[slot]) for slot in slots}
+        logits = stepper.decode(fed, packed=True)["logits"]
+        for row, slot in enumerate(slots):
+            lengths[slot] += 1
+            assert deviation(logits[row], tiny.logits(sequences[slot][: lengths[slot]])[-1]) < TOLERANCE
+
+
+def test_rows_behind_the_live_ones_write_nothing(tiny: TinyModel) -> None:
+    stepper = make_stepper(tiny)
+    before = [tensor.clone() for tensor in stepper.state]
+    stepper.decode({1: (7, 5), 3: (8, 2)}, packed=True, live_rows=torch.tensor([1], dtype=torch.int32))
+    for old, new in zip(before, stepper.state, strict=True):
+        changed = (old != new).any(dim=3).any(dim=1)[:SLOTS].nonzero()
+        assert changed.tolist() == [[1, 5]]

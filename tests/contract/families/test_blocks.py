@@ -1,0 +1,60 @@
+"""KV caches of blocks, and prompts that are computed in chunks, in blocks and in slots, against transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+from bundle.abi.submodels import SubmodelName
+from compiler_svc.trace.graph_spec import GraphSpec
+from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens
+from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
+
+BUCKET = 16
+#: What a sequence of up to 128 tokens holds: blocks of 16 in no order, or a slot.
+BLOCKS = {0: (7, 2, 11, 0, 5, 9, 1, 8), 1: (3, 10, 4, 6)}
+SLOTS = {0: (2,), 1: (0,)}
+
+
+@pytest.fixture(params=["blocks", "slots"])
+def layout(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Sequences:
+    """Two sequences side by side; each step computes tokens of one of them, in the row of its number."""
+
+    def __init__(self, tiny: TinyModel, layout: str, make_run: Run = run_eagerly) -> None:
+        blocks = {"num_blocks": 12, "block_tokens": 16} if layout == "blocks" else {}
+        spec: GraphSpec = tiny.spec(ctx_batch_size=2, reads_context=True, skips_idle=True, **blocks)
+        self.stepper = Stepper(
+            spec, tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(128,), make_run=make_run
+        )
+        self.blocks = BLOCKS if blocks else SLOTS
+        self.tokens = {number: draw_tokens(100, seed=number) for number in self.blocks}
+        self.tiny = tiny
+
+    def check(self, submodel: SubmodelName, number: int, start: int, count: int) -> None:
+        """Computes tokens of a sequence, and compares the logits behind the last one."""
+        tokens, given = self.tokens[number], {}
+        bucket = BUCKET if submodel == "context_encoding" else 128
+        given[number] = (tokens[start : start + count], start, self.blocks[number])
+        logits = self.stepper.run(submodel, bucket, given)["logits"][number]
+        assert deviation(logits, self.tiny.logits(tokens[: start + count])[-1]) < TOLERANCE
+
+
+@pytest.mark.parametrize("make_run", [run_eagerly, run_exported])
+def test_chunks_continue_what_the_cache_holds(tiny: TinyModel, layout: str, make_run: Run) -> None:
+    sequences = Sequences(tiny, layout, make_run)
+    for number, start, count in ((0, 0, 16), (1, 0, 5), (0, 16, 7), (1, 5, 16), (0, 23, 16), (0, 39, 1)):
+        sequences.check("context_encoding", number, start, count)
+    for step in range(4):
+        sequences.check("token_generation", 0, 40 + step, 1)
+        sequences.check("token_generation", 1, 21 + step, 1)
+    # A step of several tokens behind tokens that came one by one.
+    sequences.check("context_encoding", 1, 25, 9)
+
+
+def test_tokens_that_the_cache_holds_may_be_computed_again(tiny: TinyModel, layout: str) -> None:
+    sequences = Sequences(tiny, layout)
+    sequences.check("context_encoding", 0, 0, 16)
+    sequences.check("context_encoding", 0, 9, 11)
