@@ -87,7 +87,7 @@ def _write_in_place(graph: Graph, node: Node) -> None:
 
 
 def _is_overwritten(cache: Node, node: Node, new: Node | None) -> bool:
-    """Whether the graph uses a cache for nothing but this call, and writes the new cache over it in the end."""
+    """Whether this call is all that the graph uses a cache for, and writes the new cache over it in the end."""
     if cache.op != "placeholder" or new is None:
         return False
     copies = [user for user in new.users if user.target is torch.ops.aten.copy_.default and user.args[0] is cache]

@@ -32,7 +32,7 @@ ALL_ROWS: Final = sys.maxsize
 #: Rows up to which the kernel serves, by dtype and instruction set; ATen multiplies more rows and other dtypes.
 #: `bench.kernels` measures both. The kernel serves unless ATen is faster by more than `ATENS_LEAD`: it skips rows that
 #: are not live, and its results do not depend on the number of rows, as those of two kernels would.
-MOST_ROWS: Final[Mapping[torch.dtype, Mapping[str, int]]] = {
+MAX_ROWS: Final[Mapping[torch.dtype, Mapping[str, int]]] = {
     torch.float32: {
         "x86-64-v3": ALL_ROWS,
         "x86-64-v4": ALL_ROWS,
@@ -85,7 +85,7 @@ def _(activations: Tensor, weights: Sequence[Tensor], _live_rows: Tensor | None 
 def use_linear_kernel(module: GraphModule, isa: str, live_rows: Mapping[int, Node] = MappingProxyType({})) -> int:
     """Replaces linear layers in a graph by `kiln::linear`; layers with the same input share one call.
 
-    Keeps layers whose weight the graph computes, and layers that `MOST_ROWS` leaves to ATen.
+    Keeps layers whose weight the graph computes, and layers that `MAX_ROWS` leaves to ATen.
 
     Args:
         module: Is changed.
@@ -137,7 +137,7 @@ class _Layer:
         return (
             self.weight.op in {"get_attr", "placeholder"}
             and weight.dtype == activations.dtype
-            and activations.shape[:-1].numel() <= MOST_ROWS.get(activations.dtype, {}).get(isa, 0)
+            and activations.shape[:-1].numel() <= MAX_ROWS.get(activations.dtype, {}).get(isa, 0)
         )
 
 

@@ -36,7 +36,10 @@ class CompileOptions(TypedDict, total=False):
     target: str
     """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
     isa: str
-    """CPU instruction set: `x86-64-v3`, `x86-64-v4` or `native`. Default: the compiler's."""
+    """CPU instruction set: `x86-64-v3`, `x86-64-v4`, `x86-64-v4-vnni`, `x86-64-v4-bf16` or `native`.
+
+    Default: the compiler's.
+    """
     optimization_level: int
     """Level 0 ships the exported graph; 1 (default) and 2 compile ahead of time."""
     request_id: str
