@@ -129,7 +129,7 @@ def _goal_rows(section: Section) -> list[Row]:
 
 def _limit_rows(section: Section) -> list[Row]:
     measured = section.measured
-    rows = []
+    rows: list[Row] = []
     for name, unit in UNITS.items():
         if measured.has(f"limit.{name}"):
             figures = (f"limit.{name}.alone", f"limit.{name}", f"limit.{name}.thread")
@@ -140,7 +140,7 @@ def _limit_rows(section: Section) -> list[Row]:
 def _engine_rows(section: Section, figure: str, tokens: int) -> list[Row]:
     """One row for each engine: what it takes for something that gives or takes so many tokens."""
     measured = section.measured
-    rows = []
+    rows: list[Row] = []
     for engine, title in _TITLES.items():
         name = f"{engine}.{figure}"
         if not measured.has(name):
@@ -176,7 +176,7 @@ def _latency_rows(section: Section) -> list[Row]:
 
 def _service_rows(measured: Measurements, workload: Workload) -> list[Row]:
     once = measured.once
-    rows = [
+    rows: list[Row] = [
         ("LoadBundle to ready, first time (hashes every blob)", f"{once['load.first']:.2f} s"),
         ("LoadBundle to ready, again", f"{once['load.again']:.2f} s"),
         ("LoadWeights pause", f"{measured.typical('pause') * 1e3:.2f} ms"),
@@ -194,7 +194,7 @@ def _service_rows(measured: Measurements, workload: Workload) -> list[Row]:
 
 def _compile_rows(measured: Measurements, workload: Workload) -> list[Row]:
     """Lowerings run beside each other, so that their times by the clock overlap."""
-    rows = []
+    rows: list[Row] = []
     for name in workload.bundles:
         lowered = {
             figure.rpartition(".")[2]: seconds
@@ -213,7 +213,7 @@ def _profiles(measured: Measurements) -> str:
     if not any(profiles.values()):
         return "Not known: this host has no `perf`."
     kinds = {what: max(one.get(what, 0.0) for one in profiles.values()) for one in profiles.values() for what in one}
-    rows = [
+    rows: list[Row] = [
         (what, *(f"{one.get(what, 0.0):.1%}" for one in profiles.values()))
         for what, share in sorted(kinds.items(), key=lambda item: -item[1])
         if share >= 0.002

@@ -47,7 +47,7 @@ class Run:
         self._limits = Limits(work)
         self._services = stack.enter_context(running_services(work / "home", self._model.parent))
         say("compiling")
-        compiled = compile_bundles(self._services, workload, MODEL)
+        compiled = compile_bundles(self._services, workload.bundles, MODEL)
         for name, bundle in compiled.items():
             self.measured.once |= {f"lower.{name}.{tag}": seconds for tag, seconds in bundle.lowering_s.items()}
             self.measured.once |= {f"compile.{name}": bundle.duration_s, f"compile.{name}.cpu": bundle.lowering_cpu_s}

@@ -7,16 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 from kiln_client import Compiler, Runtime, compile_request
-
-from bench.plan import Workload
 
 #: Id of the deployment that is measured.
 DEPLOYMENT: Final = "measured"
@@ -82,11 +80,17 @@ class Compiled:
     lowering_cpu_s: float
 
 
-def compile_bundles(services: Services, workload: Workload, model: str) -> dict[str, Compiled]:
-    """Compiles the bundles of a workload, for this host's processor; returns them by name."""
+def compile_bundles(services: Services, configs: Mapping[str, dict[str, Any]], model: str) -> dict[str, Compiled]:
+    """Compiles bundles for this host's processor.
+
+    Args:
+        services: What compiles.
+        configs: The InferenceConfig of each bundle, by its name.
+        model: Directory below the model root.
+    """
     compiled = {}
     with Compiler(services.compiler) as compiler:
-        for name, config in workload.bundles.items():
+        for name, config in configs.items():
             before_s = services.measure_lowerings()
             answer = compiler.compile(compile_request(name, model, config))
             compiled[name] = Compiled(

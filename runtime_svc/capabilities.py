@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import DTYPE_SIZES_BYTES, Executable, GenerationDefaults, Manifest
 from execution.ranks.step_memory import max_top_logprobs
 from runtime_svc.engine.request import StallTimeouts
@@ -141,5 +142,7 @@ def _default_sampling_of(manifest: Manifest) -> DefaultSampling:
 
 
 def _shapes_of(executables: Sequence[Executable]) -> SubmodelShapes:
-    first = executables[0]
-    return SubmodelShapes(first.submodel, first.batch_size, tuple(one.bucket[0] for one in executables))
+    largest = executables[-1]
+    dimension = -1 if SUBMODELS[largest.submodel].bucket == "positions" else 0
+    tokens = sorted({one.bucket[dimension] for one in executables})
+    return SubmodelShapes(largest.submodel, largest.batch_size, tuple(tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch._inductor.lowering import register_lowering
 from torch.fx import Graph, GraphModule, Node
 
 import execution.attention.operators  # noqa: F401 - registers the operators
-from compiler_svc.lower.common_objects import compile_once, read_kernel
+from compiler_svc.lower.common_objects import compile_once
 from compiler_svc.lower.job import LoweringJob
 from execution.attention.reference import Step
 
@@ -31,6 +32,8 @@ _CPP_TYPES: Final = {
     torch.int32: "int32_t",
     torch.bool: "bool",
 }
+_KERNELS: Final = Path(__file__).with_name("kernels")
+_INCLUDED: Final = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 #: The functions' arguments, in the order of the fields of `Step` in kernels/attend_step.h; null pointers for none.
 _ARGUMENTS: Final = (
     "void* attended, const void* queries, const void* keys, const void* values, void* key_cache, void* value_cache, "
@@ -87,7 +90,7 @@ def _write_in_place(graph: Graph, node: Node) -> None:
 
 
 def _is_overwritten(cache: Node, node: Node, new: Node | None) -> bool:
-    """Whether the graph uses a cache for nothing but this call, and writes the new cache over it in the end."""
+    """Whether this call is all that uses a cache, and the graph writes the new cache over it in the end."""
     if cache.op != "placeholder" or new is None:
         return False
     copies = [user for user in new.users if user.target is torch.ops.aten.copy_.default and user.args[0] is cache]
@@ -114,7 +117,16 @@ def write_kernel_source(pairs: Iterable[DtypePair]) -> str:
             f'extern "C" void {name_function(queries, cache)}({_ARGUMENTS}) {{\n'
             f"  using namespace kiln;\n  attend(Step<{types}>{{{step}}});\n}}\n"
         )
-    return "".join([read_kernel("attend.cpp"), *entries])
+    return "".join([_include("attend.cpp", set()), *entries])
+
+
+def _include(name: str, included: set[str]) -> str:
+    """Returns a source with the headers beside it in place of the lines that include them, each once."""
+    if name in included:
+        return ""
+    included.add(name)
+    text = (_KERNELS / name).read_text().replace("#pragma once\n", "")
+    return _INCLUDED.sub(lambda line: _include(line.group(1), included), text)
 
 
 def _convert(argument: str, query: str, cached: str) -> str:

@@ -65,7 +65,7 @@ class AotiLibrary:
         Raises:
             AotiError: The file is not a library made by AOTInductor of this torch.
         """
-        # The library reads this at its first run and then checks every argument against the compiled shapes.
+        # Libraries of older bundles read this at their first run, and check arguments only if it is set.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         # Libraries of several ranks find their collectives in this one.
         load_collective_library()

@@ -233,7 +233,11 @@ class FakeRanks:
         for token, position, (block, offset) in zip(tokens, range(start, start + count), writes, strict=True):
             is_block = self.manifest.state.block_tokens
             self._kv[block][offset] = (token, position, bias) if is_block else token
-        return self._next(step, row, [*earlier, *tokens])
+        # A token that is not written is one that the cache holds, and is read from there.
+        held = [position for position, (block, _) in enumerate(writes, start) if block == len(self._kv) - 1]
+        assert not held or blocks[0] == len(self._kv) - 1 or COMPUTED_CONTEXT in executable.flags, "nothing reads them"
+        own = [self._read(blocks, at) if at in held else token for at, token in enumerate(tokens, start)]
+        return self._next(step, row, [*earlier, *own])
 
     def _check_bucket(self, step: Step, executable: Executable, row: int, start: int) -> None:
         """Whether the executable has room for what a row reads, and the row is where it has to be."""

@@ -119,13 +119,22 @@ class Stepper:
         return self._run("token_generation", bucket, inputs, extra)
 
     def run(
-        self, kind: SubmodelName, bucket: int, rows: Mapping[int, tuple[list[int], int, tuple[int, ...]]]
+        self,
+        kind: SubmodelName,
+        bucket: int,
+        rows: Mapping[int, tuple[list[int], int, tuple[int, ...]]],
+        *,
+        num_moved: int = 0,
     ) -> dict[str, torch.Tensor]:
-        """Runs one step. Of each row that is not idle: its tokens, the position of the first, and the KV blocks."""
+        """Runs one step. Of each row that is not idle: its tokens, the position of the first, and the KV blocks.
+
+        Args:
+            num_moved: Of each row's tokens, the first ones that the cache holds and that are not written.
+        """
         form = self._forms[kind, bucket]
         inputs = form.make_idle()
         for row, (tokens, start, blocks) in rows.items():
-            form.put_tokens(inputs, row, tokens, start=start, blocks=blocks)
+            form.put_tokens(inputs, row, tokens, start=start, blocks=blocks, num_moved=num_moved)
         return self._run(kind, bucket, inputs, {})
 
     def _run(

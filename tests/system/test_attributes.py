@@ -123,3 +123,40 @@ def test_float16_is_as_near_to_float32_as_transformers_is(stack: Stack, level: i
     ids = [*prompt, *(token.id for token in tokens[:-1])]
     theirs = deviation(Reference(written.path, narrow).step_logits(ids, 11), wide.step_logits(ids, 11))
     assert 0 < ours < 1.5 * theirs
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        pytest.param({"max_batch_size": 4, "batch_size": 1, "tkg_batch_size": 2}, id="fewer rows than slots"),
+        pytest.param(
+            {"batch_size": 4, "enable_bucketing": True, "token_generation_batches": [1, 2]}, id="several batch sizes"
+        ),
+        # 96 positions: four sequences of up to 50 tokens are preempted, and computed again in chunks.
+        pytest.param(
+            {
+                "batch_size": 4,
+                "ctx_batch_size": 1,
+                "is_block_kv_layout": True,
+                "pa_block_size": 8,
+                "pa_num_blocks": 12,
+                "is_continuous_batching": True,
+            },
+            id="fewer blocks than sequences need",
+        ),
+    ],
+)
+@pytest.mark.parametrize("level", LEVELS)
+def test_sequences_that_share_rows_or_blocks(
+    stack: Stack, level: int, attributes: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """Four streams at once, of different lengths."""
+    name = f"{request.node.callspec.id.replace(' ', '-')}"
+    reference = write_model(stack, name)
+    assert deploy(stack, name, reference, level, **attributes).capabilities.max_batch_size == 4
+    prompts = [draw_prompt(length) for length in (3, 9, 21, 34)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda ids: generate(stack, name, ids, 16), prompts))
+    for prompt, (_, tokens) in zip(prompts, answers, strict=True):
+        assert len(tokens) == 16
+        assert worst_deviation(reference, prompt, tokens) < TOLERANCE

@@ -73,6 +73,13 @@ class BlockManager:
             return 0
         return len(self._match(request, request.num_tokens - 1)) * self.block_tokens
 
+    def will_find_more(self, request: Request, num_cached: int, other: Request) -> bool:
+        """Tells whether another request has the same next block, and the same tokens before it."""
+        end = num_cached + self.block_tokens
+        if not self._caches_prefixes or request.cache_salt != other.cache_salt:
+            return False
+        return end < request.num_tokens and request.tokens_at(0, end) == other.tokens_at(0, end)
+
     def reserve(self, request: Request, num_tokens: int, *, num_cached: int = 0) -> Placement | None:
         """Gives a request blocks for its next tokens; None if too few are free or idle."""
         holding = self._held.get(request)

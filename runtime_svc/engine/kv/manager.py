@@ -44,6 +44,9 @@ class KvManager(Protocol):
             if the request holds something already or the cache does not share.
         """
 
+    def will_find_more(self, request: Request, num_cached: int, other: Request) -> bool:
+        """Tells whether a request finds more than `num_cached` tokens in the cache once `other` is computed."""
+
     def reserve(self, request: Request, num_tokens: int, *, num_cached: int = 0) -> Placement | None:
         """Makes room for the next tokens of a request, in addition to its `num_computed_tokens`.
 

@@ -33,6 +33,10 @@ class SlotManager:
         """Finds no token: a slot has one owner."""
         return 0
 
+    def will_find_more(self, request: Request, num_cached: int, other: Request) -> bool:  # noqa: ARG002
+        """Tells that it does not: a slot has one owner."""
+        return False
+
     def reserve(self, request: Request, num_tokens: int, *, num_cached: int = 0) -> Placement | None:  # noqa: ARG002
         """Returns the slot of a request, which has room for all its tokens; None if other requests hold every slot."""
         placement = self._held.get(request)

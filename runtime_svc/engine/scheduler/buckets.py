@@ -97,21 +97,21 @@ class BucketTable:
 
     def find_room(self, num_cached: int) -> int:
         """Returns how many tokens behind `num_cached` ones in the KV cache a row of context_encoding has room for."""
-        return max(0, *(min(width, width + depth - num_cached) for width, depth in self.rooms))
+        return max([0, *(min(width, width + depth - num_cached) for width, depth in self._list_rooms(num_cached))])
 
     def find_chunk_tokens(self, max_tokens: int) -> int:
         """Returns the tokens of a row of the largest context_encoding step that has at most `max_tokens`, or else of
         the smallest one; of the largest one if none reads the KV cache, so that a second chunk would repeat the first.
         """
         widths = sorted({width for width, _ in self.rooms})
-        if not any(depth for _, depth in self.rooms):
+        if not self._list_rooms(num_cached=1):
             return widths[-1]
         return max((width for width in widths if width <= max_tokens), default=widths[0])
 
     def for_prompts(self, prompts: Sequence[CachedPrompt]) -> ContextChoice | None:
         """Finds the executable for prompts whose beginnings are in the KV cache, by the rule of `choose_prefill`.
 
-        If cached prefixes are longer than it takes, a wider one recomputes more of them.
+        If cached prefixes are longer than it takes, a wider one takes more of them as tokens to compute.
 
         Args:
             prompts: One or more, a row each.
@@ -123,16 +123,17 @@ class BucketTable:
             needed = max(prompt.num_active for prompt in prompts)
             smallest = min([bucket for bucket in self.rooms if bucket[0] >= needed], default=None)
             return None if smallest is None else ContextChoice(self.rooms[smallest], (0,) * len(prompts))
-        for narrowest in sorted({width for width, _ in self.rooms}):
-            buckets = [bucket for bucket in self.rooms if bucket[0] >= narrowest]
+        rooms = self._list_rooms(num_cached=1)
+        for narrowest in sorted({width for width, _ in rooms}):
+            buckets = [bucket for bucket in rooms if bucket[0] >= narrowest]
             try:
                 choice = choose_prefill(buckets, prompts)
             except BucketExceeded:
                 continue
             executable = self.rooms[choice.bucket]
-            # An executable that reads the whole cache computes nothing twice: it gains nothing by it.
-            has_depth = len(executable.bucket) == 1 and COMPUTED_CONTEXT in executable.flags
-            return ContextChoice(executable, (0,) * len(prompts) if has_depth else choice.num_moved)
+            # A row that reads the whole cache gains nothing by computing some of it again.
+            num_moved = choice.num_moved if len(executable.bucket) == 2 else (0,) * len(prompts)
+            return ContextChoice(executable, num_moved)
         return None
 
     def for_tokens(self, rows: Sequence[ScheduledRow]) -> Executable:
@@ -143,6 +144,14 @@ class BucketTable:
         """
         num_rows, position = max([row.row for row in rows]) + 1, max([row.start for row in rows])
         return next(one for one in self.token_generation if one.batch_size >= num_rows and one.bucket[-1] > position)
+
+    def _list_rooms(self, num_cached: int) -> list[Bucket]:
+        """Lists what rows behind `num_cached` tokens may have room for.
+
+        Such a row has to read the KV cache, even if all cached tokens are moved: a token that moves is not written, so
+        that the others find it in the cache only.
+        """
+        return [room for room, one in self.rooms.items() if not num_cached or COMPUTED_CONTEXT in one.flags]
 
 
 def _find_depth(executable: Executable, max_length: int) -> int:

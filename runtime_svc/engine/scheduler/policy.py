@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from itertools import chain, islice
+from itertools import chain
 from typing import Protocol
 
 from runtime_svc.engine.kv.manager import KvManager, Placement
@@ -40,7 +40,8 @@ class AlternatingSteps:
     Prompts go in order of arrival, but never twice in a row while a sequence is ready for its next token: neither long
     prompts nor a stream of short ones stall the running sequences. Long prompts are computed in chunks: as large as the
     executables allow while no sequence is ready, else of at most `max_chunk_tokens`. What no executable of
-    context_encoding takes is computed token by token.
+    context_encoding takes is computed token by token. A prompt lets others pass while one with which it can share a
+    beginning is computed.
     """
 
     def __init__(self, buckets: BucketTable, *, max_chunk_tokens: int) -> None:
@@ -87,10 +88,15 @@ class AlternatingSteps:
         prompts: list[CachedPrompt] = []
         placed: list[tuple[Request, Placement]] = []
         choice = None
-        for request in islice(requests, self._buckets.num_context_rows):
+        for request in requests:
+            if len(placed) == self._buckets.num_context_rows:
+                break
             start = request.num_computed_tokens or kv.find_prefix(request)
             if not self._buckets.find_room(start):
                 start = 0
+            if not request.num_computed_tokens and any(kv.will_find_more(request, start, other) for other, _ in placed):
+                # It starts when it can share what this very step computes.
+                continue
             num_lacking = request.num_tokens - start
             prompt = CachedPrompt(min(num_lacking, max_tokens, self._buckets.find_room(start)), start)
             wider = self._buckets.for_prompts([*prompts, prompt])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.graph_spec import GraphSpec
@@ -58,3 +59,15 @@ def test_tokens_that_the_cache_holds_may_be_computed_again(tiny: TinyModel, layo
     sequences = Sequences(tiny, layout)
     sequences.check("context_encoding", 0, 0, 16)
     sequences.check("context_encoding", 0, 9, 11)
+
+
+@pytest.mark.parametrize("layout", ["blocks"])
+def test_tokens_that_move_into_a_step_are_read_and_not_written(tiny: TinyModel, layout: str) -> None:
+    sequences = Sequences(tiny, layout)
+    sequences.check("context_encoding", 0, 0, 16)
+    stepper, tokens = sequences.stepper, sequences.tokens[0]
+    shared, before = BLOCKS[0][0], [tensor.clone() for tensor in stepper.state]
+    given = {0: (tokens[9:20], 9, BLOCKS[0])}
+    logits = stepper.run("context_encoding", BUCKET, given, num_moved=7)["logits"][0]
+    assert deviation(logits, tiny.logits(tokens[:20])[-1]) < TOLERANCE
+    assert all(torch.equal(old[shared], new[shared]) for old, new in zip(before, stepper.state, strict=True))

@@ -96,7 +96,7 @@ def test_samples_are_grouped_by_what_they_are_for() -> None:
 # Overhead|Shared Object|Symbol
 60.00%|executable.so     |[.] void kiln::multiply_tile<4, 2, float>(float const*)
  5.00%|executable.so     |[.] kiln::dot<float>
-10.00%|libtorch_cpu.so   |[.] mkl_blas_def_xsgemv
+10.00%|executable.so     |[.] void kiln::attend_tile<float, float>(kiln::Step<float, float> const&) [clone ._omp_fn.0]
  8.00%|libgomp.so.1      |[.] 0x000000000001e02a
  7.00%|[kernel.kallsyms] |[k] finish_task_switch
  5.00%|executable.so     |[.] cpp_fused_add_mul_3

@@ -145,3 +145,8 @@ def test_no_conversation(document: list[object] | dict[str, object], named: str)
     assert caught.value.fields[0].field == "chat"
     assert named in caught.value.fields[0].description
     assert "accepted: a list of {role, content}" in caught.value.fields[0].description
+
+
+def test_salt_of_the_prefix_cache() -> None:
+    assert generate_request("demo", "Once", cache_salt="tenant").cache_salt == "tenant"
+    assert not generate_request("demo", "Once").cache_salt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kiln.runtime.v1 import generation_pb2 as pb
@@ -88,3 +89,12 @@ def test_anything_is_admitted_or_refused_by_name(request_: pb.GenerateRequest, c
 def test_prompt_of_the_largest_bucket_leaves_room_for_a_token() -> None:
     assert Capabilities.from_manifest(make_manifest(prompt_buckets=(64,), token_buckets=(64,))).max_context_length == 63
     assert Capabilities.from_manifest(make_manifest(prompt_buckets=(16,), token_buckets=(64,))).max_context_length == 16
+
+
+def test_salt_is_bounded_and_reaches_the_request() -> None:
+    prompt = TokenPrompt((5,))
+    check_call(GenerationCall("a", prompt, cache_salt="s" * 256), CAPABILITIES[0])
+    with pytest.raises(RequestInvalid) as caught:
+        check_call(GenerationCall("a", prompt, cache_salt="s" * 257), CAPABILITIES[0])
+    assert [(one.field, one.value) for one in caught.value.violations] == [("cache_salt", "257 characters")]
+    assert admit(GenerationCall("a", prompt, cache_salt="s"), [5], CAPABILITIES[0], now_s=0.0).cache_salt == "s"

@@ -268,3 +268,6 @@ def test_reset_kv(server: ScriptedServer, kiln: Kiln) -> None:
     }
     assert "1000000 bytes" in kiln("reset-kv", "demo", "--in-flight", "abort").out
     assert server.requests["ResetKVCache"][1].in_flight_policy == runtime_pb2.IN_FLIGHT_POLICY_ABORT
+    assert kiln("reset-kv", "demo", "--prefix-cache").exit_code == 0
+    scopes = [request.WhichOneof("scope") for request in server.requests["ResetKVCache"]]
+    assert scopes == [None, None, "prefix_cache"]

@@ -25,9 +25,9 @@ FACTORS: dict[str, list[Any]] = {
     "pair": list(PAIRS),
     "head_dim": [24, 80, 96, 128, 256],
     "heads": [(2, 2), (6, 2), (7, 1), (8, 2), (20, 2)],
-    "tokens": [(1, 1, 0), (3, 1, 2), (40, 0, 17), (100, 5, 64)],
-    "cached": [(0, 0, 0), (1, 63, 7), (20, 240, 64)],
-    "block_tokens": [1, 16, 48, 100, 352],
+    "tokens": [(1, 1, 0), (3, 1, 2), (40, 0, 17), (60, 5, 33)],
+    "cached": [(0, 0, 0), (1, 63, 7), (20, 140, 64)],
+    "block_tokens": [1, 16, 48, 100, 208],
     "window": [0, 1, 50],
     "sinks": [False, True],
     "slopes": [False, True],
@@ -35,7 +35,7 @@ FACTORS: dict[str, list[Any]] = {
     "tree": ["none", "one", "each"],
     "is_joined": [False, True],
 }
-LONGEST = 352
+LONGEST = 208
 
 
 @pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4"])
@@ -117,9 +117,10 @@ def test_lengths_around_the_kernels_bounds(kernel: AttendKernel, length: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_all_lengths(kernel: AttendKernel) -> None:
-    for length in (*range(1, 700), *range(700, 4097, 97), 4095, 4096):
-        for tokens in {1, min(length, 5), min(length, 33), length if length < 300 or length > 4090 else 1}:
+    for length in (*range(1, 140), *range(140, 700, 11), *range(700, 4096, 131), 4095, 4096):
+        for tokens in {1, min(length, 5), min(length, 33), length if length < 140 or length == 4096 else 1}:
             assert_like_the_reference(kernel, step_of_length(length, tokens))
 
 

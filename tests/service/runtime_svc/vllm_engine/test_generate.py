@@ -19,8 +19,10 @@ async def test_a_stream_has_the_tokens_of_generation_service(served: Runtime) ->
     await served.deploy()
     theirs = tokens_of(await served.generate([5, 6], 7, temperature=0.5, seed=11))
     *chunks, last = await call(served, make_request([5, 6], max_tokens=7, temperature=0.5, seed=11))
-    assert [list(one.chunk.token_ids) for one in chunks] == [[token] for token in theirs]
-    assert {(one.chunk.prompt_tokens, one.chunk.completion_tokens) for one in chunks} == {(2, 1)}
+    # One token a chunk, or several if this process is late to read.
+    assert [token for one in chunks for token in one.chunk.token_ids] == theirs
+    assert all(one.chunk.completion_tokens == len(one.chunk.token_ids) > 0 for one in chunks)
+    assert {one.chunk.prompt_tokens for one in chunks} == {2}
     assert list(last.complete.output_ids) == theirs == expected_tokens([5, 6], 7, seed=11)
     usage = last.complete.prompt_tokens, last.complete.completion_tokens, last.complete.cached_tokens
     assert (last.complete.finish_reason, usage) == ("length", (2, 7, 0))
@@ -53,10 +55,14 @@ async def test_logprobs_are_those_of_generation_service(served: Runtime) -> None
     request.output.logprobs = 2
     theirs = [token async for event in served.generation.Generate(request) for token in event.delta.tokens]
     *chunks, last = await call(served, make_request([5], max_tokens=3, logprobs=2))
-    for message, tokens in [
-        *((one.chunk.output_logprobs, [token]) for one, token in zip(chunks, theirs, strict=True)),
-        (last.complete.output_logprobs, theirs),
-    ]:
+    messages = [(last.complete.output_logprobs, theirs)]
+    num_read = 0
+    for one in chunks:
+        end = num_read + len(one.chunk.token_ids)
+        messages.append((one.chunk.output_logprobs, theirs[num_read:end]))
+        num_read = end
+    assert num_read == len(theirs)
+    for message, tokens in messages:
         assert list(message.token_ids) == [token.id for token in tokens]
         assert list(message.token_logprobs) == [token.logprob for token in tokens]
         assert [list(top.token_ids) for top in message.top_logprobs] == [

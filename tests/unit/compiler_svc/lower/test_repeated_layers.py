@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +16,17 @@ WIDTH, ROWS, SLOTS = 8, 2, 5
 
 
 class Layer(nn.Module):
-    """Writes its input into a cache, and adds what it reads of the cache's first `window` rows."""
+    """Writes its input into a cache, and adds what it reads of the cache's first `window` rows, times `scale`."""
 
-    def __init__(self, window: int = 2, width: int = WIDTH) -> None:
+    def __init__(self, window: int = 2, width: int = WIDTH, scale: float = 0.5) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
-        self.window = window
+        self.window, self.scale = window, scale
 
     def forward(self, hidden: Tensor, slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         normed = hidden * hidden.pow(2).mean(-1, keepdim=True).rsqrt()
         new = cache.index_put((slots,), normed)
-        attended = normed + new[: self.window].mean(0)
+        attended = normed + new[: self.window].mean(0) * self.scale
         return hidden + self.down(torch.relu(self.up(attended))), new
 
 
@@ -116,8 +117,9 @@ def test_the_update_of_a_cache_moves_into_its_layer() -> None:
     assert not module.graph.find_nodes(op="call_function", target=copy)
 
 
-def test_layers_that_alternate_are_two() -> None:
-    model = Model([Layer(window=1 + index % 2) for index in range(5)])
+@pytest.mark.parametrize("kinds", [({"window": 1}, {"window": 2}), ({"scale": 1.0}, {"scale": 2.0})])
+def test_layers_that_alternate_are_two(kinds: Sequence[dict[str, Any]]) -> None:
+    model = Model([Layer(**kinds[index % 2]) for index in range(5)])
     module = export(model)
     layers = outline_layers(module)
     assert len(layers) == 2

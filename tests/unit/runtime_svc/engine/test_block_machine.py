@@ -181,6 +181,7 @@ class TestBlockMachine(BlockMachine.TestCase):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 class TestBlockMachineAtLength(BlockMachine.TestCase):
     """At least 100 000 moves."""
 

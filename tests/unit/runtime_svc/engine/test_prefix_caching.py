@@ -54,10 +54,13 @@ async def test_a_prompt_finds_what_others_computed_and_what_they_generated(start
     assert await generate(harness, [*prompt[:6], 99, 98, 97], 3) == 4
 
 
-async def test_64_requests_that_share_a_prefix_compute_it_once(start_engine: StartEngine) -> None:
+@pytest.mark.parametrize("ctx_batch_size", [1, 4])
+async def test_64_requests_that_share_a_prefix_compute_it_once(start_engine: StartEngine, ctx_batch_size: int) -> None:
     shared = [3 + number % 50 for number in range(512)]
     harness = await start_engine(
-        **BLOCKS | {"num_blocks": 512, "prompt_buckets": (8, 64, 128), "token_buckets": (640,), "num_slots": 8}
+        **BLOCKS
+        | {"num_blocks": 512, "prompt_buckets": (8, 64, 128), "token_buckets": (640,), "num_slots": 8}
+        | {"ctx_batch_size": ctx_batch_size}
     )
     prompts = [[*shared, number, 7] for number in range(64)]
     cached = await asyncio.gather(*(generate(harness, prompt, 3) for prompt in prompts))
