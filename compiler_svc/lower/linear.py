@@ -46,7 +46,7 @@ MAX_ROWS: Final[Mapping[torch.dtype, Mapping[str, int]]] = {
         "x86-64-v4-bf16": ALL_ROWS,
     },
 }
-ATENS_LEAD: Final = 0.15
+ATENS_LEAD: Final = 0.05
 #: Types in generated code, which knows no narrow floats.
 _CPP_TYPES: Final = {torch.float32: "float", torch.bfloat16: "uint16_t", torch.int32: "int32_t"}
 #: Dtypes whose functions the code of a library in progress already declares.
