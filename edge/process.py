@@ -11,7 +11,6 @@ import structlog
 
 from bundle.confinement import SERVICE, confine
 from bundle.errors import KilnError
-from edge.event_loop import find_event_loop
 from edge.logs import LogConfig, configure_logging, open_logs
 
 
@@ -42,12 +41,8 @@ def run_process(
     configure_logging(service)
     try:
         settings = parse_settings(sys.argv[1:])
-        event_loop = find_event_loop()
-        with open_logs(service, settings.logs), asyncio.Runner(loop_factory=event_loop.make) as runner:
-            structlog.get_logger(service).info(
-                "event loop", implementation=event_loop.name, fallback_reason=event_loop.fallback_reason
-            )
-            runner.run(serve(settings))
+        with open_logs(service, settings.logs):
+            asyncio.run(serve(settings))
     except KilnError as error:
         structlog.get_logger(service).error("cannot serve", reason=error.reason, error=str(error))
         sys.exit(1)

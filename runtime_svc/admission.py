@@ -165,7 +165,7 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         call: A call that passed `check_call`.
         token_ids: Token ids of its prompt.
         capabilities: Capabilities of the deployment.
-        now_s: The time, in seconds as `time.monotonic` counts.
+        now_s: The time, in seconds of the event loop's clock.
 
     Raises:
         RequestInvalid: The prompt has no token, or the tokenizer makes one of it that the model lacks.

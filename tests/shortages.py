@@ -22,7 +22,9 @@ def limited(kind: int, soft: int, pid: int = 0) -> Iterator[None]:
 
 
 def open_descriptors(pid: int | None = None) -> set[int]:
-    """The descriptors that a process, this one by default, has open."""
+    """The descriptors that a process, this one by default, has open, without those of what waits to be collected."""
+    if pid is None:
+        gc.collect()
     found = {int(path.name) for path in Path(f"/proc/{pid or os.getpid()}/fd").iterdir()}
     if pid is None:
         # The one that listed the directory has been closed.

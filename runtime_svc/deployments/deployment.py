@@ -314,7 +314,7 @@ class Deployment:
         size = 0 if call.prompt is None else prompt_size(call.prompt)
         await serving.workers.run_if_large(size, check_call, call, capabilities)
         assert call.prompt is not None
-        now_s = time.monotonic()
+        now_s = asyncio.get_running_loop().time()
         token_ids = await self._encode(call.prompt)
         request = admit(call, token_ids, capabilities, now_s=now_s)
         pending = await self._begin_capture(request)

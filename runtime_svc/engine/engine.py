@@ -11,7 +11,6 @@ meanwhile. Operations that need the ranks to themselves run between two steps of
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -392,5 +391,4 @@ class Engine:
 
     @staticmethod
     def _now() -> float:
-        # Not the event loop's clock, which uvloop reads once a turn, in milliseconds.
-        return time.monotonic()
+        return asyncio.get_running_loop().time()

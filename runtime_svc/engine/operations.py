@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -127,7 +126,8 @@ class OperationQueue:
         if running and operation.policy is InFlightPolicy.REFUSE:
             operation.receipt.set_exception(RequestsInFlight(len(running)))
             return
-        start_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
         # Events of finished steps go out under the epoch that produced them.
         self._requests.publish()
         num_aborted = 0
@@ -140,4 +140,4 @@ class OperationQueue:
                 operation.receipt.set_exception(error)
             return
         if not operation.receipt.done():
-            operation.receipt.set_result(OperationReceipt(num_aborted, time.monotonic() - start_s))
+            operation.receipt.set_result(OperationReceipt(num_aborted, loop.time() - start_s))

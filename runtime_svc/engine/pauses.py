@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +24,7 @@ class _Pause:
 
     Attributes:
         stream: The request's, which is full.
-        began_s: When it began, as `time.monotonic` counts.
+        began_s: When it began, by the event loop's clock.
         silent_since_s: Since when its client has read nothing, as far as looks have seen.
         num_taken: Events that the client had taken at the newest look.
     """
@@ -66,7 +65,7 @@ class PausedRequests:
         if request.is_paused:
             return
         request.is_paused = True
-        now_s = time.monotonic()
+        now_s = self._loop.time()
         self._pauses[request] = _Pause(stream, began_s=now_s, silent_since_s=now_s, num_taken=stream.num_taken)
         if self._look_handle is None:
             self._look_handle = self._loop.call_later(self._timeout_s / LOOKS, self._look)
@@ -74,11 +73,11 @@ class PausedRequests:
     def resume(self, request: Request) -> None:
         """Ends the pause of a request that is paused."""
         request.is_paused = False
-        request.paused_s += time.monotonic() - self._pauses.pop(request).began_s
+        request.paused_s += self._loop.time() - self._pauses.pop(request).began_s
 
     def _look(self) -> None:
         self._look_handle = None
-        now_s, is_contended = time.monotonic(), self._is_contended()
+        now_s, is_contended = self._loop.time(), self._is_contended()
         for request, pause in list(self._pauses.items()):
             pause.note_reads(now_s)
             waited_s = self._find_overrun(request, pause, now_s) if is_contended else None

@@ -138,7 +138,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Timeline:
-    """When things happened, in seconds as `time.monotonic` counts; None until they do."""
+    """When things happened, in seconds of the event loop's clock; None until they do."""
 
     arrived_s: float
     started_s: float | None = None

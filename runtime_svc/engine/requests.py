@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
@@ -133,7 +132,7 @@ class RequestTable:
     def end(self, request: Request, finish: Finish) -> bool:
         """Ends a request and frees its part of the KV cache, unless it has ended; returns whether this call did."""
         self.publish()
-        if not request.claim_finish(finish, time.monotonic()):
+        if not request.claim_finish(finish, self._loop.time()):
             return False
         self._scheduler.remove(request)
         self._conclude(request, finish)
@@ -164,7 +163,7 @@ class RequestTable:
 
     def note_loss(self, requests: Collection[Request]) -> None:
         """Takes in that ranks were lost over these requests; ends waiting ones whose prompts are quarantined now."""
-        self.suspects.note_loss(requests, time.monotonic())
+        self.suspects.note_loss(requests, self._loop.time())
         for request in tuple(self._scheduler.waiting):
             try:
                 self._admit(request)
@@ -203,7 +202,7 @@ class RequestTable:
 
     def _admit(self, request: Request) -> None:
         try:
-            self.suspects.admit(request, time.monotonic())
+            self.suspects.admit(request, self._loop.time())
         except PromptQuarantined:
             self._scheduler.statistics.quarantined_requests += 1
             raise
@@ -215,7 +214,7 @@ class RequestTable:
         stop_string = publisher.publish(new, output.outcome, output.weight_epoch)
         if stop_string is not None:
             finish = Finish(FinishReason.STOP_STRING, stop_string=stop_string)
-            if request.claim_finish(finish, time.monotonic()):
+            if request.claim_finish(finish, self._loop.time()):
                 self._scheduler.remove(request)
         if finish is not None:
             self._conclude(request, finish)

@@ -38,7 +38,7 @@ _MAX_STEPS_UNDER_WAY: Final = 2
 class _Suspect:
     """What is known of one prompt."""
 
-    #: When it is forgotten, as `time.monotonic` counts.
+    #: When it is forgotten, by the event loop's clock.
     expires_s: float
     losses: int = 0
     is_quarantined: bool = False

@@ -4,10 +4,7 @@ import pytest
 
 from edge.config import EdgeConfig
 from edge.server import EdgeServer
-from tests.servers.event_loop import pytest_asyncio_loop_factories
 from tests.servers.probe import BuildServer, Probe, make_server
-
-__all__ = ["pytest_asyncio_loop_factories"]
 
 
 @pytest.fixture

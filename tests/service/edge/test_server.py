@@ -251,7 +251,6 @@ async def test_unreadable_certificate_stops_the_start(build: BuildServer, tmp_pa
 
 SERVE = """
 import asyncio, sys
-from edge.event_loop import find_event_loop
 from edge.logs import configure_logging
 from edge.server import EdgeConfig
 from kiln.bundle.v1 import bundle_pb2
@@ -272,15 +271,14 @@ async def main():
     await server.serve_until_signalled()
     print("drained", flush=True)
 
-with asyncio.Runner(loop_factory=find_event_loop().make) as runner:
-    runner.run(main())
+asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("impatient", [False, True])
 async def test_signal_drains_and_a_second_one_does_not_wait(number: signal.Signals, impatient: bool) -> None:
-    process = subprocess.Popen(  # noqa: ASYNC220 - a child of the loop may crash, see edge/event_loop.py
+    process = subprocess.Popen(  # noqa: ASYNC220 - read in threads below
         [sys.executable, "-c", SERVE, "60" if impatient else "0.5"],
         cwd=ROOT,
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"},

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.event_loop import pytest_asyncio_loop_factories
 from tests.servers.runtime import Runtime, serve_runtime
-
-__all__ = ["pytest_asyncio_loop_factories"]
 
 
 @pytest.fixture

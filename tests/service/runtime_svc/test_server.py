@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import statistics
@@ -123,25 +122,13 @@ async def test_new_requests_are_refused_while_draining(served: Runtime) -> None:
         await served.load("other", "e")
 
 
-def start_process(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start_process(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "runtime_svc", "--compiler=127.0.0.1:1", f"--cache={tmp_path}", *arguments]
-    environment = os.environ | variables
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize(
-    ("implementation", "reason"), [("uvloop", None), ("asyncio", "uvloop has no release for this platform")]
-)
-def test_process_says_when_it_is_ready_and_ends_on_sigterm(
-    tmp_path: Path, implementation: str, reason: str | None
-) -> None:
-    """On either event loop, and the log says on which."""
-    if reason is not None:
-        (tmp_path / "uvloop.py").write_text(f"raise ImportError({reason!r})\n")
-    log_path = tmp_path / "runtime.log"
-    process = start_process(tmp_path, "--address=127.0.0.1:0", f"--log-file={log_path}", PYTHONPATH=str(tmp_path))
+def test_process_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> None:
+    process = start_process(tmp_path, "--address=127.0.0.1:0")
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -154,9 +141,6 @@ def test_process_says_when_it_is_ready_and_ends_on_sigterm(
     finally:
         process.kill()
         process.communicate()
-    lines = map(json.loads, log_path.read_text().splitlines())
-    (logged,) = [line for line in lines if line["event"] == "event loop"]
-    assert (logged["implementation"], logged["fallback_reason"]) == (implementation, reason)
 
 
 def test_process_that_cannot_serve_says_why(tmp_path: Path) -> None:

@@ -78,8 +78,9 @@ async def check_record(client: Client, home: Path) -> None:
     result = response_of(await client.finish(operation))
     bundle = open_bundle(Layout(home / "store"), result.digest)
     assert [executable.flags for executable in bundle.manifest.executables] == [
-        ("rand", "rank_logits", "sampling_params", "tokens")
-    ] * 2
+        ("computed_context", "live_rows", "rand", "rank_logits", "sampling_params", "tokens"),
+        ("live_rows", "rand", "rank_logits", "sampling_params", "tokens"),
+    ]
     (referrer,) = list_referrers(bundle.layout, bundle.digest, GOLDEN_TYPE)
     record = json.loads(read_referrer(bundle.layout, referrer.digest))
     assert {one["tag"]: one["num_steps"] for one in record["executables"]} == {
