@@ -84,7 +84,8 @@ async def check_record(client: Client, home: Path) -> None:
     (referrer,) = list_referrers(bundle.layout, bundle.digest, GOLDEN_TYPE)
     record = json.loads(read_referrer(bundle.layout, referrer.digest))
     assert {one["tag"]: one["num_steps"] for one in record["executables"]} == {
-        "context_encoding_8": 2,
+        # Half of each prompt is computed once more, behind what the cache holds.
+        "context_encoding_8": 4,
         "token_generation_16": 8,
     }
     deviations = [one["max_deviation"] for one in record["executables"]]

@@ -239,7 +239,8 @@ async def test_a_forkserver_with_threads_does_not_fork() -> None:
 async def test_closing_ends_the_processes(forkserver: Forkserver) -> None:
     process, seen = await started(forkserver)
     forkserver.close()
-    assert await process.wait() is None
+    # The forkserver is killed; it may have reaped the process before.
+    assert await process.wait() in (None, -signal.SIGKILL)
     assert not lives(seen)
     forkserver.close()
 
