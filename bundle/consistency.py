@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from bundle.abi.inputs import BLOCK_KV, inputs_of
 from bundle.abi.outputs import outputs_of
+from bundle.abi.state import AXES
 from bundle.abi.tensor import AbiTensor
 from bundle.errors import ManifestInvalid
 from bundle.manifest import Executable, Manifest, WeightSet
@@ -33,6 +34,7 @@ def _find_problems(manifest: Manifest) -> Iterator[str]:
         yield from _find_weight_set_problems(weight_set, manifest.tp_degree)
     for executable in manifest.executables:
         yield from _find_executable_problems(executable, manifest)
+    yield from _find_ring_problems(manifest)
 
 
 def _find_state_problems(manifest: Manifest) -> Iterator[str]:
@@ -45,12 +47,32 @@ def _find_state_problems(manifest: Manifest) -> Iterator[str]:
         # One executable serves all ranks.
         if len(of_rank) != len(heads[0]):
             yield f"state.kv_heads_by_rank has {len(heads[0])} heads on rank 0 and {len(of_rank)} on rank {rank}"
-    for tensor in manifest.state.tensors:
+    state = manifest.state
+    kind = "block" if state.num_blocks else "slot"
+    for tensor in state.tensors:
         if len(tensor.axes) != len(tensor.shape):
             yield f"state.tensors[{tensor.name}] has {len(tensor.axes)} axes and {len(tensor.shape)} dimensions"
-    if (manifest.state.num_blocks > 0) != (manifest.state.block_tokens > 0):
-        sizes = f"num_blocks is {manifest.state.num_blocks} and block_tokens {manifest.state.block_tokens}"
-        yield f"state.{sizes}; accepted: both from 1, or neither"
+        # Executables index with what steps say, and steps go by the numbers of the layout.
+        sizes = dict(zip(tensor.axes, tensor.shape, strict=False))
+        if sizes.get(kind) != state.num_rows + 1:
+            accepted = f"{state.num_rows + 1} {kind}s, the scratch {kind} included"
+            yield f"state.tensors[{tensor.name}] has {sizes}; accepted: {accepted}"
+        if state.block_tokens and sizes.get("position") != state.block_tokens:
+            accepted = f"{state.block_tokens} positions, as state.block_tokens says"
+            yield f"state.tensors[{tensor.name}] has {sizes}; accepted: {accepted}"
+    if (state.num_blocks > 0) != (state.block_tokens > 0):
+        numbers = f"num_blocks is {state.num_blocks} and block_tokens {state.block_tokens}"
+        yield f"state.{numbers}; accepted: both from 1, or neither"
+
+
+def _find_ring_problems(manifest: Manifest) -> Iterator[str]:
+    largest_step = max((executable.num_row_tokens for executable in manifest.executables), default=1)
+    for tensor in manifest.state.tensors:
+        needed = tensor.window + largest_step - 1
+        if tensor.window and (tensor.window < 0 or tensor.axes != AXES or tensor.num_positions < needed):
+            shape = f"axes {', '.join(tensor.axes)} of {list(tensor.shape)} and a window of {tensor.window}"
+            accepted = f"slots of at least {needed} positions, which the window and steps of {largest_step} tokens need"
+            yield f"state.tensors[{tensor.name}] has {shape}; accepted: {accepted}"
 
 
 def _find_weight_set_problems(weight_set: WeightSet, tp_degree: int) -> Iterator[str]:

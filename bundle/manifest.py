@@ -14,9 +14,11 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
+from bundle.abi.inputs import PromptLengths
 from bundle.abi.outputs import list_flags
+from bundle.abi.state import StateLayout
 from bundle.abi.submodels import SUBMODELS, SubmodelName
-from bundle.abi.tensor import AbiTensor, Symbol, Symbols
+from bundle.abi.tensor import AbiTensor, DType, Symbol, Symbols
 from bundle.digest import Digest, canonical_json
 from bundle.errors import AbiUnsupported, ManifestInvalid
 
@@ -26,7 +28,6 @@ ABI_VERSION: Final = 1
 #: reader must not ignore comes with a feature; any other new field is optional, and older readers ignore it.
 FEATURES: Final[Mapping[str, str]] = MappingProxyType({})
 
-DType = Literal["float32", "bfloat16", "float16", "int32"]
 #: How a weight shard arranges the items of a tensor.
 TensorLayout = Literal["row_major"]
 TargetKind = Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
@@ -36,7 +37,6 @@ FormatName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 
 #: Bytes of one item of each dtype.
 DTYPE_SIZES_BYTES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
-
 
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
@@ -149,39 +149,6 @@ class WeightSet(_Record, frozen=True):
     shards: tuple[WeightShard, ...]
 
 
-class StateTensor(_Record, frozen=True):
-    """One tensor of the KV cache of a rank."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    #: Meaning of each axis: `bundle.abi.state.AXES`, or `BLOCK_AXES` in a cache made of blocks.
-    axes: tuple[str, ...]
-
-
-class StateLayout(_Record, frozen=True, omit_defaults=True):
-    """The KV cache of every rank, made of slots or of blocks.
-
-    Entries 0 to `num_rows - 1` of each tensor's first axis are slots, or blocks, that requests hold. The last entry is
-    the scratch slot, or block, of padding and of idle rows.
-    """
-
-    tensors: tuple[StateTensor, ...]
-    #: Slots; in a cache made of blocks, the most sequences that may run at once.
-    num_slots: int
-    #: For each rank, the checkpoint's KV heads that it holds, in order; -1 is a padding head of zeros.
-    kv_heads_by_rank: tuple[tuple[int, ...], ...]
-    #: Blocks without the scratch block; 0: the cache is made of slots.
-    num_blocks: int = 0
-    #: Positions of a block, in tokens; 0: the cache is made of slots.
-    block_tokens: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        """Slots or blocks that requests can hold."""
-        return self.num_blocks or self.num_slots
-
-
 class Sampling(_Record, frozen=True):
     """How tokens are picked."""
 
@@ -230,6 +197,8 @@ class Serving(_Record, frozen=True, omit_defaults=True):
     skip_warmup: bool = False
     #: Let requests with equal beginnings share the blocks of the KV cache that hold these.
     prefix_caching: bool = False
+    #: Which requests with equal beginnings have equal keys; None: all.
+    prompt_lengths: PromptLengths | None = None
     #: Take precedence over the defaults in `sampling`; None if requests cannot choose, or the checkpoint names nothing.
     generation: GenerationDefaults | None = None
 
@@ -334,10 +303,7 @@ class Manifest(_Record, frozen=True):
         return frozenset((*(executable.blob for executable in self.executables), *shards, *files))
 
     def to_json(self) -> bytes:
-        """Writes canonical JSON: equal manifests give equal bytes.
-
-        Optional fields at their defaults are left out, so that manifests from before these fields keep their bytes.
-        """
+        """Writes canonical JSON: equal manifests give equal bytes. Optional fields at their defaults are left out."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         for name in ("serving", "required_features"):
             if not document[name]:

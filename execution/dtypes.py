@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from bundle.manifest import DType
+from bundle.abi.tensor import DType
 
 TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
     "float32": torch.float32,

@@ -108,6 +108,7 @@ class StepForm:
         start: int,
         blocks: Sequence[int],
         num_moved: int = 0,
+        num_prompt_tokens: int = 0,
     ) -> None:
         """Puts tokens of a sequence into a row.
 
@@ -118,6 +119,7 @@ class StepForm:
             blocks: KV blocks of the sequence, in order of the positions that they hold, as far as its last token here
                 at least. In the contiguous cache it is one, the sequence's slot.
             num_moved: Of the tokens, the first ones that the KV blocks hold already: they are not written again.
+            num_prompt_tokens: Tokens of the sequence's prompt; 0 if it ends with the tokens here.
         """
         count, width = len(tokens), self._num_row_tokens
         assert 0 < count <= width, f"{count} tokens in a row of {width}"
@@ -142,6 +144,8 @@ class StepForm:
             inputs["num_tokens"][row] = count
         if "computed_context_lens" in inputs:
             inputs["computed_context_lens"][row] = start
+        if "prompt_lens" in inputs:
+            inputs["prompt_lens"][row] = num_prompt_tokens or start + count
         if "live_rows" in inputs:
             inputs["live_rows"][0] = max(inputs["live_rows"][0], row + 1)
 

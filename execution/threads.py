@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Final
 
-#: Turns that a thread spins before it sleeps, if every thread has a processor. A step has about a hundred parallel
-#: regions, microseconds apart, and waking a thread takes longer than the wait. On an idle virtual machine of two cores,
-#: with about 0.2 µs per turn, a step of two threads takes 26 ms if threads sleep at once and 19 ms if they spin.
+#: Turns that a thread spins before it sleeps, if every thread has a processor. A step has tens of parallel regions,
+#: microseconds apart, and waking a thread takes longer than the wait. With about a hundred of them, on an idle virtual
+#: machine of two cores, with about 0.2 µs per turn, a step of two threads took 26 ms if threads slept at once and 19 ms
+#: if they spun.
 LONG_SPIN_TURNS: Final = 2000
 
 #: Turns if threads share processors. A thread that spins takes the processor from threads that have work: with all

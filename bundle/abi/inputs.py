@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+import msgspec
+
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import AbiTensor, Symbol, Symbols
 
@@ -16,8 +18,25 @@ LEFT_PADDED: Final = "left_padded"
 BLOCK_KV: Final = "block_kv"
 #: Flag of executables whose rows of several tokens continue sequences that the KV cache holds the start of.
 COMPUTED_CONTEXT: Final = "computed_context"
+#: Flag of executables whose keys depend on how long a prompt is, of which a step may compute a part.
+PROMPT_LENGTHS: Final = "prompt_lens"
 #: Flag of executables that compute only the first rows of a step.
 LIVE_ROWS: Final = "live_rows"
+
+
+class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How keys depend on `prompt_lens`: the rotary embedding has other frequencies for long sequences."""
+
+    #: Prompts of more tokens have other keys.
+    limit: int
+    #: Whether each length beyond has keys of its own.
+    each: bool
+
+    def classify(self, num_tokens: int) -> int:
+        """Numbers the class of prompts of so many tokens, 0 for all up to the limit: one class has the same keys."""
+        if num_tokens <= self.limit:
+            return 0
+        return num_tokens if self.each else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +137,17 @@ _ROWS: Final = (
         flag=COMPUTED_CONTEXT,
         submodels=_SEVERAL_TOKENS,
     ),
-    # How many rows the step computes: its first ones. Outputs of the others are unspecified. Executables may skip, too,
-    # what padding costs.
+    # Tokens of the prompt that the row's sequence began with: their keys are those of one step that computes them all,
+    # though chunks and cached prefixes part them.
+    Input(
+        name="prompt_lens",
+        dtype="int32",
+        dims=("R",),
+        idle=(0,),
+        flag=PROMPT_LENGTHS,
+    ),
+    # How many rows the step computes: its first ones. Outputs of the others are unspecified, but for `IDLE_TOKEN`.
+    # Executables may skip, too, what padding costs.
     Input(
         name="live_rows",
         dtype="int32",

@@ -14,6 +14,8 @@ from bundle.abi.tensor import AbiTensor
 NO_TOKEN: Final = -1
 #: In the output `tokens`, first in a row: the row's numbers are invalid and it has no tokens.
 INVALID_ROW: Final = -2
+#: In the output `tokens`: a row that the step did not compute. What other outputs say of such a row is unspecified.
+IDLE_TOKEN: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
+from bundle.abi.tensor import DType
+
 #: Kinds of tensors of a layer, in calling order.
 KINDS: Final = ("k_cache", "v_cache")
 
@@ -16,3 +20,53 @@ BLOCK_AXES: Final = ("block", "kv_head", "position", "head_dim")
 def state_names(num_layers: int) -> tuple[str, ...]:
     """Lists the names of the KV cache tensors in calling order: every kind of layer 0, then of layer 1, …"""
     return tuple(f"{kind}.{layer}" for layer in range(num_layers) for kind in KINDS)
+
+
+class StateTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tensor of the KV cache of a rank."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    #: Meaning of each axis: `AXES`, or `BLOCK_AXES` in a cache made of blocks.
+    axes: tuple[str, ...]
+    #: Above 0: the positions of a slot are a ring, which keeps the latest; a token sees this many, its own included.
+    window: int = 0
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of a slot or a block."""
+        return self.shape[self.axes.index("position")]
+
+
+class StateLayout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The KV cache of every rank, made of slots or of blocks.
+
+    Entries 0 to `num_rows - 1` of each tensor's first axis are slots, or blocks, that requests hold. The last entry is
+    the scratch slot, or block, of padding and of idle rows.
+    """
+
+    tensors: tuple[StateTensor, ...]
+    #: Slots; in a cache made of blocks, the most sequences that may run at once.
+    num_slots: int
+    #: For each rank, the checkpoint's KV heads that it holds, in order; -1 is a padding head of zeros.
+    kv_heads_by_rank: tuple[tuple[int, ...], ...]
+    #: Blocks without the scratch block; 0: the cache is made of slots.
+    num_blocks: int = 0
+    #: Positions of a block, in tokens; 0: the cache is made of slots.
+    block_tokens: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Slots or blocks that requests can hold."""
+        return self.num_blocks or self.num_slots
+
+    @property
+    def max_rewound_tokens(self) -> int | None:
+        """How many of its latest tokens a sequence may give up and go on with others; None: any number.
+
+        Of a longer past, rings lack what the next token sees. Every token that was written counts, also one whose step
+        was called ahead and whose output was dropped.
+        """
+        rings = (tensor for tensor in self.tensors if tensor.window)
+        return min((ring.num_positions - ring.window + 1 for ring in rings), default=None)

@@ -1,4 +1,4 @@
-"""The common part of inputs and outputs: a tensor whose dimensions are symbols."""
+"""The dtypes of tensors, and the common part of inputs and outputs: a tensor whose dimensions are symbols."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bundle.abi.submodels import SUBMODELS, SubmodelName
+
+DType = Literal["float32", "bfloat16", "float16", "int32"]
 
 #: A number that each executable has its own value of.
 #:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from bundle.abi.inputs import LEFT_PADDED, LIVE_ROWS
 from bundle.blob_writer import StoredBlob
 from bundle.digest import sha256_file
 from bundle.manifest import ConstantBinding, Executable
@@ -15,7 +16,7 @@ from compiler_svc.builds.build import Build
 from compiler_svc.builds.finished_lowerings import FinishedLowering
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.cache import CachedExecutable
-from compiler_svc.lower.job import LoweringJob, LoweringOptions
+from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.program import stage_job
 from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
@@ -143,7 +144,13 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
         elif one.shares_with is not None:
             report.add_executable(f"{one.spec.tag} shares {one.shares_with.spec.tag}", cached=False, eta_s=eta_s)
     finished = _lower(build, missing)
-    return tuple(_store(build, one, finished) for one in traced)
+    built: dict[str, BuiltExecutable] = {}
+    for one in traced:
+        if one.shares_with is None:
+            built[one.spec.tag] = _store(build, one, finished)
+        else:
+            built[one.spec.tag] = replace(built[one.shares_with.spec.tag], traced=one, duration_s=None)
+    return tuple(built.values())
 
 
 def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
@@ -166,6 +173,7 @@ def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
             options=LoweringOptions(optimization_level=spec.optimization_level, target=spec.target),
             directory=build.work / submodel.tag,
             cache_dir=build.job.environment.lowering_cache,
+            live=find_live_inputs(submodel),
         )
     return TracedExecutable(
         spec=submodel,
@@ -177,6 +185,16 @@ def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
         finished=finished,
         job=staged,
     )
+
+
+def find_live_inputs(submodel: ExecutableSpec) -> LiveInputs | None:
+    """Finds the inputs by which an executable's code may skip what is not live; None if it takes none."""
+    places = {spec.name: place for place, spec in enumerate(submodel.inputs)}
+    if LIVE_ROWS not in places:
+        return None
+    # Of tokens at a row's end, no number of leading ones says which are live.
+    counts = None if LEFT_PADDED in submodel.flags else places.get("num_tokens")
+    return LiveInputs(rows=places[LIVE_ROWS], tokens=places["input_ids"], counts=counts)
 
 
 def _find_cached(build: Build, action_digest: str) -> CachedExecutable | None:
@@ -229,8 +247,6 @@ def _lower(build: Build, traced: Sequence[TracedExecutable]) -> dict[str, Finish
 
 
 def _store(build: Build, traced: TracedExecutable, finished: dict[str, FinishedLowering]) -> BuiltExecutable:
-    if traced.shares_with is not None:
-        return replace(_store(build, traced.shares_with, finished), traced=traced, duration_s=None)
     if traced.cached is not None:
         return BuiltExecutable(traced, traced.cached, None)
     result = traced.finished or finished[traced.spec.tag]

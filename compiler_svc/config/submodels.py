@@ -24,6 +24,33 @@ class SubmodelShape:
     batch_size: int
     buckets: tuple[tuple[int, ...], ...]
 
+    def count_graphs(self, *, skips_idle: bool) -> int:
+        """Counts the different graphs of the buckets.
+
+        Args:
+            skips_idle: As in `targets.target.Target`: graphs do not depend on how much of the cache a bucket reads.
+        """
+        if not skips_idle:
+            return len(self.buckets)
+        shapes = slice(1) if SUBMODELS[self.name].computes_prompts else slice(-1)
+        return len({bucket[shapes] for bucket in self.buckets})
+
+
+def count_row_tokens(config: NeuronConfig, submodel: SubmodelShape) -> int:
+    """Counts the tokens of a row in a submodel's largest step."""
+    row = SUBMODELS[submodel.name]
+    if row.computes_prompts:
+        # With prefix caching a bucket is (tokens to compute, cached tokens).
+        return max(bucket[0] for bucket in submodel.buckets)
+    return row.tokens if isinstance(row.tokens, int) else int(getattr(config, row.tokens))
+
+
+def count_ring_step(config: NeuronConfig) -> int:
+    """Counts the tokens of a row in the largest step, which rings have to hold; 0 if the KV cache is made of blocks."""
+    if config.is_block_kv_layout:
+        return 0
+    return max(count_row_tokens(config, submodel) for submodel in describe_submodels(config))
+
 
 def describe_submodels(config: NeuronConfig) -> tuple[SubmodelShape, ...]:
     """The submodels of a configuration, as NxD Inference has them: one that prefills, and one that generates.

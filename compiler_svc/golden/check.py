@@ -14,7 +14,8 @@ import transformers
 from torch import Tensor
 
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
-from bundle.manifest import DType, Executable, Manifest
+from bundle.abi.tensor import DType
+from bundle.manifest import Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bundle.abi.inputs import INPUTS
 from bundle.abi.outputs import INVALID_ROW
-from bundle.manifest import DType, Sampling
+from bundle.abi.tensor import DType
+from bundle.manifest import Sampling
 from compiler_svc.golden.errors import GoldenMismatch
 from execution.sampling import sample
 

@@ -35,7 +35,8 @@ def choose_sequences(manifest: Manifest) -> tuple[GoldenSequence, ...]:
 
     For each context_encoding executable there is the shortest prompt that needs its bucket. As far as MAX_EDGE_TOKENS
     allows, there are also prompts that fill a bucket, and prompts after which a token_generation bucket gets full and
-    the next one takes over. Token ids are random, of the whole vocabulary.
+    the next one takes over. What is left becomes one more prompt if the last bucket is longer, and no other prompt is.
+    Token ids are random, of the whole vocabulary.
     """
     generators = manifest.executables_of("token_generation")
     longest = min(generators[-1].bucket[0], manifest.limits.max_length) if generators else 0
@@ -59,10 +60,13 @@ def _choose_prompts(manifest: Manifest) -> list[tuple[Executable, int]]:
         fitting = next((context for context in contexts if context.bucket[0] >= length), None)
         if fitting is None or length > longest or (fitting, length) in prompts:
             continue
-        left -= length
-        if left < 0:
+        if length > left:
             break
+        left -= length
         prompts.append((fitting, length))
+    if contexts[-1].bucket[0] > MAX_EDGE_TOKENS and max(length for _, length in prompts) < left < longest:
+        # The last bucket is too long to be filled, and no prompt comes near its end.
+        prompts.append((next(context for context in contexts if context.bucket[0] >= left), left))
     return sorted(prompts, key=lambda prompt: prompt[1])
 
 

@@ -15,8 +15,11 @@ from compiler_svc.lower.inductor import link_with, steered
 from compiler_svc.lower.job import LoweredExecutable, LoweringJob
 from compiler_svc.lower.layer_function import prepare_layer
 from compiler_svc.lower.linear import compile_linear_kernel, use_linear_kernel
+from compiler_svc.lower.live_logits import guard_indices
+from compiler_svc.lower.live_rows import find_live_rows, limited_loops
 from compiler_svc.lower.program import example_inputs, load_program
 from compiler_svc.lower.repeated_layers import outline_layers
+from compiler_svc.lower.top import compile_top_kernel, use_top_kernel
 from execution.executors.aoti_library import AotiLibrary
 from targets.cpu import AOTI
 
@@ -35,13 +38,18 @@ def lower_program(job: LoweringJob) -> LoweredExecutable:
     with torch.no_grad(), steered(job) as options:
         module = write_in_place(program, job.num_state)
         objects = [compile_interface(job)]
-        if use_linear_kernel(module, job.options.target.isa):
+        live_rows = find_live_rows(module, job.live)
+        if use_linear_kernel(module, job.options.target.isa, live_rows):
             objects.append(compile_linear_kernel(job))
+        if use_top_kernel(module, live_rows):
+            objects.append(compile_top_kernel(job))
+        guarded = guard_indices(module, live_rows)
         objects += [compile_attend_kernel(job, pair) for pair in sorted(use_attend_kernel(module), key=str)]
         link_with(job, objects)
         for name, layer in outline_layers(module).items():
             prepare_layer(name, layer)
-        path = Path(aot_compile(module, inputs, options=options))
+        with limited_loops(module, job.live, guarded=guarded):
+            path = Path(aot_compile(module, inputs, options=options))
     constants = tuple(constant.name for constant in AotiLibrary(path).constants)
     check_constants(constants, job.constants)
     return LoweredExecutable(

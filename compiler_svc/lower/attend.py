@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch._inductor.lowering import register_lowering
 from torch.fx import Graph, GraphModule, Node
 
 import execution.attention.operators  # noqa: F401 - registers the operators
-from compiler_svc.lower.common_objects import compile_once
+from compiler_svc.lower.common_objects import compile_once, read_kernel
 from compiler_svc.lower.job import LoweringJob
 from execution.attention.reference import Step
 
@@ -32,8 +31,6 @@ _CPP_TYPES: Final = {
     torch.int32: "int32_t",
     torch.bool: "bool",
 }
-_KERNELS: Final = Path(__file__).with_name("kernels")
-_INCLUDED: Final = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 #: The functions' arguments, in the order of the fields of `Step` in kernels/attend_step.h; null pointers for none.
 _ARGUMENTS: Final = (
     "void* attended, const void* queries, const void* keys, const void* values, void* key_cache, void* value_cache, "
@@ -117,16 +114,7 @@ def write_kernel_source(pairs: Iterable[DtypePair]) -> str:
             f'extern "C" void {name_function(queries, cache)}({_ARGUMENTS}) {{\n'
             f"  using namespace kiln;\n  attend(Step<{types}>{{{step}}});\n}}\n"
         )
-    return "".join([_include("attend.cpp", set()), *entries])
-
-
-def _include(name: str, included: set[str]) -> str:
-    """Returns a source with the headers beside it in place of the lines that include them, each once."""
-    if name in included:
-        return ""
-    included.add(name)
-    text = (_KERNELS / name).read_text().replace("#pragma once\n", "")
-    return _INCLUDED.sub(lambda line: _include(line.group(1), included), text)
+    return "".join([read_kernel("attend.cpp"), *entries])
 
 
 def _convert(argument: str, query: str, cached: str) -> str:

@@ -19,6 +19,7 @@ from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.live_rows import declare_count
 from compiler_svc.lower.tables import DECLARATIONS, DEFINITIONS
 
 _KERNELS: Final = Path(__file__).with_name("kernels")
@@ -60,6 +61,7 @@ def declare_interface(wrapper: CppWrapperCpu) -> None:
     wrapper.header.splice("#include <torch/csrc/inductor/aoti_runtime/model.h>\n")
     wrapper.header.splice(TEMPLATE_DECLARATIONS)
     wrapper.header.splice(DECLARATIONS)
+    wrapper.header.splice(declare_count())
 
 
 def compile_once(job: LoweringJob, name: str, source: str, *, is_wrapper: bool = False) -> Path:

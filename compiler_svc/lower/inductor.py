@@ -14,11 +14,14 @@ from typing import Any, Final
 import torch
 from filelock import FileLock
 from torch._inductor import codecache, config, cpu_vec_isa
+from torch._inductor.codegen.cpp import CppKernel, CppKernelProxy, OuterLoopFusedSchedulerNode
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
 from compiler_svc.lower.common_objects import declare_interface
 from compiler_svc.lower.job import LoweringJob
+from compiler_svc.lower.live_rows import generate_kernel, join_kernels, write_count
+from compiler_svc.lower.parallel_loops import PLANNED_THREADS, decide_parallel_depth
 from compiler_svc.lower.tables import write_constructor, write_input_checks
 from targets.cpu import GXX, X86_64
 
@@ -99,7 +102,14 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
         _replaced(codecache, "_HEADER_LOCK_DIR", str(headers / "locks")),
         _replaced(CppWrapperCpu, "_write_aoti_interface_header", declare_interface),
         _replaced(CppWrapperCpu, "codegen_model_constructor", write_constructor),
-        _replaced(CppWrapperCpu, "generate_input_output_runtime_checks", write_input_checks),
+        _replaced(
+            CppWrapperCpu,
+            "generate_input_output_runtime_checks",
+            lambda wrapper: write_input_checks(wrapper, _write_count(job)),
+        ),
+        _replaced(CppKernelProxy, "codegen_nodes", generate_kernel),
+        _replaced(CppKernel, "decide_parallel_depth", decide_parallel_depth),
+        _replaced(OuterLoopFusedSchedulerNode, "merge_outer_fusion_kernels", join_kernels),
     ):
         options = {
             "aot_inductor.output_path": str(job.directory / "executable.so"),
@@ -123,12 +133,17 @@ def steered(job: LoweringJob) -> Iterator[dict[str, Any]]:
             "cpp.simdlen": isa.vector_bits,
             # The process that runs the executable sets the number of threads, not the host that compiles it.
             "cpp.dynamic_threads": True,
+            "cpp.threads": PLANNED_THREADS,
             "cpp.enable_floating_point_contract_flag": "fast" if job.options.optimization_level > 1 else "off",
             # The caller runs lowerings in parallel.
             "compile_threads": 1,
         }
         with config.patch(options):
             yield options
+
+
+def _write_count(job: LoweringJob) -> str:
+    return "" if job.live is None else write_count(job.live, tells_collectives=job.has_collectives)
 
 
 def link_with(job: LoweringJob, objects: Sequence[Path]) -> None:

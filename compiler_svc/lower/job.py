@@ -34,6 +34,17 @@ class LoweringOptions(msgspec.Struct, frozen=True, kw_only=True):
         return TARGETS[self.target.kind].lowerings[self.optimization_level]
 
 
+class LiveInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs of a program that say which of its rows of tokens are live, by their places among its inputs."""
+
+    #: int32 [1]: how many rows are live; the first ones.
+    rows: int
+    #: int32 [R, T]: the tokens.
+    tokens: int
+    #: int32 [R]: how many of a row's tokens are live; the first ones. None: any may be.
+    counts: int | None = None
+
+
 class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
     """One lowering: a staged program and its options."""
 
@@ -49,6 +60,10 @@ class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
     #: Address space of constants, inputs and state; a lowering reserves each of them once and touches none.
     reserved_bytes: int
     options: LoweringOptions
+    #: What the program may skip; None: nothing is known.
+    live: LiveInputs | None = None
+    #: Whether the program exchanges tensors with other ranks.
+    has_collectives: bool = False
 
     @property
     def program_path(self) -> Path:

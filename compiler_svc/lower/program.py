@@ -20,10 +20,11 @@ from torch.export.graph_signature import InputKind, OutputKind
 import execution.attention.operators  # programs that call these operators are loaded here
 import execution.collectives.operators  # noqa: F401
 from compiler_svc.lower.errors import ProgramUnsupported
-from compiler_svc.lower.job import LoweringJob, LoweringOptions, write_job
+from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions, write_job
 from execution.executors.program_file import read_program
 
 _CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)
+_COLLECTIVES: Final = (torch.ops.kiln.all_reduce.default, torch.ops.kiln.all_gather.default)
 #: Metadata of a node that files keep; the rest says which source line the node came from.
 _KEPT_METADATA: Final = ("val", "tensor_meta")
 
@@ -130,6 +131,7 @@ def stage_job(
     options: LoweringOptions,
     directory: Path,
     cache_dir: Path,
+    live: LiveInputs | None = None,
 ) -> LoweringJob:
     """Writes a program, without its weights, and a job for it.
 
@@ -138,6 +140,7 @@ def stage_job(
             state. Only names, shapes and dtypes of its weights count; they may be fake or uninitialized.
         directory: Directory of this job alone; created here.
         cache_dir: Directory that all jobs share; created here.
+        live: What the program may skip, if it takes inputs that say so.
 
     Raises:
         ProgramUnsupported: The program is not functional, or holds tensors of its own.
@@ -150,6 +153,8 @@ def stage_job(
         constants=constant_names(program),
         reserved_bytes=sum(tensor.nbytes for tensor in placeholders(program).values()),
         options=options,
+        live=live,
+        has_collectives=any(program.graph.find_nodes(op="call_function", target=operator) for operator in _COLLECTIVES),
     )
     job.directory.mkdir(parents=True, exist_ok=True)
     job.cache_dir.mkdir(parents=True, exist_ok=True)

@@ -103,15 +103,20 @@ def write_constructor(wrapper: CppWrapperCpu) -> None:
     wrapper.prefix.writeline("}")
 
 
-def write_input_checks(wrapper: CppWrapperCpu) -> None:
-    """Replaces `generate_input_output_runtime_checks`: writes the function that a step calls first, with its table."""
+def write_input_checks(wrapper: CppWrapperCpu, count: str = "") -> None:
+    """Replaces `generate_input_output_runtime_checks`: writes the function that a step calls first, with its table.
+
+    Args:
+        count: Code that reads from `input_handles` which tokens of the step are live; see `live_rows.write_count`.
+    """
     inputs = V.graph.graph_inputs.values()
     rows = [f"{{{_dtype(one.get_dtype())}, {len(one.get_size())}}}" for one in inputs]
     extents = [str(extent) for one in inputs for extent in (*one.get_size(), *one.get_stride())]
     wrapper.prefix.splice(
         "AOTI_NOINLINE static void __check_inputs_outputs(AtenTensorHandle* input_handles, AtenTensorHandle*) {\n"
         f"{_table('kiln::Input', 'inputs', rows)}{_table('int64_t', 'extents', extents)}"
-        f"kiln::check_inputs(input_handles, inputs, {len(rows)}, extents);\n}}\n"
+        f"kiln::check_inputs(input_handles, inputs, {len(rows)}, extents);\n"
+        f"{count}}}\n"
     )
 
 

@@ -17,10 +17,10 @@ from compiler_svc.models.description import (
     ModelDescription,
     NormSpec,
     RopeSpec,
-    StateSpec,
     TensorSlice,
 )
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly
+from compiler_svc.models.state import StateSpec
 
 _EMBEDDING: Final = "model.embed_tokens"
 

@@ -12,9 +12,11 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, Final
 
-from bundle.manifest import DType, TensorLayout
+from bundle.abi.tensor import DType
+from bundle.manifest import TensorLayout
 from compiler_svc.models.divisions import Axis, ByHeads
 from compiler_svc.models.rope_config import LongRope, RopeConfig
+from compiler_svc.models.state import StateSpec
 
 #: Which rank a shard is for, int32 [1]; in shards of several ranks only.
 RANK: Final = "rank_util.rank"
@@ -225,21 +227,6 @@ class RopeSpec:
                 group=MemoryGroup.DERIVED,
                 dtype="float32",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpec:
-    """Keys and values of one layer, which stay from one step to the next.
-
-    Attributes:
-        layer: Number of the layer.
-        heads: The KV heads, and how ranks share them.
-        window: How many positions up to its own a token attends to; None: all.
-    """
-
-    layer: int
-    heads: ByHeads
-    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bundle.abi.inputs import PromptLengths
 from compiler_svc.models.attributes import AttributeReader
 
 
@@ -82,6 +83,16 @@ ROPE_ATTRIBUTES: Final = (
 )
 
 RopeConfig = DefaultRope | LinearRope | DynamicRope | YarnRope | LongRope | Llama3Rope
+
+
+def find_prompt_lengths(rope: RopeConfig) -> PromptLengths | None:
+    """Tells how frequencies, and with them keys, depend on the length of a prompt; None if they do not."""
+    match rope:
+        case LongRope():
+            return PromptLengths(limit=rope.original_max_position_embeddings, each=False)
+        case DynamicRope():
+            return PromptLengths(limit=rope.max_position_embeddings, each=True)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

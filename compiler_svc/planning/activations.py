@@ -25,7 +25,7 @@ from typing import Final
 
 from bundle.abi.submodels import SUBMODELS
 from compiler_svc.config import NeuronConfig
-from compiler_svc.config.submodels import SubmodelShape
+from compiler_svc.config.submodels import SubmodelShape, count_row_tokens
 from compiler_svc.models.description import LayerSpec, ModelDescription
 from compiler_svc.models.divisions import share_of
 from compiler_svc.planning.weights import item_bytes_of
@@ -75,11 +75,7 @@ def _measure_step(model: ModelDescription, config: NeuronConfig, submodel: Submo
 
 def _find_largest_step(config: NeuronConfig, submodel: SubmodelShape) -> tuple[int, int, int]:
     """Number of rows, active tokens of each row, and positions that each token attends to."""
-    row = SUBMODELS[submodel.name]
     # Buckets with two numbers contain every pair, so the last bucket has the largest value of both.
     bucket = max(submodel.buckets)
-    if row.computes_prompts:
-        # With prefix caching a bucket is (prompt tokens, prefix tokens).
-        return submodel.batch_size, bucket[0], sum(bucket)
-    tokens = row.tokens if isinstance(row.tokens, int) else getattr(config, row.tokens)
-    return submodel.batch_size, tokens, bucket[-1]
+    positions = sum(bucket) if SUBMODELS[submodel.name].computes_prompts else bucket[-1]
+    return submodel.batch_size, count_row_tokens(config, submodel), positions

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from bundle.manifest import GenerationDefaults, Limits, Sampling, Serving, TargetKind, Tokens
 from compiler_svc.config import NeuronConfig
-from compiler_svc.config.submodels import describe_submodels
+from compiler_svc.config.submodels import count_ring_step, describe_submodels
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.registry import describe_model, find_family
+from compiler_svc.models.rope_config import find_prompt_lengths
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import fuse_qkv
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
@@ -55,6 +56,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     if config.fused_qkv:
         description = fuse_qkv(description)
     sampling = choose_sampling(config)
+    computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
     model = GraphSpec(
         description=description,
         model=family.model,
@@ -69,11 +71,11 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
         reduce_dtype=config.rpl_reduce_dtype,
         padding_side=config.padding_side,
         returns_internal=TARGETS[target].returns_internal,
-        # Padding on the left is between the cached tokens and those of the step.
-        reads_context=TARGETS[target].skips_idle and config.padding_side == "right",
+        reads_context=computes_chunks,
         num_blocks=config.pa_num_blocks if config.is_block_kv_layout else 0,
         block_tokens=config.pa_block_size if config.is_block_kv_layout else 0,
         skips_idle=TARGETS[target].skips_idle,
+        largest_step=count_ring_step(config) if TARGETS[target].has_rings else 0,
     )
     weights = plan_weights(
         description, checkpoint, dtype=config.torch_dtype, cast_type=config.cast_type, tp_degree=config.tp_degree
@@ -84,7 +86,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
         submodels=tuple(_describe_executables(model, config)),
         sampling=sampling,
         limits=Limits(
-            max_context_length=config.longest_prompt,
+            max_context_length=config.find_longest_prompt(in_chunks=computes_chunks),
             max_length=config.longest_sequence,
             max_new_tokens=config.max_new_tokens,
             ctx_batch_size=config.ctx_batch_size,
@@ -95,6 +97,7 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
             input_truncation=config.allow_input_truncation,
             skip_warmup=config.skip_warmup,
             prefix_caching=config.is_prefix_caching,
+            prompt_lengths=find_prompt_lengths(description.rope.rope),
             generation=choose_generation_defaults(checkpoint.generation_config, config),
         ),
     )

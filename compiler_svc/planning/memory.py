@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from compiler_svc.config import InferenceConfig, NeuronConfig
-from compiler_svc.config.submodels import describe_submodels
-from compiler_svc.models.description import ModelDescription, StateSpec
+from compiler_svc.config.submodels import count_ring_step, describe_submodels
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.registry import describe_model
+from compiler_svc.models.state import StateSpec
 from compiler_svc.planning.activations import measure_activations
 from compiler_svc.planning.adapters import NO_ADAPTERS, Adapters
 from compiler_svc.planning.weights import (
@@ -22,7 +23,7 @@ from compiler_svc.planning.weights import (
 )
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
-from targets.target import ExecutableFormat
+from targets.target import Target
 
 # Only `cast_type` "as-declared" uses it.
 _DTYPE_OF_PICKLES: Final = "bfloat16"
@@ -93,10 +94,11 @@ class MemoryModel:
         self,
         model: PlannedModel,
         draft: PlannedModel | None,
-        executable_format: ExecutableFormat,
+        target: Target,
+        optimization_level: int,
         adapters: Adapters = NO_ADAPTERS,
     ) -> None:
-        """Takes the model, the draft model that compiles together with it, and the format of their executables.
+        """Takes the model, the draft model that compiles together with it, and what their executables are made for.
 
         Args:
             adapters: What the files of the configuration's adapters say.
@@ -104,7 +106,9 @@ class MemoryModel:
         self._model = model
         self._adapters = adapters
         self._draft = draft
-        self._format = executable_format
+        self._format = target.lowerings[optimization_level].format
+        self._has_rings = target.has_rings
+        self._skips_idle = target.skips_idle
         self._weight_plans: dict[tuple[object, ...], WeightPlan] = {}
         self._weights: dict[tuple[object, ...], dict[str, int]] = {}
 
@@ -125,19 +129,20 @@ class MemoryModel:
             kv_bytes += self._measure_kv(self._draft.description, draft)
             activation_bytes = max(activation_bytes, measure_activations(self._draft.description, draft, submodels))
             num_layers += len(self._draft.description.layers)
-        num_executables = sum(len(submodel.buckets) for submodel in submodels)
+        # Executables with equal graphs are one file, which a rank loads once.
+        num_files = sum(submodel.count_graphs(skips_idle=self._skips_idle) for submodel in submodels)
         return RankMemory(
             weight_groups=self._measure_weights(config),
             kv_bytes=kv_bytes,
             activation_bytes=activation_bytes + (kv_bytes if self._format.state_convention == "functional" else 0),
-            code_bytes=num_executables * (self._format.fixed_code_bytes + self._format.layer_code_bytes * num_layers),
+            code_bytes=num_files * (self._format.fixed_code_bytes + self._format.layer_code_bytes * num_layers),
             lora_bytes=measure_adapters(
                 model, neuron, num_adapters=self._adapters.num_on_device, largest_rank=self._adapters.largest_rank
             ),
         )
 
     def _measure_kv(self, model: ModelDescription, config: NeuronConfig) -> int:
-        return measure_kv(model, config, scratch_rows=self._format.scratch_rows)
+        return measure_kv(model, config, scratch_rows=self._format.scratch_rows, has_rings=self._has_rings)
 
     def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
         neuron = config.neuron_config
@@ -195,20 +200,21 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
     )
 
 
-def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: int) -> int:
+def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: int, has_rings: bool) -> int:
     """Measures the KV cache of one rank, in bytes; all ranks need the same.
 
         slots:   (max_batch_size + scratch rows) * positions
         blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
         each position: over the layers, 2 * rank's KV heads * head_dim * item
 
-    Positions are `max_length`. With flash decoding, the ranks that share a KV head divide them, and each rank has 128
-    more positions for writes that are discarded, as in NxD Inference. A quantized cache has items of one byte and no
-    scales.
+    Positions are `max_length`, or those of a layer's ring if the target has rings. With flash decoding, the ranks that
+    share a KV head divide them, and each rank has 128 more positions for writes that are discarded, as in NxD
+    Inference. A quantized cache has items of one byte and no scales.
     """
+    ring_step = count_ring_step(config) if has_rings else 0
     item_bytes = _QUANTIZED_KV_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(config.torch_dtype)
     items = sum(
-        _count_positions(state, config, scratch_rows)
+        _count_positions(state, config, scratch_rows, ring_step)
         * 2
         * state.heads.layout(config.tp_degree).num_kv_heads
         * state.heads.head_dim
@@ -217,17 +223,17 @@ def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: i
     return items * item_bytes + _measure_hidden_states(model, config)
 
 
-def _count_positions(state: StateSpec, config: NeuronConfig, scratch_rows: int) -> int:
+def _count_positions(state: StateSpec, config: NeuronConfig, scratch_rows: int, ring_step: int) -> int:
     """Counts the positions for which a rank keeps a layer's keys and values."""
     if config.is_block_kv_layout:
         return (config.pa_num_blocks + 1) * config.pa_block_size
-    return (config.max_batch_size + scratch_rows) * _row_positions(state, config)
+    return (config.max_batch_size + scratch_rows) * _row_positions(state, config, ring_step)
 
 
-def _row_positions(state: StateSpec, config: NeuronConfig) -> int:
+def _row_positions(state: StateSpec, config: NeuronConfig, ring_step: int) -> int:
     group = min(config.tp_degree, state.heads.num_query_heads) // state.heads.num_kv_heads
     if not config.flash_decoding_enabled or group <= 1:
-        return config.max_length
+        return state.count_positions(config.max_length, ring_step)
     return -(-config.max_length // group) + _FLASH_DECODING_SPARE
 
 

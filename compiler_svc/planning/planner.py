@@ -151,7 +151,8 @@ class Planner:
         memory_model = MemoryModel(
             model,
             draft,
-            planned_target.lowerings[request.optimization_level].format,
+            planned_target,
+            request.optimization_level,
             adapters,
         )
         limit = RankLimit(request.core_memory_bytes, planned_target.core_bytes, host_bytes=measure_memory())

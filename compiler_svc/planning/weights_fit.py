@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from bundle.abi.digest import compute_graph_abi_digest
+from bundle.abi.state import StateLayout
 from bundle.digest import canonical_json
 from bundle.manifest import Manifest
 from compiler_svc.config import InferenceConfig, resolve_config
@@ -54,13 +55,13 @@ def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
     described = {
         **numeric_config,
         "tp_degree": plan.model.tp_degree,
-        "state": msgspec.to_builtins(describe_state(plan.model)),
+        "state": _describe_cache(describe_state(plan.model)),
         "tensors": {shard.rank: _tensor_table(shard.tensors) for shard in shards},
     }
     expected = {
         **{name: manifest.config.get(name) for name in numeric_config},
         "tp_degree": manifest.tp_degree,
-        "state": msgspec.to_builtins(manifest.state),
+        "state": _describe_cache(manifest.state),
         "tensors": {
             shard.rank: _tensor_table(shard.tensors)
             for weight_set in manifest.weight_sets
@@ -77,6 +78,17 @@ def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
     )
     if digest != manifest.graph_abi_digest:
         raise GraphAbiMismatch("graph_abi_digest", digest, manifest.graph_abi_digest)
+
+
+def _describe_cache(layout: StateLayout) -> dict[str, Any]:
+    """The KV cache, but for its positions: the bundle's configuration and the release that compiled it decide these."""
+    cache: dict[str, Any] = msgspec.to_builtins(layout)
+    for tensor in cache["tensors"]:
+        tensor.pop("window", None)
+        tensor["shape"] = [
+            size for size, axis in zip(tensor["shape"], tensor["axes"], strict=True) if axis != "position"
+        ]
+    return cache
 
 
 def _tensor_table(tensors: tuple[Any, ...]) -> dict[str, Any]:

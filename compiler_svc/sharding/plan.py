@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, cast
 
-from bundle.manifest import DTYPE_SIZES_BYTES, DType, WeightShard, WeightTensor
+from bundle.abi.tensor import DType
+from bundle.manifest import DTYPE_SIZES_BYTES, WeightShard, WeightTensor
 from compiler_svc.models.description import ModelDescription, ParameterSpec, StoredSource
 from compiler_svc.models.divisions import Evenly
 from compiler_svc.sharding.errors import ShardingNotServed

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from bundle.manifest import DType
+from bundle.abi.tensor import DType
 from compiler_svc.models.description import ParameterSpec, RankSource, RopeSource
 from compiler_svc.models.layers.rope import compute_frequencies
 from compiler_svc.sharding.parts import JoinedTensor, copy_block, list_blocks

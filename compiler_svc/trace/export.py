@@ -18,7 +18,7 @@ from compiler_svc.trace.graph_digest import digest_graph
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.sources import recorded_sources
-from compiler_svc.trace.submodels import ExecutableSpec, describe_state
+from compiler_svc.trace.submodels import ExecutableSpec
 
 #: Name of a plain model's only weight set.
 WEIGHT_SET: Final = "model"
@@ -51,7 +51,7 @@ def export_submodel(
         with_sources: Record each operation's source line; see `sources.find_source`. Does not change the digest.
     """
     program = build_program(spec, plan, submodel)
-    examples = make_example_tensors(spec, submodel, describe_state(spec).tensors[0].shape)
+    examples = make_example_tensors(spec, submodel)
     with torch.no_grad(), recorded_sources() if with_sources else _without_stack_traces():
         exported = torch.export.export(program, examples, strict=False)
     return TracedSubmodel(submodel, exported, digest_graph(exported), bind_constants(exported, plan))

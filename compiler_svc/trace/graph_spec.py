@@ -7,10 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, LIVE_ROWS
+from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, LIVE_ROWS, PROMPT_LENGTHS
 from bundle.abi.outputs import list_flags
-from bundle.manifest import DType, Sampling
+from bundle.abi.tensor import DType
+from bundle.manifest import Sampling
 from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.rope_config import find_prompt_lengths
+from compiler_svc.models.state import StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class GraphSpec:
         block_tokens: Positions of a block; 0: the KV cache is made of slots.
         skips_idle: Whether graphs take the number of live rows, and read no further than rows are long: they are equal
             for all buckets of a submodel that reads the cache. Otherwise attention reads its bucket.
+        largest_step: Most tokens of a row in one step, if slots of layers with a window are rings; see
+            `StateSpec.count_positions`. 0: all slots and blocks of all layers are alike.
     """
 
     description: ModelDescription
@@ -55,20 +60,31 @@ class GraphSpec:
     num_blocks: int = 0
     block_tokens: int = 0
     skips_idle: bool = False
+    largest_step: int = 0
 
     def __post_init__(self) -> None:
         assert (self.num_blocks > 0) == (self.block_tokens > 0), "blocks have a number and a size"
+        assert not (self.num_blocks and self.largest_step), "blocks are no rings"
         assert list_flags().issuperset(self.optional_inputs), self.optional_inputs
 
     def to_json(self) -> dict[str, Any]:
-        """Encodes the spec as JSON: the model by its numeric configuration and a rank's tensor names and shapes."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("description", "sampling")}
+        """Encodes the spec as JSON: the model by its numeric configuration and a rank's tensor names and shapes.
+
+        Of the largest step, only what it makes of the cache counts.
+        """
+        derived = ("description", "sampling", "largest_step")
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in derived}
         parameters = self.description.parameters(self.tp_degree)
         return own | {
             "numeric_config": self.description.numeric_config,
+            "positions": [self.count_positions(state) for state in self.description.states],
             "parameters": {one.name: one.rank_shape(self.tp_degree) for one in parameters},
             "sampling": msgspec.to_builtins(self.sampling),
         }
+
+    def count_positions(self, state: StateSpec) -> int:
+        """Counts the positions of a layer's slots or blocks."""
+        return self.block_tokens or state.count_positions(self.max_length, self.largest_step)
 
     @property
     def samples_on_device(self) -> bool:
@@ -93,6 +109,8 @@ class GraphSpec:
             BLOCK_KV: self.num_blocks > 0,
             COMPUTED_CONTEXT: self.reads_context,
             LIVE_ROWS: self.skips_idle,
+            # A step may compute a part of a prompt then.
+            PROMPT_LENGTHS: self.reads_context and find_prompt_lengths(self.description.rope.rope) is not None,
             # Requests choose top_k, top_p and temperature inside the executable.
             "sampling_params": self.samples_on_device and self.sampling.dynamic,
             "rand": self.samples_on_device and not self.is_greedy and not self.sampling.deterministic,

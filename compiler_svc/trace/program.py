@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS
+from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS
+from bundle.abi.outputs import IDLE_TOKEN
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import Sampling
 from compiler_svc.models.description import ModelDescription
@@ -18,7 +19,7 @@ from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.step import StepKind
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.submodels import ExecutableSpec
+from compiler_svc.trace.submodels import ExecutableSpec, describe_state
 from execution.dtypes import TORCH_DTYPES
 from execution.sampling import greedy, sample
 
@@ -59,7 +60,8 @@ class SubmodelProgram(nn.Module):
         if self.spec.returns_logits:
             outputs["logits"] = logits.gather()
         if self.spec.samples_on_device:
-            outputs["tokens"] = self._pick_tokens(logits, outputs.get("logits"), inputs)
+            tokens = self._pick_tokens(logits, outputs.get("logits"), inputs)
+            outputs["tokens"] = _mark_idle(tokens, inputs[LIVE_ROWS]) if LIVE_ROWS in inputs else tokens
         return (*(outputs[output.name] for output in self.submodel.outputs), *new_state)
 
     @property
@@ -97,11 +99,17 @@ def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -
     return SubmodelProgram(spec, submodel, core)
 
 
-def make_example_tensors(spec: GraphSpec, submodel: ExecutableSpec, state_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def make_example_tensors(spec: GraphSpec, submodel: ExecutableSpec) -> tuple[Tensor, ...]:
     """Makes uninitialized inputs and state of a submodel."""
     inputs = [torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype]) for tensor in submodel.inputs]
-    state = [torch.empty(state_shape, dtype=TORCH_DTYPES[spec.dtype]) for _ in submodel.state]
+    state = [torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype]) for tensor in describe_state(spec).tensors]
     return (*inputs, *state)
+
+
+def _mark_idle(tokens: Tensor, live_rows: Tensor) -> Tensor:
+    """Puts IDLE_TOKEN in place of what was picked from logits that no layer may have computed."""
+    rows = torch.arange(tokens.shape[0], dtype=torch.int32, device=tokens.device)
+    return torch.where(rows < live_rows, tokens, IDLE_TOKEN)
 
 
 def _bake_params(sampling: Sampling, rows: int, device: torch.device) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from bundle.abi.inputs import LEFT_PADDED, inputs_of
 from bundle.abi.outputs import outputs_of
-from bundle.abi.state import AXES, BLOCK_AXES, state_names
+from bundle.abi.state import AXES, BLOCK_AXES, KINDS, StateLayout, StateTensor, state_names
 from bundle.abi.submodels import SUBMODELS, SubmodelName
-from bundle.abi.tensor import AbiTensor, Symbols
-from bundle.manifest import DType, StateLayout, StateTensor, TensorSpec
+from bundle.abi.tensor import AbiTensor, DType, Symbols
+from bundle.manifest import TensorSpec
 from compiler_svc.trace.graph_spec import GraphSpec
 
 
@@ -82,13 +82,15 @@ def _specify(tensors: Iterable[AbiTensor], symbols: Symbols, computed: DType) ->
 def describe_state(spec: GraphSpec) -> StateLayout:
     """Describes the KV cache of every rank."""
     states = spec.description.states
+    axes, num_rows = (BLOCK_AXES, spec.num_blocks) if spec.num_blocks else (AXES, spec.num_slots)
     tensors = []
-    num_rows, positions = spec.num_blocks or spec.num_slots, spec.block_tokens or spec.max_length
     for number, name in enumerate(state_names(len(states))):
-        heads = states[number // 2].heads
+        state = states[number // len(KINDS)]
+        heads, positions = state.heads, spec.count_positions(state)
         shape = (num_rows + 1, heads.layout(spec.tp_degree).num_kv_heads, positions, heads.head_dim)
-        axes = BLOCK_AXES if spec.num_blocks else AXES
-        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=axes))
+        is_ring = not spec.num_blocks and positions < spec.max_length
+        window = state.window if is_ring and state.window else 0
+        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=axes, window=window))
     layout = states[0].heads.layout(spec.tp_degree)
     return StateLayout(
         tensors=tuple(tensors),

@@ -66,6 +66,12 @@ class Executor(Protocol):
             SlotUnknown: The KV cache does not have a given slot.
         """
 
+    def commit_state(self) -> None:
+        """Has the operating system commit the memory of the whole KV cache, so that no step waits for it.
+
+        What the KV cache holds stays. It has no effect if the memory was committed at load.
+        """
+
     def read_state(self, name: str) -> Tensor:
         """A copy of one state tensor, for tests."""
 

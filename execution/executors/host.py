@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from bundle.manifest import Executable, Manifest, StateLayout
-from execution.dtypes import TORCH_DTYPES
-from execution.errors import ExecutableInvalid, SlotUnknown, WeightsAwaited, WeightsNotStaged
+from bundle.manifest import Executable, Manifest
+from execution.errors import ExecutableInvalid, WeightsAwaited, WeightsNotStaged
 from execution.executors.arguments import StepArguments, order_constants
+from execution.executors.state import RankState
 from execution.executors.weights import RankWeights
 
 
@@ -71,7 +70,7 @@ class HostExecutor:
         """Loads a rank; see `execution.executors.executor.load_executor`."""
         self._arguments = StepArguments(manifest)
         self._weights = RankWeights(manifest, rank, blob_path)
-        self._state = _RankState(manifest.state)
+        self._state = RankState(manifest.state)
         on_loaded("weights")
         # By blob: executables of several buckets may be one program.
         self._programs: dict[str, HostProgram] = {}
@@ -140,6 +139,10 @@ class HostExecutor:
         """Zeroes slots, or all for None; returns the bytes written."""
         return self._state.zero(slots)
 
+    def commit_state(self) -> None:
+        """Touches every page of the KV cache."""
+        self._state.commit()
+
     def read_state(self, name: str) -> Tensor:
         """A copy of one state tensor."""
         return self._state.tensors[name].clone()
@@ -164,37 +167,3 @@ class HostExecutor:
 def _convention_of(executable: Executable) -> tuple[object, ...]:
     """How to call an executable's program."""
     return (executable.inputs, executable.outputs, executable.state, executable.constants, executable.state_convention)
-
-
-class _RankState:
-    """State tensors by name, zeroed at the start. Their first axis is the slot, or the block; the last is scratch."""
-
-    def __init__(self, layout: StateLayout) -> None:
-        """Allocates the tensors. The operating system commits each page when it is first touched."""
-        self._num_rows = layout.num_rows
-        self.tensors: dict[str, Tensor] = {
-            spec.name: torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in layout.tensors
-        }
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def zero(self, slots: Sequence[int] | None) -> int:
-        """Zeroes the given slots or blocks, or all for None; returns the bytes written.
-
-        Raises:
-            SlotUnknown: There is no such slot. Nothing is written then.
-        """
-        chosen = range(self._num_rows + 1) if slots is None else sorted(set(slots))
-        for slot in chosen:
-            if not 0 <= slot <= self._num_rows:
-                raise SlotUnknown(slot, self._num_rows)
-        written = 0
-        for tensor in self.tensors.values():
-            for slot in chosen:
-                row = tensor[slot]
-                row.zero_()
-                written += row.nbytes
-        return written

@@ -141,8 +141,9 @@ class _Server:
             pidfd = _open_pidfd(pid)
         except (OSError, RuntimeError) as error:
             # The host has no room for the process. The others continue.
-            for stderr_fd in fds[:1]:
-                os.write(stderr_fd, traceback.format_exc().encode())
+            with contextlib.suppress(OSError):
+                # Its client may have stopped reading, and the descriptor may not have arrived.
+                os.write(fds[0] if fds else _STDERR_FD, traceback.format_exc().encode())
             shortage = name_shortage(error, of_start=True)
             _report(reports, Ended(1) if shortage is None else Refused(**shortage.metadata))
             reports.close()

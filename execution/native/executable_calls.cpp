@@ -15,6 +15,13 @@ typedef void* TensorHandle;
 
 thread_local const Communicator* current = nullptr;
 
+// The step that this thread's executable runs: the shape of its tokens, and how many lead up to the last live one. What
+// executables that do not say it move is moved whole.
+struct Step {
+  int64_t rows, tokens, live;
+};
+thread_local Step step = {0, 0, 0};
+
 // The part of torch's C interface (torch/csrc/inductor/aoti_torch/c/shim.h) that this file uses.
 struct Torch {
   int32_t (*get_data_ptr)(TensorHandle, void**);
@@ -89,6 +96,12 @@ bool read_operand(TensorHandle handle, Operand& operand) {
   return false;
 }
 
+// The items of a tensor that collectives move: those of the step's live tokens if it is [rows, tokens, …], otherwise all.
+int64_t count_live(const Operand& operand) {
+  if (operand.num_axes < 3 || operand.sizes[0] != step.rows || operand.sizes[1] != step.tokens) return operand.count;
+  return operand.count / (step.rows * step.tokens) * step.live;
+}
+
 // A new contiguous tensor; null if the allocation fails.
 void* make_output(const Operand& operand, const int64_t* sizes, TensorHandle* output) {
   int64_t strides[kMaxAxes], stride = 1;
@@ -119,12 +132,16 @@ extern "C" {
 
 void kiln_use(const Communicator* communicator) { current = communicator; }
 
+// Executables that skip tokens call it at the start of a step, all ranks with the same numbers. Results of collectives
+// are undefined where tokens are not live.
+void kiln_begin_step(int64_t rows, int64_t tokens, int64_t live) { step = {rows, tokens, live}; }
+
 int32_t aoti_torch_cpu_all_reduce(TensorHandle input, int64_t tp_degree, TensorHandle* output) {
   Operand operand;
   if (!is_ready(tp_degree) || !read_operand(input, operand)) return kInvalid;
   void* out = make_output(operand, operand.sizes, output);
   if (out == nullptr) return kInvalid;
-  return finish(kiln_all_reduce(current, operand.dtype, operand.data, operand.count, out), *output);
+  return finish(kiln_all_reduce(current, operand.dtype, operand.data, count_live(operand), out), *output);
 }
 
 int32_t aoti_torch_cpu_all_gather(TensorHandle input, int64_t tp_degree, TensorHandle* output) {
@@ -138,6 +155,6 @@ int32_t aoti_torch_cpu_all_gather(TensorHandle input, int64_t tp_degree, TensorH
   void* out = make_output(operand, sizes, output);
   if (out == nullptr) return kInvalid;
   const int64_t row_bytes = columns * item_size(operand.dtype);
-  return finish(kiln_all_gather(current, operand.data, operand.count / columns, row_bytes, out), *output);
+  return finish(kiln_all_gather(current, operand.data, count_live(operand) / columns, row_bytes, out), *output);
 }
 }

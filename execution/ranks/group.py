@@ -170,7 +170,7 @@ class RankGroup:
         self.state_bytes = sum(answer.state_bytes for answer in loaded)
 
     async def warm_up(self) -> None:
-        """Runs every executable once, on the scratch slot, so that no request waits for page faults.
+        """Touches the whole KV cache and runs every executable once, on the scratch slot: no request waits for pages.
 
         Raises:
             StepFailed: An executable raised.

@@ -5,11 +5,13 @@ The process waits for calls and answers them; between calls it sleeps. It ends w
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 import os
 import socket
 from contextlib import ExitStack
+from typing import Final
 
 import msgspec
 import torch
@@ -38,6 +40,10 @@ from execution.ranks.rank import Rank
 
 logger = logging.getLogger(__name__)
 
+#: Parameters of glibc's `mallopt`, from malloc.h.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_MAX: Final = -4
+
 
 def preload(executable_format: str) -> None:
     """Imports the modules that ranks need to load executables of a format. Importing this module did the rest."""
@@ -49,6 +55,7 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
     with os.fdopen(launch_fd, "rb") as file:
         launch = msgspec.json.decode(file.read(), type=Launch)
     torch.set_num_threads(launch.num_threads)
+    keep_freed_memory()
     with ExitStack() as stack:
         communicator = None
         if collective_memory_fd is not None:
@@ -61,6 +68,18 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
         packet = memoryview(bytearray(PACKET_SIZE_BYTES))
         while size := control.recv_into(packet):
             _serve(rank, decode_request(packet[:size]), control, launch.rank)
+
+
+def keep_freed_memory() -> None:
+    """Keeps malloc from giving memory back to the system, for the rest of the process's life.
+
+    Every step allocates the same buffers. It would get the large ones as new pages each time, which the system clears:
+    of a prompt of 100 tokens in an executable for 512, that was 7 % of the time.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc's alone
+        mallopt(_M_TRIM_THRESHOLD, -1)
+        mallopt(_M_MMAP_MAX, 0)
 
 
 def _serve(rank: Rank, request: Request, control: socket.socket, number: int) -> None:

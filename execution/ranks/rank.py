@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bundle.abi.outputs import IDLE_TOKEN
 from execution.collectives.communicator import SharedCommunicator
 from execution.errors import StepAborted, StepFailed
 from execution.executors.arguments import make_tensors
@@ -113,6 +114,7 @@ class Rank:
         return Loaded(weights_bytes=self._executor.weights_bytes, state_bytes=self._executor.state_bytes)
 
     def _warm_up(self) -> None:
+        self._executor.commit_state()
         for executable in self._manifest.executables:
             with self._failing_together(executable.tag):
                 inputs = StepForm(self._manifest, executable).make_idle()
@@ -143,13 +145,20 @@ class Rank:
         return Stepped(duration_s=time.perf_counter() - started)
 
     def _write_result(self, call: RunStep, outputs: Mapping[str, Tensor], views: _StepViews) -> None:
-        tokens = outputs["tokens"] if "tokens" in outputs else self._sample(outputs["logits"], views)
-        views.tokens.copy_(tokens)
+        # What is made of logits here is made of those of live rows, which are the first ones.
+        live_rows = views.inputs.get("live_rows")
+        num_live = len(views.tokens) if live_rows is None else int(live_rows)
+        if "tokens" in outputs:
+            views.tokens.copy_(outputs["tokens"])
+        else:
+            views.tokens[num_live:] = IDLE_TOKEN
+            views.tokens[:num_live] = self._sample(outputs["logits"][:num_live], views)
         if call.top_logprobs is not None:
-            picked, top_ids, top = pick_logprobs(outputs["logits"], tokens, call.top_logprobs)
-            views.logprobs.copy_(picked)
-            views.top_ids[:, : call.top_logprobs] = top_ids
-            views.top_logprobs[:, : call.top_logprobs] = top
+            tokens = views.tokens[:num_live]
+            picked, top_ids, top = pick_logprobs(outputs["logits"][:num_live], tokens, call.top_logprobs)
+            views.logprobs[:num_live] = picked
+            views.top_ids[:num_live, : call.top_logprobs] = top_ids
+            views.top_logprobs[:num_live, : call.top_logprobs] = top
         if call.return_logits and views.logits is not None:
             views.logits.copy_(outputs["logits"])
 
@@ -167,11 +176,12 @@ class Rank:
             raise
 
     def _sample(self, logits: Tensor, views: _StepViews) -> Tensor:
-        params = views.inputs["sampling_params"]
+        """Picks a token for each row of logits [N, vocab_size] of the first rows; int32 [N]."""
+        params = views.inputs["sampling_params"][: len(logits)]
         is_greedy = (params[:, 0] == 1) | (params[:, 2] == 0)
         if is_greedy.all():
             return greedy(logits)
-        return sample(logits, params, views.inputs["rand"], self._manifest.sampling.global_topk)
+        return sample(logits, params, views.inputs["rand"][: len(logits)], self._manifest.sampling.global_topk)
 
 
 def _view_step(memory: mmap.mmap, regions: StepRegions) -> _StepViews:

@@ -43,7 +43,7 @@ class Bundles:
     def reference(self, geometry: str) -> Reference:
         """The model in transformers; its checkpoint is written once."""
         if geometry not in self._references:
-            self._references[geometry] = write_checkpoint(self._stack.models / geometry, geometry)
+            self._references[geometry] = write_checkpoint(self._stack.new_model(geometry), geometry)
         return self._references[geometry]
 
     def digest(self, case: Case) -> str:

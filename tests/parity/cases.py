@@ -1,7 +1,9 @@
 """Which geometry is compiled how, and which run of the tests does it.
 
-`make test` runs a covering array: every pair of values of family, ranks, level, padding side, sampling and projections
-stands in one of its rows. `make test-full` runs these rows, and every geometry at every degree and level.
+`make test-full` runs a covering array: every pair of values of family, ranks, level, padding side, sampling,
+projections, layout of the KV cache and way of computing prompts stands in one of its rows, if the compiler takes it;
+and every geometry at every degree and level. `make test` runs the first rows of the array, which have every pair of the
+first six, and every pair of layout and way.
 """
 
 from __future__ import annotations
@@ -17,9 +19,15 @@ from tests.parity.geometries import GEOMETRIES
 DEGREES: Final = (1, 2, 4)
 LEVELS: Final = (0, 1, 2)
 
-#: Positions of a sequence, and tokens of the longest prompt.
+#: Positions of a sequence.
 SEQ_LEN: Final = 128
-MAX_PROMPT_TOKENS: Final = 32
+#: Sequences at once. The blocks are as many as two of full length need, too few for four.
+NUM_SLOTS: Final = 4
+NUM_BLOCKS: Final = 64
+BLOCK_TOKENS: Final = 4
+
+#: Longest prompts, by the way they are computed. Those in parts are longer than every window and every bucket.
+MAX_PROMPT_TOKENS: Final = {"whole": 32, "chunked": 90, "cached": 90}
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,8 @@ class Case:
         is_fused: Whether one projection makes queries, keys and values.
         has_logits: Whether its executables return logits. Without, ranks never gather them: each picks among its own
             part of the vocabulary, and the picks are compared.
+        layout: Of the KV cache.
+        prompts: How prompts are computed: each in one step, in chunks, or behind a beginning that the cache holds.
     """
 
     geometry: str
@@ -43,6 +53,8 @@ class Case:
     sampling: Literal["device", "host"] = "device"
     is_fused: bool = False
     has_logits: bool = True
+    layout: Literal["slots", "blocks"] = "slots"
+    prompts: Literal["whole", "chunked", "cached"] = "whole"
 
     @property
     def name(self) -> str:
@@ -52,19 +64,21 @@ class Case:
             "host": self.sampling == "host",
             "fused": self.is_fused,
             "tokens": not self.has_logits,
+            "blocks": self.layout == "blocks",
+            self.prompts: self.prompts != "whole",
         }
         unusual = [name for name, is_set in options.items() if is_set]
         return "-".join([self.geometry, f"tp{self.tp_degree}", f"o{self.level}", *unusual])
 
     @property
-    def num_executables(self) -> int:
-        """Executables of the bundle."""
+    def num_libraries(self) -> int:
+        """Libraries of the bundle: executables that differ in what they read of the cache share one."""
         return 2 * self.num_buckets
 
     @property
     def context_buckets(self) -> tuple[int, ...]:
         """Buckets of context_encoding, in tokens."""
-        return (16, MAX_PROMPT_TOKENS)[-self.num_buckets :]
+        return (16, 32)[-self.num_buckets :]
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
@@ -72,21 +86,35 @@ class Case:
         return (32, SEQ_LEN)[-self.num_buckets :]
 
     @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt."""
+        return MAX_PROMPT_TOKENS[self.prompts]
+
+    @property
     def edges(self) -> tuple[int, ...]:
         """Prompt lengths at and around every bucket's edge."""
-        lengths = {1, MAX_PROMPT_TOKENS} | {bucket + offset for bucket in self.context_buckets for offset in (-1, 0, 1)}
-        return tuple(sorted(length for length in lengths if 1 <= length <= MAX_PROMPT_TOKENS))
+        longest = self.max_prompt_tokens
+        lengths = {1, longest} | {bucket + offset for bucket in self.context_buckets for offset in (-1, 0, 1)}
+        return tuple(sorted(length for length in lengths if 1 <= length <= longest))
+
+    @property
+    def num_streams(self) -> int:
+        """Streams at once."""
+        return 8 if (self.layout, self.prompts) == ("slots", "whole") else 24
 
     @property
     def config(self) -> dict[str, Any]:
         """The InferenceConfig."""
         on_device = {"on_device_sampling_config": {"global_topk": 32, "dynamic": True}}
+        blocks = {"is_block_kv_layout": True, "pa_num_blocks": NUM_BLOCKS, "pa_block_size": BLOCK_TOKENS}
+        prefixes = {"is_prefix_caching": True, "prefix_buckets": [16, 64]}
         return {
             "neuron_config": {
                 "tp_degree": self.tp_degree,
                 "seq_len": SEQ_LEN,
-                "max_context_length": MAX_PROMPT_TOKENS,
-                "batch_size": 3,
+                "max_context_length": self.max_prompt_tokens,
+                "max_new_tokens": SEQ_LEN - 1,
+                "batch_size": NUM_SLOTS,
                 "torch_dtype": "float32",
                 "enable_bucketing": True,
                 "context_encoding_buckets": list(self.context_buckets),
@@ -98,26 +126,48 @@ class Case:
                 "fused_qkv": self.is_fused,
             }
             | (on_device if self.sampling == "device" else {})
+            | (blocks if self.layout == "blocks" else {})
+            | (prefixes if self.prompts == "cached" else {})
         }
 
 
-#: The covering array; at level 1 one bucket of each submodel is enough, since compiling is what costs.
+#: Values that the compiler refuses beside each other: what is padded on the left begins at position 0 and in a slot.
+REFUSED: Final = (
+    ({"padding_side": "left"}, {"layout": "blocks"}),
+    ({"padding_side": "left"}, {"prompts": "chunked"}),
+    ({"padding_side": "left"}, {"prompts": "cached"}),
+    ({"layout": "slots"}, {"prompts": "cached"}),
+)
+
+#: The rows of `make test`; at level 1 one bucket of each submodel is enough, since compiling is what costs.
 SHORT_RUN: Final = (
     Case("gqa2-tied-linear", 1, 0, 2, "left", "host"),
     Case("padded-mha-longrope", 2, 0, 2, "left", "host", is_fused=True),
-    Case("gqa4-tied-llama3", 4, 1, 2, "right", "device", is_fused=True),
-    Case("mistral-window", 1, 0, 2, "right", "device"),
-    Case("mistral-window", 2, 0, 2, "right", "device", is_fused=True),
+    Case("gqa4-tied-llama3", 4, 1, 1, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
+    Case("mistral-window", 1, 0, 2, "right", "device", layout="blocks", prompts="chunked"),
+    Case("mistral-window", 2, 0, 2, "right", "device", is_fused=True, prompts="chunked"),
     Case("mistral-window", 4, 1, 1, "left", "host", is_fused=True),
-    Case("qwen2-some-layers-slide", 1, 1, 1, "right", "host", is_fused=True),
+    Case("qwen2-some-layers-slide", 1, 1, 1, "right", "host", is_fused=True, prompts="chunked"),
     Case("qwen2-some-layers-slide", 2, 0, 2, "left", "device", is_fused=True),
     Case("qwen2-some-layers-slide", 4, 0, 2, "left", "host"),
     Case("qwen3-head-dim-tied", 1, 0, 2, "left", "device"),
     Case("qwen3-head-dim-tied", 2, 1, 1, "left", "host"),
-    Case("qwen3-head-dim-tied", 4, 0, 2, "right", "device", is_fused=True),
+    Case("qwen3-head-dim-tied", 4, 0, 2, "right", "device", is_fused=True, layout="blocks", prompts="cached"),
     Case("phi3-longrope", 1, 0, 2, "right", "device"),
-    Case("phi3-longrope", 2, 0, 2, "right", "host", is_fused=True),
+    Case("phi3-longrope", 2, 0, 2, "right", "host", is_fused=True, layout="blocks"),
     Case("phi3-longrope", 4, 1, 1, "left", "device"),
+)
+
+#: The other rows of the covering array.
+LONG_RUN: Final = (
+    Case("gqa8-untied-dynamic", 4, 0, prompts="chunked"),
+    Case("mistral-window", 1, 0, sampling="host", layout="blocks", prompts="cached"),
+    Case("qwen2-some-layers-slide", 2, 0, is_fused=True, layout="blocks", prompts="cached"),
+    Case("qwen3-head-dim-tied", 2, 0, sampling="host", layout="blocks", prompts="chunked"),
+    Case("phi3-longrope", 2, 0, prompts="chunked"),
+    Case("phi3-longrope", 1, 0, layout="blocks", prompts="cached"),
+    Case("mistral-window", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("qwen2-some-layers-slide", 2, 1, 1, layout="blocks", prompts="chunked"),
 )
 
 
@@ -131,7 +181,7 @@ def matrix_cases() -> Iterator[Case]:
 
 def all_cases() -> tuple[Case, ...]:
     """The covering array and what the matrix has beside it."""
-    return tuple(dict.fromkeys([*SHORT_RUN, *(case for case in matrix_cases() if case not in SHORT_RUN)]))
+    return tuple(dict.fromkeys([*SHORT_RUN, *LONG_RUN, *matrix_cases()]))
 
 
 def parameters() -> list[Any]:

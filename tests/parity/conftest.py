@@ -1,9 +1,8 @@
-"""The services of the matrix, and full runs that continue from where they stopped."""
+"""The bundles of the matrix, and full runs that continue from where they stopped."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,8 @@ RECORD_VARIABLE = "KILN_PARITY_RECORD"
 
 
 @pytest.fixture(scope="session")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack.start(tmp_path_factory.mktemp("parity"))
-    yield stack
-    assert stack.stop() == 0
-
-
-@pytest.fixture(scope="session")
-def bundles(services: Stack) -> Bundles:
-    return Bundles(services)
+def bundles(stack: Stack) -> Bundles:
+    return Bundles(stack)
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,8 @@ class Reference:
 
     @torch.no_grad()
     def _generate(self, ids: list[int], count: int) -> Continuation:
+        # A dynamic rope keeps the frequencies of the longest sequence that it has seen, until it sees a short one.
+        self.model(torch.tensor([[1]]), use_cache=False)
         known = Continuation([], [], [])
         cache, step = None, torch.tensor([ids])
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Rules on blocks of KV and on prefix caching."""
+"""Rules on blocks of KV, on prefix caching and on prompts in chunks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ def _has_blocks_for(values: Values, num_sequences: int) -> bool:
     return bool(values["pa_num_blocks"] * values["pa_block_size"] >= num_sequences * values["max_length"])
 
 
+#: Positions that int32 can number.
+_MAX_PLACES: Final = 1 << 31
 _SIZES: Final = (
     "pa_num_blocks",
     "pa_block_size",
@@ -54,6 +56,13 @@ BLOCK_KV_RULES: Final = (
         KILN,
     ),
     Rule(
+        ("pa_num_blocks", "pa_block_size", "is_block_kv_layout", "batch_size", "seq_len"),
+        lambda v: not v["is_block_kv_layout"] or (v["pa_num_blocks"] + 1) * v["pa_block_size"] <= _MAX_PLACES,
+        f"less than {_MAX_PLACES} / pa_block_size, which is {{pa_block_size}}: executables number the positions of all "
+        "blocks, and those of a scratch block, in int32",
+        KILN,
+    ),
+    Rule(
         ("is_block_kv_layout", "padding_side"),
         lambda v: not v["is_block_kv_layout"] or v["target"] != CPU.kind or v["padding_side"] == "right",
         "false beside padding_side left: sequences that lose their blocks are computed again in chunks, which are "
@@ -61,10 +70,22 @@ BLOCK_KV_RULES: Final = (
         KILN,
     ),
     Rule(
+        ("is_prefix_caching", "padding_side"),
+        lambda v: not v["is_prefix_caching"] or v["target"] != CPU.kind or v["padding_side"] == "right",
+        "false beside padding_side left: what lies behind a cached prefix is padded on the right",
+        KILN,
+    ),
+    Rule(
+        ("is_chunked_prefill", "padding_side"),
+        lambda v: not v["is_chunked_prefill"] or v["target"] != CPU.kind or v["padding_side"] == "right",
+        "false beside padding_side left: a chunk behind the first one is padded on the right",
+        KILN,
+    ),
+    Rule(
         ("pa_block_size", "is_block_kv_layout", *BUCKET_ATTRIBUTES),
         lambda v: not v["is_block_kv_layout"] or _have_whole_blocks(v),
-        "a divisor of every token generation and prefix bucket, the last of which are max_length, {max_length}, and "
-        "max_context_length, {max_context_length}, unless listed otherwise",
+        "a divisor of all token_generation_buckets and prefix_buckets, which end with {max_length} and "
+        "{max_context_length} unless they are listed",
         PREFIX_CACHING,
     ),
 )

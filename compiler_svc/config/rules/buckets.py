@@ -8,6 +8,7 @@ from typing import Final
 from compiler_svc.config.attribute import Values
 from compiler_svc.config.rules.rule import KILN, NXDI_CODE, Note, Rule
 from compiler_svc.config.tables.documents import BUCKETING, PREFIX_CACHING
+from targets.registry import TARGETS
 
 _LISTS: Final = ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets")
 
@@ -18,6 +19,12 @@ def _last_at_most(buckets: str, limit: str) -> Callable[[Values], bool]:
 
 def _last(buckets: tuple[int, ...]) -> int:
     return buckets[-1] if buckets else 0
+
+
+def _has_prompts_beyond_buckets(values: Values) -> bool:
+    return bool(
+        values["enable_bucketing"] and 0 < _last(values["context_encoding_buckets"]) < values["max_context_length"]
+    )
 
 
 def _batches_without(attribute: str, is_off: Callable[[Values], bool]) -> Rule:
@@ -82,9 +89,18 @@ BUCKET_NOTES: Final = (
         "neuron_config: bucket lists are ignored because enable_bucketing is false",
     ),
     Note(
-        lambda v: v["enable_bucketing"] and 0 < _last(v["context_encoding_buckets"]) < v["max_context_length"],
+        lambda v: _has_prompts_beyond_buckets(v) and not TARGETS[v["target"]].computes_chunks("right"),
         "neuron_config.context_encoding_buckets: prompts longer than the last bucket are refused, although "
         "max_context_length is {max_context_length}",
+    ),
+    Note(
+        lambda v: (
+            _has_prompts_beyond_buckets(v)
+            and TARGETS[v["target"]].computes_chunks("right")
+            and not TARGETS[v["target"]].computes_chunks(v["padding_side"])
+        ),
+        "neuron_config.padding_side: prompts longer than the last of context_encoding_buckets are refused, although "
+        "max_context_length is {max_context_length}: their chunks would have to be padded on the right",
     ),
     Note(
         lambda v: v["enable_bucketing"] and 0 < _last(v["token_generation_buckets"]) < v["seq_len"],

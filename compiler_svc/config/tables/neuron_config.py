@@ -31,11 +31,10 @@ class NeuronConfig(
     None means no limit of its own. `scratchpad_page_size` is in MiB.
     """
 
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that some bucket takes, and that is a whole sequence at most."""
-        longest = min(self.max_context_length, self.n_active_tokens)
-        return min(longest, self.context_encoding_buckets[-1], self.longest_sequence)
+    def find_longest_prompt(self, *, in_chunks: bool) -> int:
+        """Returns the tokens of the longest prompt: at most a whole sequence, and one bucket unless `in_chunks`."""
+        longest = min(self.max_context_length, self.n_active_tokens, self.longest_sequence)
+        return longest if in_chunks else min(longest, self.context_encoding_buckets[-1])
 
     @property
     def longest_sequence(self) -> int:

@@ -20,6 +20,9 @@ _DTYPE_COUNTS: Final = hint("torch_dtype counts if it is set")
 _NO_HOOKS: Final = refused("it is a Python hook; the checkpoint's config.json is always read")
 _NO_KERNEL_IN_PLANS: Final = hint("it chooses a kernel or a layout, on which no size of a plan depends")
 _NO_FLAG_IN_PLANS: Final = hint("it steers the compiler, on which no size of a plan depends")
+_ALWAYS_IN_CHUNKS: Final = hint(
+    "this target computes long prompts in chunks wherever it can; --max-chunk-tokens of the runtime bounds them"
+)
 _ONLY_IN_2_23: Final = hint("releases of NxD Inference after SDK 2.23 do not have it")
 
 #: Domains of hints, by the type of the default.
@@ -57,8 +60,6 @@ _NEURON_CONFIG: Final = (
         buckets=Derivation(lambda values: [values["seq_len"]], "seq_len alone"),
         bucket_n_active_tokens=False,
         apply_seq_ids_mask=False,
-        chunked_prefill_config=None,
-        is_chunked_prefill=False,
         windowed_context_encoding_size=None,
         # Attention and KV cache
         attn_cls="NeuronLlamaAttention",
@@ -158,6 +159,7 @@ _NEURON_CONFIG: Final = (
         # From SDK 2.29 on
         enable_ve_data_parallel=False,
     ),
+    *_hints(_ALWAYS_IN_CHUNKS, LATER, chunked_prefill_config=None, is_chunked_prefill=False),
     *_hints(_ONLY_IN_2_23, _ONLY_IN_2_23, target_sequence_parallel_enabled=same_as("sequence_parallel_enabled")),
     Attribute(
         UNDOCUMENTED,

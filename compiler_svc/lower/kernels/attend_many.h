@@ -1,242 +1,220 @@
 // Attention of many tokens a row, as in prompts and their chunks: bound by arithmetic.
 //
 // The queries of some tokens, and of all heads of one KV head, are a tile of up to kTileQueries. They pass by the row's
-// keys in tiles whose bounds are multiples of kTilePositions, whatever the step: so a token's result depends neither on
-// how a prompt is divided into steps nor on the number of threads. The softmax is online: what has been added up is scaled
-// whenever a larger score appears. Keys are packed with positions in the lanes, values as floats. Blocks of a tile that no
-// query sees are left out.
+// keys in tiles whose bounds are multiples of kTilePositions, whatever the step. The softmax is online: what has been added
+// up is scaled whenever a larger score appears. It begins anew with each span of kSpanPositions; the results of a row's
+// spans are joined in order. So a token's result depends neither on how a prompt is divided into steps nor on the number
+// of threads, which may share the spans of a long row. Blocks of a tile that no query sees are left out.
 
 #pragma once
 
-#include <iterator>
 #include <memory>
-#include <numeric>
+#include <new>
 
 #include "attend_step.h"
+#include "block_weights.h"
+#include "packed_row.h"
 
 namespace kiln {
 
 constexpr int64_t kTileQueries = 192;
-constexpr int kQueryRows = 6;  // queries that meet kColumns vectors at once
+constexpr int64_t kSpanPositions = 1024;
 
 // What one thread needs for one tile of queries. One block of memory, which the allocator keeps from step to step; several
-// would be returned to the system and cleared again.
+// would be returned to the system and cleared again. Its parts begin with cache lines: weights are made and values
+// multiplied an eighth slower if each vector lies in two.
+template <class Number>
 struct ManyScratch {
-  std::unique_ptr<float[]> memory;
-  float *queries, *sums;      // [queries, padded_dim]; queries are scaled
-  float *keys, *values;       // [padded_dim][kTilePositions] and [kTilePositions][padded_dim]
-  float *scores;              // [queries, kTilePositions]; then weights
-  float *totals;              // [queries, kLanes]
-  float *origins, *factors;   // [queries]
-  float *joined;              // [padded_dim]
+  static constexpr std::align_val_t kLine{64};
+  struct Release {
+    void operator()(float* at) const { ::operator delete[](at, kLine); }
+  };
+  std::unique_ptr<float[], Release> memory;
+  Number* queries;  // [queries, count_numbers]; floats are scaled
+  Number* weights;  // [queries, kTilePositions / elements of a number]
+  float* totals;    // [queries, kLanes]
+  float* factors;   // [queries]
+  float* joined;    // [padded_dim]
+  float* sums;      // of all spans that one tile of queries sees: [spans, queries, padded_dim]
+  Number* packed;
+  std::vector<Partial> partials;  // as `sums`
+  std::vector<Softmax> softmax;   // [queries]
+  std::vector<Range> ranges;      // [queries]: the positions that they see
+  std::vector<Range> seen;        // [queries / kQueryRows]: what so many queries see of a tile, from a whole vector on
+  std::vector<char> is_begun;     // as `seen`: whether `sums` have anything of these queries
 
-  ManyScratch(int64_t count, int64_t padded_dim) {
-    float** const parts[] = {&queries, &sums, &keys, &values, &scores, &totals, &origins, &factors, &joined};
-    const int64_t dims = count * padded_dim, tile = kTilePositions * padded_dim;
-    const int64_t sizes[] = {dims, dims, tile, tile, count * kTilePositions, count * kLanes, count, count, padded_dim};
-    memory.reset(new float[std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0})]);
-    float* at = memory.get();
-    for (size_t i = 0; i < std::size(sizes); at += sizes[i++]) *parts[i] = at;
+  ManyScratch(int64_t count, int64_t spans, int64_t packed_tiles, int64_t head_dim)
+      : partials(spans * count), softmax(count), ranges(count), seen(count / kQueryRows),
+        is_begun(count / kQueryRows) {
+    static_assert(sizeof(Number) == sizeof(float));
+    const int64_t padded_dim = round_up(head_dim, kLanes);
+    const int64_t sizes[] = {
+        count * count_numbers<Number>(head_dim), count * kTilePositions / Numbers<Number>::kElements, count * kLanes,
+        count, padded_dim, spans * count * padded_dim, PackedRow<Number>::count_memory(packed_tiles, head_dim)};
+    constexpr int64_t kLineFloats = static_cast<int64_t>(kLine) / sizeof(float);
+    int64_t size = 0;
+    for (const int64_t part : sizes) size += round_up(part, kLineFloats);
+    memory.reset(new (kLine) float[size]);
+    auto take = [at = memory.get(), next = sizes](auto*& part) mutable {
+      part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(at);
+      at += round_up(*next++, kLineFloats);
+    };
+    take(queries), take(weights), take(totals), take(factors), take(joined), take(sums), take(packed);
   }
 };
 
-// Number of tokens whose queries make a tile.
+// Number of tokens whose queries make a tile, and of rows that they are multiplied as.
 template <class Query, class Cached>
 inline int64_t tile_tokens(const Step<Query, Cached>& step) {
   return std::max<int64_t>(kTileQueries / step.group(), 1);
 }
-
-// Copies `count` keys as [padded_dim][kTilePositions], and zeros for further positions.
-template <class Element>
-[[gnu::noinline]] void pack_keys(const Element* keys, const int64_t* places, int64_t count, int64_t head_dim, float* packed) {
-  for (int64_t first = 0; first < kTilePositions; first += kLanes)
-    for (int64_t at = 0; at < head_dim; at += kLanes) {
-      const int64_t part = std::min(kLanes, head_dim - at);
-      Vector square[kLanes];
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kLanes; i++) {
-        const Element* key = keys + places[std::min(first + i, count - 1)] + at;
-        square[i] = first + i >= count ? zero() : part == kLanes ? load(key) : load_part(key, part);
-      }
-      transpose(square);
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kLanes; i++) store(packed + (at + i) * kTilePositions + first, square[i]);
-    }
-}
-
-// Copies `count` values as [kTilePositions][padded_dim], and zeros for further positions.
-template <class Element>
-[[gnu::noinline]] void pack_values(
-    const Element* values, const int64_t* places, int64_t count, int64_t head_dim, int64_t padded_dim, float* packed) {
-  for (int64_t i = 0; i < kTilePositions; i++)
-    for (int64_t at = 0; at < head_dim; at += kLanes) {
-      const int64_t part = std::min(kLanes, head_dim - at);
-      Vector lanes = zero();
-      if (i < count) lanes = part == kLanes ? load(values + places[i] + at) : load_part(values + places[i] + at, part);
-      store(packed + i * padded_dim + at, lanes);
-    }
-}
-
-// The values of a tile where they lie, if they need no packing: whole vectors of floats, one position behind the other.
-inline const float* find_dense(
-    const float* values, const int64_t* places, int64_t before, int64_t count, int64_t head_dim) {
-  const bool is_dense = before == 0 && head_dim % kLanes == 0 && places[count - 1] - places[0] == (count - 1) * head_dim;
-  return is_dense ? values + places[0] : nullptr;
-}
-template <class Element>
-inline const float* find_dense(const Element*, const int64_t*, int64_t, int64_t, int64_t) {
-  return nullptr;
-}
-
-// out[row][column] = (factors ? factors[row] * out[row][column] : 0) + sum over i of left[row][i] * right[i][column], for
-// kQueryRows rows and `Columns` vectors.
-template <int Columns>
-inline void multiply_block(
-    const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth, const float* factors,
-    float* out, int64_t out_stride) {
-  Vector sums[kQueryRows][Columns];
-#pragma GCC unroll 6
-  for (int row = 0; row < kQueryRows; row++)
-#pragma GCC unroll 4
-    for (int column = 0; column < Columns; column++)
-      sums[row][column] = factors == nullptr
-                              ? zero()
-                              : multiply(broadcast(factors[row]), load(out + row * out_stride + column * kLanes));
-  for (int64_t i = 0; i < depth; i++) {
-    Vector held[Columns];
-#pragma GCC unroll 4
-    for (int column = 0; column < Columns; column++) held[column] = load(right + i * right_stride + column * kLanes);
-#pragma GCC unroll 6
-    for (int row = 0; row < kQueryRows; row++) {
-      const Vector factor = broadcast(left[row * left_stride + i]);
-#pragma GCC unroll 4
-      for (int column = 0; column < Columns; column++)
-        sums[row][column] = multiply_add(factor, held[column], sums[row][column]);
-    }
-  }
-#pragma GCC unroll 6
-  for (int row = 0; row < kQueryRows; row++)
-#pragma GCC unroll 4
-    for (int column = 0; column < Columns; column++)
-      store(out + row * out_stride + column * kLanes, sums[row][column]);
-}
-
-// `multiply_block` for `vectors` vectors of columns.
-template <int Columns = kColumns>
-[[gnu::noinline]] void multiply_blocks(
-    const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth, const float* factors,
-    float* out, int64_t out_stride, int64_t vectors) {
-  for (; vectors >= Columns; vectors -= Columns, right += Columns * kLanes, out += Columns * kLanes)
-    multiply_block<Columns>(left, left_stride, right, right_stride, depth, factors, out, out_stride);
-  if constexpr (Columns > 1)
-    multiply_blocks<Columns - 1>(left, left_stride, right, right_stride, depth, factors, out, out_stride, vectors);
-}
-
-// How far scores may lie above the origin of a query's softmax: its sums hold that many powers of two more.
-constexpr float kMostAbove = 8;
-
-// Takes a query's scores of some positions into its softmax: makes weights of them, exp2(score - origin). The origin moves
-// only when a score lies far above it. Returns by what to scale what was added up before.
-inline float weigh_online(float* scores, int64_t count, float& origin, float* total) {
-  Vector most = load(scores);
-  for (int64_t i = kLanes; i < count; i += kLanes) most = maximum(most, load(scores + i));
-  float factor = 1;
-  // As long as all positions are hidden, the origin is minus infinity, and nothing is above that.
-  if (any_above(most, broadcast(origin + kMostAbove))) {
-    const float largest = maximum(most);
-    factor = std::exp2(origin - largest);
-    origin = largest;
-  }
-  const Vector from = broadcast(origin == kHidden ? 0 : origin);
-  Vector sums = multiply(load(total), broadcast(factor));
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vector weights = exp2(subtract(load(scores + i), from));
-    store(scores + i, weights);
-    sums = add(sums, weights);
-  }
-  store(total, sums);
-  return factor;
-}
-
-// Positions [begin, end) of a tile, where `begin` is the first of a vector; `vectors` have them all.
-struct Seen {
-  int64_t begin, end, vectors;
-};
-
-// Attends with the queries of tokens [first_token, end_token) of a row that read one KV head. The caches hold the step's
-// keys and values already.
 template <class Query, class Cached>
-void attend_tile(
-    const Step<Query, Cached>& step, const Row& row, int64_t kv_head, int64_t first_token, int64_t end_token,
-    ManyScratch& scratch) {
-  const int64_t group = step.group(), padded_dim = step.padded_dim();
-  const int64_t queries = (end_token - first_token) * group;
-  const auto token_of = [&](int64_t query) -> const Token& { return row.tokens[first_token + query / group]; };
-  int64_t begin = row.end, end = 0;
+inline int64_t tile_rows(const Step<Query, Cached>& step) {
+  return round_up(tile_tokens(step) * step.group(), kQueryRows);
+}
+
+// Sets what every query of tokens [first_token, end_token) sees; the last query stands for rows that no query has.
+template <class Number>
+inline void find_ranges(
+    const Row& row, int64_t first_token, int64_t end_token, int64_t group, ManyScratch<Number>& scratch) {
+  int64_t query = 0;
   for (int64_t i = first_token; i < end_token; i++)
-    ask_for<0>(find_query(step, row, row.tokens[i], kv_head * group), group * step.head_dim);
-  for (int64_t i = 0; i < queries; i++) {
-    begin = std::min(begin, token_of(i).begin), end = std::max(end, token_of(i).end);
-    read_query(step, row, token_of(i), kv_head * group + i % group, &scratch.queries[i * padded_dim]);
+    for (int64_t head = 0; head < group; head++) scratch.ranges[query++] = {row.tokens[i].begin, row.tokens[i].end};
+  while (query % kQueryRows != 0) scratch.ranges[query] = scratch.ranges[query - 1], query++;
+}
+
+// Which of the positions [begin, end) of a tile any of kQueryRows queries sees, counted from the tile's first, and from a
+// whole vector on.
+inline Range find_seen(const Range* ranges, int64_t first, int64_t begin, int64_t end) {
+  Range seen{kTilePositions, 0};
+  for (int i = 0; i < kQueryRows; i++) {
+    seen.begin = std::min(seen.begin, std::max(ranges[i].begin, begin) - first);
+    seen.end = std::max(seen.end, std::min(ranges[i].end, end) - first);
   }
-  // Whole tiles of rows are multiplied: the rows that no query has are zeros.
-  const int64_t rows = round_up(queries, kQueryRows);
-  std::fill(scratch.queries + queries * padded_dim, scratch.queries + rows * padded_dim, 0.0f);
-  std::fill(scratch.sums, scratch.sums + rows * padded_dim, 0.0f);
-  std::fill(scratch.scores, scratch.scores + rows * kTilePositions, 0.0f);
+  return seen.begin < seen.end ? Range{seen.begin / kLanes * kLanes, seen.end} : Range{0, 0};
+}
+
+// Makes weights of what kQueryRows queries from `query` on see of one tile, which begins with position `first`.
+// `first_token` is the token of the first query.
+template <class Query, class Cached, class Number>
+void weigh_tile(
+    const Step<Query, Cached>& step, const Row& row, int64_t kv_head, int64_t first_token, int64_t queries,
+    int64_t query, int64_t first, const Number* keys, ManyScratch<Number>& scratch) {
+  constexpr int64_t kElements = Numbers<Number>::kElements, kWeightStride = kTilePositions / kElements;
+  const int64_t numbers = count_numbers<Number>(step.head_dim), depth = (step.head_dim + kElements - 1) / kElements;
+  const int64_t group = step.group();
+  const Number* const held = &scratch.queries[query * numbers];
+  const Range seen = scratch.seen[query / kQueryRows], *const ranges = &scratch.ranges[query];
+  Softmax* const softmax = &scratch.softmax[query];
+  float* const totals = &scratch.totals[query * kLanes];
+  for (int i = 0; i < kQueryRows; i++) softmax[i].factor = 1;
+  for (int64_t begin = seen.begin, end; begin < seen.end; begin = end) {
+    end = std::min(begin / kBlockPositions * kBlockPositions + kBlockPositions, round_up(seen.end, kLanes));
+    const int64_t vectors = (end - begin) / kLanes, before = begin - seen.begin;
+    Number* const weights = &scratch.weights[query * kWeightStride + begin / kElements];
+#if defined(__AVX512F__)
+    if (!step.changes_scores()) {
+      bool is_cut = false;
+      for (int i = 0; i < kQueryRows; i++) is_cut |= ranges[i].begin > first + begin || ranges[i].end < first + end;
+      weigh_products(
+          held, numbers, keys + begin, kTilePositions, depth, step.scale, vectors, ranges, first + begin, is_cut, softmax,
+          totals, weights, kWeightStride, before);
+      continue;
+    }
+#endif
+    float scores[kQueryRows * kBlockPositions];
+    multiply_blocks(
+        held, numbers, keys + begin, kTilePositions, depth, nullptr, scores, kBlockPositions, vectors);
+    for (int64_t i = 0; i < std::min<int64_t>(kQueryRows, queries - query); i++) {
+      float* const own = scores + i * kBlockPositions;
+      if constexpr (kElements > 1)
+        for (int64_t at = 0; at < end - begin; at += kLanes)
+          store(own + at, multiply(load(own + at), broadcast(step.scale)));
+      const Token& token = row.tokens[first_token + (query + i) / group];
+      score(step, row, token, kv_head * group + (query + i) % group, own, first + begin, end - begin);
+      weigh(own, end - begin, softmax[i], totals + i * kLanes, weights + i * kWeightStride, before);
+    }
+  }
+  for (int i = 0; i < kQueryRows; i++) scratch.factors[query + i] = softmax[i].factor;
+}
+
+// Attends with the queries of tokens [first_token, end_token) of a row, which read one KV head, to positions [begin, end)
+// of one span. Gives one result for each query, in the order of tokens and then heads; `sums` gets their values.
+template <class Query, class Cached, class Number>
+void attend_span(
+    const Step<Query, Cached>& step, const Row& row, int64_t kv_head, int64_t first_token, int64_t end_token,
+    int64_t begin, int64_t end, ManyScratch<Number>& scratch, PackedRow<Number>& packed, Partial* partials, float* sums) {
+  constexpr int64_t kElements = Numbers<Number>::kElements, kWeightStride = kTilePositions / kElements;
+  const int64_t group = step.group(), padded_dim = step.padded_dim();
+  const int64_t queries = (end_token - first_token) * group, rows = round_up(queries, kQueryRows);
+  const bool is_met_again = static_cast<int64_t>(row.tokens.size()) > tile_tokens(step);
+  std::fill(scratch.is_begun.begin(), scratch.is_begun.begin() + rows / kQueryRows, false);
   std::fill(scratch.totals, scratch.totals + rows * kLanes, 0.0f);
-  std::fill(scratch.origins, scratch.origins + rows, kHidden);
-  std::fill(scratch.factors, scratch.factors + rows, 1.0f);
+  std::fill(scratch.softmax.begin(), scratch.softmax.begin() + rows, Softmax{});
   for (int64_t first = begin / kTilePositions * kTilePositions; first < end; first += kTilePositions) {
-    const int64_t before = std::max<int64_t>(begin - first, 0), count = std::min(kTilePositions, end - first);
-    // What any of the queries from `query` on sees of the tile; of the rest, their weights would be 0.
-    const auto find_seen = [&](int64_t query) {
-      int64_t seen_begin = kTilePositions, seen_end = 0;
-      for (int64_t i = query; i < std::min(query + kQueryRows, queries); i++) {
-        seen_begin = std::min(seen_begin, std::max(token_of(i).begin - first, before));
-        seen_end = std::max(seen_end, std::min(token_of(i).end - first, count));
-      }
-      const int64_t at = seen_begin / kLanes * kLanes;
-      return seen_begin < seen_end ? Seen{at, seen_end, (seen_end - at + kLanes - 1) / kLanes} : Seen{0, 0, 0};
-    };
-    int64_t places[kTilePositions];
-    find_places(step, row, kv_head, first, kTilePositions, begin, end, places);
-    pack_keys(step.key_cache, places, count, step.head_dim, scratch.keys);
-    const float* values = scratch.values;
-    if (const float* dense = find_dense(step.value_cache, places, before, count, step.head_dim))
-      values = dense;
-    else
-      pack_values(step.value_cache, places, count, step.head_dim, padded_dim, scratch.values);
+    const PackedTile<Number> tile = packed.find(step, row, kv_head, first, is_met_again);
     // The keys stay in the first-level cache while all queries pass by, and then the values.
     for (int64_t query = 0; query < queries; query += kQueryRows) {
-      const Seen seen = find_seen(query);
-      if (seen.end == 0) continue;
-      float* scores = &scratch.scores[query * kTilePositions + seen.begin];
-      multiply_blocks(
-          &scratch.queries[query * padded_dim], padded_dim, &scratch.keys[seen.begin], kTilePositions, step.head_dim,
-          nullptr, scores, kTilePositions, seen.vectors);
-      for (int64_t i = query; i < std::min(query + kQueryRows, queries); i++, scores += kTilePositions) {
-        score(step, row, token_of(i), kv_head * group + i % group, scores, first + seen.begin, seen.vectors * kLanes);
-        scratch.factors[i] =
-            weigh_online(scores, seen.vectors * kLanes, scratch.origins[i], &scratch.totals[i * kLanes]);
-      }
+      scratch.seen[query / kQueryRows] =
+          find_seen(&scratch.ranges[query], first, std::max(begin, first), std::min(end, first + kTilePositions));
+      weigh_tile(step, row, kv_head, first_token, queries, query, first, tile.keys, scratch);
     }
     for (int64_t query = 0; query < queries; query += kQueryRows) {
-      const Seen seen = find_seen(query);
-      if (seen.end > 0)
-        multiply_blocks(
-            &scratch.scores[query * kTilePositions + seen.begin], kTilePositions, values + seen.begin * padded_dim,
-            padded_dim, seen.end - seen.begin, &scratch.factors[query], &scratch.sums[query * padded_dim], padded_dim,
-            padded_dim / kLanes);
+      const Range seen = scratch.seen[query / kQueryRows];
+      if (seen.end == 0) continue;
+      const float* const factors = scratch.is_begun[query / kQueryRows] ? &scratch.factors[query] : nullptr;
+      scratch.is_begun[query / kQueryRows] = true;
+      multiply_blocks(
+          &scratch.weights[query * kWeightStride + seen.begin / kElements], kWeightStride,
+          tile.values + seen.begin / kElements * padded_dim, padded_dim,
+          (seen.end - seen.begin + kElements - 1) / kElements, factors, sums + query * padded_dim, padded_dim,
+          padded_dim / kLanes);
     }
   }
+  for (int64_t query = 0; query < queries; query += kQueryRows)
+    if (!scratch.is_begun[query / kQueryRows])
+      std::fill_n(sums + query * padded_dim, kQueryRows * padded_dim, 0.0f);
+  for (int64_t i = 0; i < queries; i++)
+    partials[i] = {scratch.softmax[i].origin, sum(load(&scratch.totals[i * kLanes])), sums + i * padded_dim};
+}
+
+// Joins the results of spans, `tile_rows` apart, to the outputs of tokens [first_token, end_token) for one KV head.
+template <class Query, class Cached>
+void join_spans(
+    const Step<Query, Cached>& step, const Row& row, int64_t kv_head, int64_t first_token, int64_t end_token,
+    const Partial* partials, int64_t spans, float* joined) {
+  const int64_t group = step.group(), queries = (end_token - first_token) * group;
   for (int64_t i = first_token; i < end_token; i++)
     ask_for<1>(find_output(step, row, row.tokens[i], kv_head * group), group * step.head_dim);
+  std::vector<Partial> ordered(spans);
   for (int64_t i = 0; i < queries; i++) {
-    const Partial partial{
-        scratch.origins[i], sum(load(&scratch.totals[i * kLanes])), &scratch.sums[i * padded_dim]};
-    finish(step, row, token_of(i), kv_head * group + i % group, &partial, 1, scratch.joined);
+    for (int64_t span = 0; span < spans; span++) ordered[span] = partials[span * tile_rows(step) + i];
+    finish(step, row, row.tokens[first_token + i / group], kv_head * group + i % group, ordered.data(), spans, joined);
   }
+}
+
+// Reads the queries of tokens [first_token, end_token) for one KV head into the scratch, and what they see.
+template <class Query, class Cached, class Number>
+void read_queries(
+    const Step<Query, Cached>& step, const Row& row, int64_t kv_head, int64_t first_token, int64_t end_token,
+    ManyScratch<Number>& scratch) {
+  const int64_t group = step.group(), numbers = count_numbers<Number>(step.head_dim);
+  Number* to = scratch.queries;
+  for (int64_t i = first_token; i < end_token; i++)
+    ask_for<0>(find_query(step, row, row.tokens[i], kv_head * group), group * step.head_dim);
+  for (int64_t i = first_token; i < end_token; i++)
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++, to += numbers)
+      if constexpr (std::is_same_v<Number, float>)
+        read_query(step, row, row.tokens[i], head, to);
+      else
+        for (int64_t at = 0; at < step.head_dim; at += kLanes * Numbers<Number>::kElements)
+          store(
+              reinterpret_cast<float*>(to + at / Numbers<Number>::kElements),
+              load_numbers<Number>(find_query(step, row, row.tokens[i], head) + at, step.head_dim - at));
+  // Whole tiles of rows are multiplied: the rows that no query has are zeros.
+  const int64_t queries = (end_token - first_token) * group;
+  std::fill(to, to + (round_up(queries, kQueryRows) - queries) * numbers, Number{});
+  find_ranges(row, first_token, end_token, group, scratch);
 }
 
 }  // namespace kiln

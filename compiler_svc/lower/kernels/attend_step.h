@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "vectors.h"
@@ -37,6 +38,8 @@ struct Step {
   int64_t window;  // 0: none
   float soft_cap;  // 0: none; with the same factor
 
+  // Whether scores are more than products, or hidden otherwise than by the bounds of what a token sees.
+  bool changes_scores() const { return soft_cap > 0 || slopes != nullptr || tree_mask != nullptr; }
   int64_t group() const { return heads / kv_heads; }
   // Of one row of a buffer of floats, so that its vectors are whole.
   int64_t padded_dim() const { return round_up(head_dim, kLanes); }
@@ -155,11 +158,32 @@ struct Partial {
   const float* values;  // of the padded dimension
 };
 
+// Writes whole vectors of floats, multiplied by a factor; what lies behind `count` is left out.
+template <class Element>
+inline void write_scaled(Element* to, const float* values, float factor, int64_t count) {
+  float lanes[kLanes];
+  for (int64_t at = 0; at < count; at += kLanes) {
+    const Vector scaled = multiply(load(values + at), broadcast(factor));
+    if constexpr (std::is_same_v<Element, float>)
+      if (at + kLanes <= count) {
+        store(to + at, scaled);
+        continue;
+      }
+    store(lanes, scaled);
+    convert(to + at, lanes, std::min(kLanes, count - at));
+  }
+}
+
 // Joins partial results, in their order, to the output of one query. `joined` has the padded dimension.
 template <class Query, class Cached>
 inline void finish(
     const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t head, const Partial* partials,
     int64_t count, float* joined) {
+  Query* const to = find_output(step, row, token, head);
+  if (count == 1 && step.sinks == nullptr) {
+    write_scaled(to, partials[0].values, 1 / partials[0].sum, step.head_dim);
+    return;
+  }
   const float sink = step.sinks != nullptr ? step.sinks[head] * kLog2E : kHidden;
   float origin = sink;
   for (int64_t i = 0; i < count; i++) origin = std::max(origin, partials[i].origin);
@@ -172,18 +196,21 @@ inline void finish(
       store(joined + at, multiply_add(load(partials[i].values + at), broadcast(factor), before));
     }
   }
-  const Vector factor = broadcast(1 / total);
-  for (int64_t at = 0; at < step.head_dim; at += kLanes) store(joined + at, multiply(load(joined + at), factor));
-  convert(find_output(step, row, token, head), joined, step.head_dim);
+  write_scaled(to, joined, 1 / total, step.head_dim);
 }
 
-// Writes one head's key and value of a token into the caches.
-template <class Query, class Cached>
-inline void write_token(const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t kv_head) {
+// Writes one head's key and value of a token into the caches. `Write` copies elements, of another type if need be.
+template <class Query, class Cached, class Write>
+inline void write_token(
+    const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t kv_head, const Write& write) {
   const int64_t from = row.index * step.tokens + token.index, at = kv_head * step.head_dim;
   const int64_t place = step.place(row.index, kv_head, token.position);
-  convert(step.key_cache + place, step.keys + from * step.key_stride + at, step.head_dim);
-  convert(step.value_cache + place, step.values + from * step.value_stride + at, step.head_dim);
+  write(step.key_cache + place, step.keys + from * step.key_stride + at, step.head_dim);
+  write(step.value_cache + place, step.values + from * step.value_stride + at, step.head_dim);
+}
+template <class Query, class Cached>
+inline void write_token(const Step<Query, Cached>& step, const Row& row, const Token& token, int64_t kv_head) {
+  write_token(step, row, token, kv_head, [](Cached* to, const Query* from, int64_t count) { convert(to, from, count); });
 }
 
 // Copies one query as floats, scaled, and zeros behind it.

@@ -1,4 +1,5 @@
-// Products of rows of activations with weights [outputs, inputs].
+// Products of rows of activations with weights [outputs, inputs]. Here: up to 127 rows; of more, see linear_many.h.
+// In bfloat16, where the processor has tiles, see linear_tiles.h for any number of rows.
 //
 // With few rows, reading weights takes the time, and every weight is read from memory once, in the order of its addresses,
 // by which the processor recognizes a stream. With one row there is one stream, and what lies a page ahead is asked for,
@@ -16,12 +17,14 @@
 //
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include <immintrin.h>
 #include <omp.h>
 
-#include "products.h"
+#include "linear_many.h"
+#include "linear_tiles.h"
 
 namespace kiln {
 
@@ -30,8 +33,6 @@ constexpr int kTileRows = 6;
 constexpr int kManyOutputs = kColumns;
 constexpr int kFewRows = 4;
 constexpr int kFewOutputs = 2;              // of a tile of up to kFewRows rows, which waits for memory anyway
-constexpr int64_t kBlockRows = 128;         // at most: with 768 inputs 384 KiB of the second-level cache
-constexpr int64_t kBlockBytes = 3072;       // of a row, at most: with six rows 18 KiB of the first-level cache
 constexpr int64_t kPanelBytes = 192 << 10;  // of weights, twice in the second-level cache
 constexpr int64_t kPanelTiles = 16;         // at most
 // Between the weights that one row is multiplied with and those that are asked for meanwhile; 0 asks for none. With one
@@ -65,30 +66,6 @@ inline void multiply_row(const Element* activations, const Element* weights, int
       sums[output] = P::add_to(sums[output], activation, P::load_part(weights + output * inputs + at, inputs - at));
   }
   store_sums(out, sums);
-}
-
-// Something taken in as few parts as can be, as even as can be.
-struct Parts {
-  int64_t all;
-  int64_t most;  // of a part
-
-  int64_t count() const { return (all + most - 1) / most; }
-  // The first of a part.
-  int64_t begin(int64_t part) const { return all * part / count(); }
-  int64_t size(int64_t part) const { return begin(part + 1) - begin(part); }
-  int64_t largest() const { return (all + count() - 1) / count(); }
-};
-
-// A row's operands, the last of which is filled up with zeros.
-template <class Element>
-inline int64_t count_operands(int64_t inputs) {
-  return (inputs + Products<Element>::kElements - 1) / Products<Element>::kElements;
-}
-
-// A row's operands in blocks, as they are added up.
-template <class Element>
-inline Parts divide_inputs(int64_t inputs) {
-  return {count_operands<Element>(inputs), kBlockBytes / static_cast<int64_t>(sizeof(Operand<Element>))};
 }
 
 inline Parts divide_rows(int64_t rows) { return {rows, rows <= kFewRows ? kFewRows : kTileRows}; }
@@ -240,19 +217,6 @@ inline void multiply_share(
   }
 }
 
-// Lists the rows that are live: of each of `groups` equal groups of rows the first `live[group]`, or all without `live`.
-inline std::vector<int32_t> list_live(int64_t rows, const int32_t* live, int64_t groups) {
-  std::vector<int32_t> places;
-  places.reserve(rows);
-  if (live == nullptr) groups = 1;
-  for (int64_t group = 0; group < groups; group++) {
-    const int64_t first = rows / groups * group;
-    const int64_t end = first + std::min<int64_t>(live == nullptr ? rows : live[group], rows / groups);
-    for (int64_t row = first; row < end; row++) places.push_back(row);
-  }
-  return places;
-}
-
 // The live rows of activations [rows, inputs] by weights [outputs[i], inputs] into the columns of out [rows, sum of
 // outputs], side by side. Each thread takes one range of outputs, which may reach over several weights.
 template <class Element>
@@ -262,25 +226,40 @@ void multiply(
   const std::vector<int32_t> places = list_live(rows, live, groups);
   if (places.empty()) return;
   const Element* from = static_cast<const Element*>(activations);
-  const Parts row_blocks{static_cast<int64_t>(places.size()), kBlockRows};
-  const int64_t operands = count_operands<Element>(inputs);
+  const int64_t num_live = static_cast<int64_t>(places.size()), operands = count_operands<Element>(inputs);
+  const bool are_many = num_live > kMostRowsOfFew;
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<Element, BFloat16>)
+    if (may_use_tiles())
+      return multiply_by_tiles(static_cast<BFloat16*>(out), from, weights, outputs, count, places, inputs);
+#endif
+  // Blocks of many rows consist of whole vectors.
+  const int64_t unit = are_many ? kLanes : 1;
+  const Parts row_blocks{(num_live + unit - 1) / unit, kBlockRows / unit};
   // While some threads still multiply a block, others copy the next one.
-  const int64_t buffer_size = row_blocks.largest() * operands, num_buffers = row_blocks.count() > 1 ? 2 : 1;
-  Operand<Element>* const buffers = places.size() == 1 ? nullptr : new Operand<Element>[num_buffers * buffer_size];
+  const int64_t buffer_size = row_blocks.largest() * unit * operands, num_buffers = row_blocks.count() > 1 ? 2 : 1;
+  Operand<Element>* const buffers = num_live == 1 ? nullptr : new Operand<Element>[num_buffers * buffer_size];
+  Vector* const held = are_many ? new Vector[kHeldVectors * omp_get_max_threads()] : nullptr;
   int64_t out_stride = 0;
   for (int64_t i = 0; i < count; i++) out_stride += outputs[i];
 #pragma omp parallel num_threads(omp_get_max_threads())
   {
-    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    // In whole tiles, unless a weight ends within one.
-    const int64_t tiles = (out_stride + kManyOutputs - 1) / kManyOutputs;
-    const int64_t first = tiles * thread / threads * kManyOutputs;
-    const int64_t end = std::min(tiles * (thread + 1) / threads * kManyOutputs, out_stride);
+    const int64_t thread = omp_get_thread_num();
+    const auto [first, end] = Share::of(out_stride, are_many ? kManyTile : kManyOutputs, thread, omp_get_num_threads());
     for (int64_t block = 0; block < row_blocks.count(); block++) {
-      const int32_t* block_places = places.data() + row_blocks.begin(block);
-      const int64_t block_rows = row_blocks.size(block);
+      const int64_t block_begin = row_blocks.begin(block) * unit;
+      const int32_t* block_places = places.data() + block_begin;
+      const int64_t block_rows = std::min(row_blocks.size(block) * unit, num_live - block_begin);
       Operand<Element>* packed = buffers + block % num_buffers * buffer_size;
-      if (buffers != nullptr) {
+      if (are_many) {
+        const int64_t vectors = count_vectors(block_rows);
+#pragma omp for schedule(static)
+        for (int64_t vector = 0; vector < vectors; vector++) {
+          const int64_t row = vector * kLanes;
+          pack_vector(
+              from, block_places + row, std::min(kLanes, block_rows - row), inputs, vector, vectors, packed);
+        }
+      } else if (buffers != nullptr) {
         const Parts row_tiles = divide_rows(block_rows);
 #pragma omp for schedule(static)
         for (int64_t tile = 0; tile < row_tiles.count(); tile++) {
@@ -290,14 +269,19 @@ void multiply(
       }
       for (int64_t i = 0, column = 0; i < count; column += outputs[i++]) {
         const int64_t begin = std::max<int64_t>(first - column, 0), stop = std::min(end - column, outputs[i]);
-        if (begin < stop)
-          multiply_share(
-              block_places, block_rows, from, packed, static_cast<const Element*>(weights[i]), inputs, begin, stop,
-              static_cast<Element*>(out) + column, out_stride);
+        if (begin >= stop) continue;
+        const Element* const weight = static_cast<const Element*>(weights[i]);
+        Element* const to = static_cast<Element*>(out) + column;
+        if (are_many)
+          multiply_many(
+              block_places, block_rows, packed, weight, inputs, begin, stop, to, out_stride, held + kHeldVectors * thread);
+        else
+          multiply_share(block_places, block_rows, from, packed, weight, inputs, begin, stop, to, out_stride);
       }
     }
   }
   delete[] buffers;
+  delete[] held;
 }
 
 }  // namespace kiln

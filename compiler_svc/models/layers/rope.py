@@ -58,8 +58,9 @@ class RotaryEmbedding(nn.Module):
 
         Args:
             position_ids: int32 [rows, tokens].
-            lengths: int32 [rows]: tokens of each row's sequence so far, with those of this step. Kinds whose
-                frequencies depend on the length take each row's own, as if it were alone in the batch.
+            lengths: int32 [rows, tokens], or [rows, 1]: tokens of the sequence with which each is computed; see
+                `StepTokens.lengths`. Kinds whose frequencies depend on the length take each row's own, as if it were
+                alone in the batch.
 
         Returns:
             Cosines and sines, `dtype` [rows, tokens, rotary_dim].
@@ -72,8 +73,8 @@ class RotaryEmbedding(nn.Module):
         return cast(cos, dtype), cast(sin, dtype)
 
     def _frequencies(self, lengths: Tensor) -> Tensor:
-        """f32 [rotary_dim / 2], or [rows, 1, rotary_dim / 2] if they depend on the length."""
-        lengths = lengths[:, None, None]
+        """f32 [rotary_dim / 2], or [rows, tokens or 1, rotary_dim / 2] if they depend on the length."""
+        lengths = lengths[..., None]
         if isinstance(self.rope, LongRope):
             is_long = lengths > self.rope.original_max_position_embeddings
             return torch.where(is_long, self.long_inv_freq, self.inv_freq)

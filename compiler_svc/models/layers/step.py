@@ -33,12 +33,14 @@ class StepTokens:
             idle rows, where there is no token.
         block_table: int32 [rows, blocks of a row]: the blocks that hold the row's sequence; of slots, the row's slot.
         last: int32 [rows]: the row's last token; None if rows have one token.
+        prompt_lens: int32 [rows]: tokens of the row's prompt; None if it is not known.
     """
 
     kind: StepKind
     positions: Tensor
     block_table: Tensor
     last: Tensor | None
+    prompt_lens: Tensor | None = None
 
     @classmethod
     def of_inputs(
@@ -52,6 +54,7 @@ class StepTokens:
         active_block_table: Tensor | None = None,
         num_tokens: Tensor | None = None,
         computed_context_lens: Tensor | None = None,
+        prompt_lens: Tensor | None = None,
         live_rows: Tensor | None = None,
     ) -> StepTokens:
         """Finds the tokens in the inputs of an executable; see `bundle.abi.inputs`.
@@ -84,12 +87,18 @@ class StepTokens:
             numbers = torch.arange(rows, dtype=torch.int32, device=position_ids.device)
             is_token = is_token & (numbers < live_rows)[:, None]
         positions = torch.where(is_token, position_ids, -1)
-        return cls(kind=kind, positions=positions, block_table=block_table, last=last)
+        return cls(kind=kind, positions=positions, block_table=block_table, last=last, prompt_lens=prompt_lens)
 
     @property
     def lengths(self) -> Tensor:
-        """int32 [rows]: tokens of each row's sequence so far, with those of this step; 0 in idle rows."""
-        return self.positions.amax(dim=1) + 1
+        """Tokens of each row's sequence when the keys of a token are computed; int32 [rows, tokens], or [rows, 1].
+
+        A prompt has all of its tokens, though steps compute parts of it, and a generated token has all before it. If
+        prompts are not known, it is the sequence so far, with the tokens of this step; 0 in idle rows.
+        """
+        if self.prompt_lens is None:
+            return (self.positions.amax(dim=1) + 1)[:, None]
+        return torch.maximum(self.positions + 1, self.prompt_lens[:, None])
 
     def take_last(self, hidden: Tensor) -> Tensor:
         """What belongs to each row's last token: of [rows, tokens, …], [rows, …]."""

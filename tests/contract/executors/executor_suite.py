@@ -155,6 +155,12 @@ class ExecutorSuite:
             executor.zero_state([0, slot])
         assert executor.read_state("k_cache.0")[0].any()
 
+    def test_committing_the_state_keeps_it(self, executor: Executor) -> None:
+        executor.run(CTE, prompt_inputs([5, 6], 1))
+        before = {name: executor.read_state(name) for name in state_names(LAYERS)}
+        executor.commit_state()
+        assert all(torch.equal(executor.read_state(name), state) for name, state in before.items())
+
     def test_memory(self, executor: Executor) -> None:
         assert executor.state_bytes == STATE_BYTES
         assert executor.weights_bytes == sum(tensor.nbytes for tensor in make_model(0).state_dict().values())

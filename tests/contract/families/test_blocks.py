@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.graph_spec import GraphSpec
-from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation, draw_tokens
+from tests.checkpoints.tiny_models import (
+    GEOMETRIES,
+    ROPES,
+    TOLERANCE,
+    TinyModel,
+    deviation,
+    draw_tokens,
+    write_tiny_model,
+)
 from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
 
 BUCKET = 16
@@ -71,3 +81,26 @@ def test_tokens_that_move_into_a_step_are_read_and_not_written(tiny: TinyModel, 
     logits = stepper.run("context_encoding", BUCKET, given, num_moved=7)["logits"][0]
     assert deviation(logits, tiny.logits(tokens[:20])[-1]) < TOLERANCE
     assert all(torch.equal(old[shared], new[shared]) for old, new in zip(before, stepper.state, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_chunks_of_a_long_prompt_are_rotated_as_the_whole(tmp_path: Path, kind: str, layout: str) -> None:
+    """Frequencies depend on the length: a prompt of 40 tokens has those of 40 in its first chunk already."""
+    attributes = {"rope_parameters": ROPES[kind], "max_position_embeddings": 24}
+    tiny = write_tiny_model(tmp_path, GEOMETRIES["gqa-llama3-tied"] | attributes)
+    blocks = {"num_blocks": 12, "block_tokens": 16} if layout == "blocks" else {}
+    spec = tiny.spec(reads_context=True, skips_idle=True, **blocks)
+    stepper = Stepper(spec, tiny.plan(), tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(128,))
+    tokens, places = draw_tokens(50), (BLOCKS if blocks else SLOTS)[0]
+    given = [
+        *(("context_encoding", BUCKET, start, 8) for start in (0, 8, 16, 24, 32)),
+        *(("token_generation", 128, start, 1) for start in range(40, 44)),
+        # Generated tokens that are computed anew, beside the end of the prompt.
+        ("context_encoding", BUCKET, 36, 10),
+    ]
+    expected = tiny.step_logits(tokens, 40)
+    for submodel, bucket, start, count in given:
+        row = {0: (tokens[start : start + count], start, places)}
+        logits = stepper.run(submodel, bucket, row, num_prompt_tokens=40)["logits"][0]
+        if start + count >= 40:
+            assert deviation(logits, expected[start + count - 40]) < TOLERANCE

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.program import build_program, make_example_tensors
-from compiler_svc.trace.submodels import describe_state, describe_submodel
+from compiler_svc.trace.submodels import describe_submodel
 from tests.checkpoints.tiny_models import TinyModel
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
@@ -47,7 +47,7 @@ def test_graphs_stay_on_the_device_of_their_inputs(
     spec = tiny.spec(sampling=sampling, padding_side=padding_side, tp_degree=tp_degree, output_logits=tp_degree == 1)
     described = describe_submodel(spec, submodel, 64)
     program = build_program(spec, tiny.plan(tp_degree=tp_degree), described).to("meta")
-    examples = make_example_tensors(spec, described, describe_state(spec).tensors[0].shape)
+    examples = make_example_tensors(spec, described)
     inputs = [tensor.to("meta") for tensor in examples]
     with torch.no_grad(), Watch() as watch:
         program(*inputs)

@@ -16,12 +16,17 @@ class TestSlotManager(KvManagerSuite):
 
 
 class TestBlockManager(KvManagerSuite):
+    num_call_shares = NUM_TOKENS // 2
+
     def make_kv(self) -> BlockManager:
         return BlockManager(NUM_REQUESTS * 2, NUM_TOKENS // 2, caches_prefixes=False)
 
 
 class TestSharingBlockManager(KvManagerSuite):
-    """Requests of the suite never say that their tokens are computed, so they share nothing."""
+    """Most requests of the suite never say that their tokens are computed, so they share nothing."""
+
+    num_call_shares = NUM_TOKENS // 2
+    shares_with_all = True
 
     def make_kv(self) -> BlockManager:
         return BlockManager(NUM_REQUESTS * 2, NUM_TOKENS // 2, caches_prefixes=True)

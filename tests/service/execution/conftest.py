@@ -1,3 +1,3 @@
-from tests.ranks.toy_bundles import forkservers, toy, toy_directory
+from tests.ranks.toy_bundles import toy, toy_directory
 
-__all__ = ["forkservers", "toy", "toy_directory"]
+__all__ = ["toy", "toy_directory"]

@@ -66,6 +66,7 @@ def test_idle_rows_are_greedy_in_the_scratch_slot_and_the_scratch_block() -> Non
         "active_block_table": [9] * 6,
         "num_tokens": [1, 1],
         "computed_context_lens": [0, 0],
+        "prompt_lens": [0, 0],
         "live_rows": [0],
         "sampling_params": [1.0] * 6,
         "rand": [0.5, 0.5],

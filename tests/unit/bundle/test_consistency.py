@@ -3,6 +3,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from bundle.abi.state import BLOCK_AXES
 from bundle.consistency import check_consistency
 from bundle.errors import ManifestInvalid
 from bundle.manifest import ConstantBinding, Manifest, TensorSpec, WeightTensor
@@ -43,8 +44,25 @@ def drop_heads(manifest: Manifest) -> Manifest:
     return replace(manifest, state=replace(manifest.state, kv_heads_by_rank=((0,),)))
 
 
-def with_blocks(manifest: Manifest, num_blocks: int, block_tokens: int) -> Manifest:
-    return replace(manifest, state=replace(manifest.state, num_blocks=num_blocks, block_tokens=block_tokens))
+def with_blocks(manifest: Manifest, num_blocks: int, block_tokens: int, *, real_tokens: int | None = None) -> Manifest:
+    state = manifest.state
+    tensors = []
+    for tensor in state.tensors:
+        _, heads, _, head_dim = tensor.shape
+        shape = (num_blocks + 1, heads, real_tokens or block_tokens, head_dim)
+        tensors.append(replace(tensor, axes=BLOCK_AXES, shape=shape))
+    own = replace(state, tensors=tuple(tensors), num_blocks=num_blocks, block_tokens=block_tokens)
+    return replace(manifest, state=own)
+
+
+def with_slots(manifest: Manifest, num_slots: int) -> Manifest:
+    return replace(manifest, state=replace(manifest.state, num_slots=num_slots))
+
+
+def with_ring(manifest: Manifest, window: int) -> Manifest:
+    first, *others = manifest.state.tensors
+    tensors = (replace(first, window=window), *others)
+    return replace(manifest, state=replace(manifest.state, tensors=tensors))
 
 
 def drop_weights(manifest: Manifest) -> Manifest:
@@ -76,8 +94,9 @@ def test_sample_is_consistent() -> None:
         (drop_weights, True, False),
         (lambda m: replace(m, executables=()), False, True),
         (lambda m: with_heads(m, (0, 1), (2, -1)), True, True),
+        (lambda m: with_ring(m, 9), True, True),
     ],
-    ids=["full", "executables", "weights", "padded heads"],
+    ids=["full", "executables", "weights", "padded heads", "ring"],
 )
 def test_contents_may_be_executables_or_weights_or_both(
     change: Callable[[Manifest], Manifest], has_executables: bool, has_weights: bool
@@ -107,6 +126,20 @@ def test_contents_may_be_executables_or_weights_or_both(
             lambda m: with_blocks(m, 4, 0),
             r"state\.num_blocks is 4 and block_tokens 0; accepted: both from 1, or neither",
         ),
+        (
+            lambda m: with_blocks(m, 4, 16, real_tokens=8),
+            r"state\.tensors\[k_cache\.0\] has \{'block': 5, .*'position': 8, .*; accepted: 16 positions",
+        ),
+        (lambda m: with_slots(m, 9), r"state\.tensors\[k_cache\.0\] has \{'slot': .*; accepted: 10 slots"),
+        (
+            lambda m: with_ring(m, 10),
+            r"k_cache\.0\] has .*\[3, 1, 16, 4\] and a window of 10; accepted: slots of at least 17 positions, which",
+        ),
+        (
+            lambda m: with_ring(with_blocks(replace(m, executables=()), 4, 16), 9),
+            r"has axes block, .*; accepted: slots of at least 9 positions",
+        ),
+        (lambda m: with_ring(m, -1), r"and a window of -1; accepted: slots"),
         (drop_heads, r"state\.kv_heads_by_rank has 1 entries at tp 2"),
         (lambda m: change_shard(m, rank=1), r"weight_sets\[model\] has shards of ranks \[1, 1\] at tp 2"),
         (lambda m: change_shard(m, tensors=OTHER_TENSOR), r"takes 'lm_head\.weight' of weight set 'model'"),

@@ -5,8 +5,9 @@ import msgspec
 import pytest
 
 from bundle import manifest as manifest_module
+from bundle.abi.tensor import DType
 from bundle.errors import AbiUnsupported, ManifestInvalid
-from bundle.manifest import DTYPE_SIZES_BYTES, DType, GenerationDefaults, Serving, parse_manifest
+from bundle.manifest import DTYPE_SIZES_BYTES, GenerationDefaults, Serving, parse_manifest
 from tests.bundles.samples import DIGESTS, sample_manifest
 
 Document = dict[str, object]

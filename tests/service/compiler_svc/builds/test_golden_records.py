@@ -89,7 +89,8 @@ async def check_record(client: Client, home: Path) -> None:
         "token_generation_16": 8,
     }
     deviations = [one["max_deviation"] for one in record["executables"]]
-    assert 0 < max(deviations) == record["max_deviation"] < 1e-5
+    # On some processors the logits are the same bits.
+    assert 0 <= max(deviations) == record["max_deviation"] < 1e-5
     assert (record["num_prompts"], record["num_tokens"], record["tolerance"]) == (2, 20, 1e-4)
     assert [(one["context"], one["num_prompt_tokens"], len(one["tokens"])) for one in record["sequences"]] == [
         ("context_encoding_8", 4, 8),

@@ -119,7 +119,7 @@ def check_bundle(home: Path, digest: str, described: bundle_pb2.Bundle) -> None:
     manifest = bundle.manifest
     assert manifest == parse_manifest(described.manifest_json)
     assert manifest.limits == Limits(
-        max_context_length=8, max_length=32, max_new_tokens=None, ctx_batch_size=1, tkg_batch_size=2
+        max_context_length=32, max_length=32, max_new_tokens=None, ctx_batch_size=1, tkg_batch_size=2
     )
     assert manifest.state.num_slots == 2
     assert len({one.blob for one in manifest.executables_of("token_generation")}) == 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import execution.attention.operators  # noqa: F401 - registers the reference
 from targets.cpu import X86_64
@@ -38,7 +40,7 @@ FACTORS: dict[str, list[Any]] = {
 LONGEST = 208
 
 
-@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4"])
+@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4", "x86-64-v4-bf16"])
 def kernel(request: pytest.FixtureRequest) -> AttendKernel:
     if request.param not in X86_64.list_supported():
         pytest.skip(f"this host has no {request.param}")
@@ -119,9 +121,37 @@ def test_lengths_around_the_kernels_bounds(kernel: AttendKernel, length: int) ->
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_all_lengths(kernel: AttendKernel) -> None:
+    head_dims = cycle([64, *FACTORS["head_dim"]])
     for length in (*range(1, 140), *range(140, 700, 11), *range(700, 4096, 131), 4095, 4096):
         for tokens in {1, min(length, 5), min(length, 33), length if length < 140 or length == 4096 else 1}:
-            assert_like_the_reference(kernel, step_of_length(length, tokens))
+            assert_like_the_reference(kernel, replace(step_of_length(length, tokens), head_dim=next(head_dims)))
+
+
+@pytest.mark.parametrize(("tokens", "spread"), [(200, 1.0), (1100, 4.0)])
+def test_bfloat16_errs_less_than_transformers(kernel: AttendKernel, tokens: int, spread: float) -> None:
+    """Weights may be rounded, as transformers rounds them; scores, which it rounds as well, may not."""
+    step = AttentionStep(
+        (0,), (tokens,), head_dim=64, block_tokens=tokens, blocks_per_row=1, dtype=torch.bfloat16,
+        cache_dtype=torch.bfloat16,
+    )  # fmt: skip
+    arguments, options = step.make_arguments(), step.make_options()
+    arguments[0] *= spread
+    attended = kernel.attend(arguments, options)
+    heads = [tensor.transpose(1, 2) for tensor in arguments[:3]]
+    exact = attend_like_transformers(*(tensor.double() for tensor in heads), options["scale"])
+    rounded = attend_like_transformers(*heads, options["scale"])
+    error, error_of_transformers = ((one.double() - exact).square().mean().sqrt() for one in (attended, rounded))
+    assert error < 0.75 * error_of_transformers
+
+
+def attend_like_transformers(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """A causal prompt [rows, heads, tokens, head_dim] by the eager attention of transformers."""
+    model = nn.Module().eval()
+    model.num_key_value_groups = queries.shape[1] // keys.shape[1]
+    tokens = queries.shape[2]
+    mask = torch.full((tokens, tokens), torch.finfo(queries.dtype).min, dtype=queries.dtype).triu(1)
+    attended: Tensor = eager_attention_forward(model, queries, keys, values, mask[None, None], scale)[0]
+    return attended
 
 
 def make_ring(length: int, tokens: int) -> AttentionStep:
@@ -141,10 +171,15 @@ ROWS = AttentionStep(
     (0, 700, 33, 1300, 5), (7, 3, 0, 7, 1), heads=6, kv_heads=2, head_dim=80, block_tokens=48, blocks_per_row=28
 )
 #: Steps for both ways of the kernel.
-FEW_AND_MANY = [ROWS, replace(ROWS, tokens=(40, 3, 0, 23, 1))]
+MANY = replace(ROWS, tokens=(40, 3, 0, 23, 1))
+FEW_AND_MANY = {
+    "few tokens": ROWS,
+    "many tokens": MANY,
+    "many tokens in bfloat16": replace(MANY, dtype=torch.bfloat16, cache_dtype=torch.bfloat16),
+}
 
 
-@pytest.mark.parametrize("step", FEW_AND_MANY, ids=["few tokens", "many tokens"])
+@pytest.mark.parametrize("step", FEW_AND_MANY.values(), ids=FEW_AND_MANY)
 def test_bits_depend_neither_on_threads_nor_on_other_rows(kernel: AttendKernel, step: AttentionStep) -> None:
     options = step.make_options()
     is_live = step.make_positions() >= 0
@@ -164,15 +199,17 @@ def test_bits_depend_neither_on_threads_nor_on_other_rows(kernel: AttendKernel, 
         assert attended[0, is_live[row]].equal(expected[row, is_live[row]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 90])
-def test_bits_of_a_prompt_do_not_depend_on_its_division(kernel: AttendKernel, window: int) -> None:
+def test_bits_of_a_prompt_do_not_depend_on_its_division(kernel: AttendKernel, window: int, dtype: torch.dtype) -> None:
     whole = AttentionStep(
-        (0,), (300,), heads=6, kv_heads=2, head_dim=64, block_tokens=512, blocks_per_row=1, options={"window": window}
+        (0,), (1300,), heads=6, kv_heads=2, head_dim=64, block_tokens=1536, blocks_per_row=1, options={"window": window}
     )
+    whole = replace(whole, dtype=dtype, cache_dtype=dtype)
     options = whole.make_options()
     expected = kernel.attend(whole.make_arguments(), options)
     arguments = whole.make_arguments()
-    for begin, end in ((0, 100), (100, 117), (117, 300)):
+    for begin, end in ((0, 100), (100, 117), (117, 300), (300, 1100), (1100, 1300)):
         part = [tensor[:, begin:end].contiguous() for tensor in arguments[:3]]
         positions = torch.arange(begin, end, dtype=torch.int32)[None]
         attended = kernel.attend([*part, *arguments[3:5], positions, *arguments[6:]], options)
@@ -182,35 +219,76 @@ def test_bits_of_a_prompt_do_not_depend_on_its_division(kernel: AttendKernel, wi
 class GuardedCache:
     """A cache [1, 1, block_tokens, head_dim] of which only positions [begin, end) may be touched."""
 
-    def __init__(self, begin: int, end: int, block_tokens: int, head_dim: int) -> None:
+    def __init__(self, begin: int, end: int, block_tokens: int, head_dim: int, dtype: torch.dtype) -> None:
         """`begin` and `end` times the size of a position must be whole pages."""
-        size = head_dim * 4
+        size = head_dim * dtype.itemsize
         self._memory = mmap.mmap(-1, block_tokens * size + 2 * mmap.PAGESIZE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + mmap.PAGESIZE
         for first, last in ((-mmap.PAGESIZE, begin * size), (end * size, block_tokens * size + mmap.PAGESIZE)):
             assert first % mmap.PAGESIZE == last % mmap.PAGESIZE == 0
             assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + first), ctypes.c_size_t(last - first), 0) == 0
-        floats = (ctypes.c_float * (block_tokens * head_dim)).from_address(address)
-        self.tensor: Tensor = torch.frombuffer(floats, dtype=torch.float32).view(1, 1, block_tokens, head_dim)
+        memory = (ctypes.c_byte * (block_tokens * size)).from_address(address)
+        self.tensor: Tensor = torch.frombuffer(memory, dtype=dtype).view(1, 1, block_tokens, head_dim)
         self.tensor[0, 0, begin:end] = torch.randn(end - begin, head_dim)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 32])
 @pytest.mark.parametrize(("begin", "end"), [(0, 16), (0, 208), (0, 1024), (96, 144), (480, 1040)])
 def test_nothing_is_read_before_or_behind_what_lives(kernel: AttendKernel, begin: int, end: int, tokens: int) -> None:
+    assert_nothing_is_read_outside(kernel, begin, end, tokens, head_dim=64)
+
+
+@pytest.mark.parametrize("tokens", [1, 32])
+@pytest.mark.parametrize(("begin", "end"), [(0, 32), (0, 1024), (96, 160), (480, 1056)])
+def test_nothing_of_bfloat16_is_read_outside(kernel: AttendKernel, begin: int, end: int, tokens: int) -> None:
+    assert_nothing_is_read_outside(kernel, begin, end, tokens, head_dim=64, dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", FACTORS["head_dim"])
+def test_heads_of_any_size_are_read_to_their_end_only(kernel: AttendKernel, head_dim: int) -> None:
+    for begin, end in ((0, 256), (0, 1280), (256, 512), (512, 1280)):
+        for tokens in (1, 4, 32, 100):
+            for dtype in (torch.float32, torch.bfloat16):
+                assert_nothing_is_read_outside(kernel, begin, end, tokens, head_dim=head_dim, dtype=dtype)
+
+
+def assert_nothing_is_read_outside(
+    kernel: AttendKernel, begin: int, end: int, tokens: int, *, head_dim: int, dtype: torch.dtype = torch.float32
+) -> None:
     """A touch of guarded memory ends this process."""
-    head_dim, block_tokens = 64, 1536
+    block_tokens = 1536
     tokens = min(tokens, end - begin)
-    caches = [GuardedCache(begin, end, block_tokens, head_dim) for _ in range(2)]
+    caches = [GuardedCache(begin, end, block_tokens, head_dim, dtype) for _ in range(2)]
     # The first token sees all positions from `begin` on, the last one those before `end`.
     window = end - begin - tokens + 1 if begin else 0
-    step = AttentionStep((end - tokens,), (tokens,), heads=2, kv_heads=1, head_dim=head_dim)
+    step = AttentionStep(
+        (end - tokens,), (tokens,), heads=2, kv_heads=1, head_dim=head_dim, dtype=dtype, cache_dtype=dtype
+    )
     arguments, options = step.make_arguments(), {"scale": 0.125, "window": window, "max_context": block_tokens}
     arguments[3:5] = [cache.tensor for cache in caches]
     arguments[6] = torch.zeros(1, 1, dtype=torch.int32)
     attended = kernel.attend(arguments, options)
-    whole = [torch.zeros(1, 1, block_tokens, head_dim) for _ in caches]
+    whole = [torch.zeros(1, 1, block_tokens, head_dim, dtype=dtype) for _ in caches]
     for cache, copy in zip(caches, whole, strict=True):
         copy[0, 0, begin:end] = cache.tensor[0, 0, begin:end]
     expected = torch.ops.kiln.attend(*arguments[:3], *whole, *arguments[5:], **options)[0]
-    torch.testing.assert_close(attended, expected)
+    tolerances = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(attended, expected, **tolerances)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 32])
+def test_nothing_is_touched_beside_a_ring(kernel: AttendKernel, tokens: int) -> None:
+    """Windows of 40 in a ring of whole pages, at all of its places; a touch of anything beside it ends this process."""
+    head_dim, ring = 64, -(-(40 + tokens - 1) // 16) * 16
+    caches = [GuardedCache(0, ring, ring, head_dim, torch.float32) for _ in range(2)]
+    options = {"scale": 0.125, "window": 40, "max_context": 4096}
+    for end in range(tokens, tokens + 2 * ring, 3):
+        arguments = AttentionStep((end - tokens,), (tokens,), heads=2, kv_heads=1, head_dim=head_dim).make_arguments()
+        arguments[6] = torch.zeros(1, 1, dtype=torch.int32)
+        # The reference writes to the last block for tokens without a position, and there are none.
+        expected = torch.ops.kiln.attend(*arguments[:3], *(cache.tensor for cache in caches), *arguments[5:], **options)
+        arguments[3:5] = [cache.tensor for cache in caches]
+        torch.testing.assert_close(kernel.attend(arguments, options), expected[0])
+        assert arguments[3].equal(expected[1])
+        assert arguments[4].equal(expected[2])

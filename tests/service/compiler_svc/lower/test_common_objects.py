@@ -104,7 +104,13 @@ def test_other_sources_and_flags_make_other_objects(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize("isa", X86_64.names)
 def test_sources_know_the_instructions_of_their_level(make_job: MakeJob, isa: str) -> None:
-    macros = {"-march=x86-64-v4": "__AVX512F__", "-mavx512vnni": "__AVX512VNNI__", "-mavx512bf16": "__AVX512BF16__"}
+    macros = {
+        "-march=x86-64-v4": "__AVX512F__",
+        "-mavx512vnni": "__AVX512VNNI__",
+        "-mavx512bf16": "__AVX512BF16__",
+        "-mamx-tile": "__AMX_TILE__",
+        "-mamx-bf16": "__AMX_BF16__",
+    }
     checks = [
         f"#if{'n' if option in X86_64[isa].compiler_options else ''}def {macro}\n#error {macro}\n#endif\n"
         for option, macro in macros.items()

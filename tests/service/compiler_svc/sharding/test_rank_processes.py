@@ -10,8 +10,10 @@ import msgspec
 import pytest
 import torch
 
+from bundle.abi.outputs import IDLE_TOKEN
 from bundle.digest import sha256_file
 from bundle.manifest import Target
+from compiler_svc.builds.executable_stage import find_live_inputs
 from compiler_svc.lower.job import LoweringOptions
 from compiler_svc.lower.pool import LoweringPool
 from compiler_svc.lower.program import stage_job
@@ -19,6 +21,7 @@ from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_submodel
 from execution.forkserver.client import ForkserverClient
+from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from execution.step import Step
 from tests.bundles.unpublished import UnpublishedBundle, make_bundle
@@ -45,7 +48,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture(scope="module")
 def spec(tiny: TinyModel) -> GraphSpec:
-    return tiny.spec(tp_degree=DEGREE, sampling=make_sampling(dynamic=True), output_logits=False)
+    return tiny.spec(tp_degree=DEGREE, sampling=make_sampling(dynamic=True), output_logits=False, skips_idle=True)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,7 @@ def compiled_bundle(
         options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
         directory=tmp_path / "lowered",
         cache_dir=LOWERING_CACHE,
+        live=find_live_inputs(submodel),
     )
     (lowered,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
     digest = sha256_file(lowered.path)
@@ -103,10 +107,16 @@ def compiled_bundle(
     return UnpublishedBundle(manifest, {**bundle.blobs, digest: lowered.path})
 
 
-async def serve(bundle: UnpublishedBundle) -> list[list[int]]:
-    """Tokens of each step, from processes."""
+async def serve(bundle: UnpublishedBundle, forkservers: RankForkservers, num_live: int = 3) -> list[list[int]]:
+    """Tokens of each step, from processes.
+
+    Args:
+        bundle: What the ranks run.
+        forkservers: Start the ranks.
+        num_live: Rows that the steps compute. The others have inputs that count in vain.
+    """
     (decode,) = bundle.manifest.executables_of("token_generation")
-    group = await RankGroup.start(bundle.manifest, bundle.blob_path, num_threads=1)
+    group = await RankGroup.start(bundle.manifest, bundle.blob_path, num_threads=1, open_forkserver=forkservers.open)
     try:
         await group.load()
         tokens = []
@@ -115,6 +125,7 @@ async def serve(bundle: UnpublishedBundle) -> list[list[int]]:
                 "input_ids": [sequence[position] for sequence in SEQUENCES],
                 "position_ids": [position] * 3,
                 "seq_ids": [0, 1, 2],
+                "live_rows": [num_live],
                 "sampling_params": [value for row in PARAMS for value in row],
                 "rand": rand,
             }
@@ -131,12 +142,16 @@ def bundle(tiny: TinyModel, spec: GraphSpec, tmp_path: Path) -> UnpublishedBundl
     return make_bundle(tmp_path, spec, plan, tiny.checkpoint, context_buckets=(BUCKET,), token_buckets=(BUCKET,))
 
 
-def test_processes_pick_what_the_modules_pick(bundle: UnpublishedBundle, expected: list[list[int]]) -> None:
-    assert asyncio.run(serve(bundle)) == expected
+def test_processes_pick_what_the_modules_pick(
+    bundle: UnpublishedBundle, forkservers: RankForkservers, expected: list[list[int]]
+) -> None:
+    assert asyncio.run(serve(bundle, forkservers)) == expected
 
 
 @pytest.mark.toolchain
 def test_compiled_ranks_pick_what_the_modules_pick(
-    compiled_bundle: UnpublishedBundle, expected: list[list[int]]
+    compiled_bundle: UnpublishedBundle, forkservers: RankForkservers, expected: list[list[int]]
 ) -> None:
-    assert asyncio.run(serve(compiled_bundle)) == expected
+    assert asyncio.run(serve(compiled_bundle, forkservers)) == expected
+    of_two = asyncio.run(serve(compiled_bundle, forkservers, num_live=2))
+    assert of_two == [[*step[:2], IDLE_TOKEN] for step in expected], "ranks exchange live rows alone"

@@ -109,6 +109,25 @@ async def test_a_process_that_the_forkserver_cannot_fork(forkserver: Forkserver,
     await other.end()
 
 
+async def test_a_refusal_whose_client_does_not_read_why(forkserver: Forkserver) -> None:
+    other = forkserver.start(FOREVER, name="other")
+    assert await exit_code_of(forkserver) == 0
+    pid = forkserver._find_pid()
+    assert pid is not None
+    await asyncio.sleep(0.1)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with few_descriptors(2, pid):
+        refused = forkserver.start(NOTHING, name="one", stderr_fd=writer)
+        os.close(writer)
+        with pytest.raises(ResourcesShort, match="descriptors of this process"):
+            await refused.wait()
+    assert await exit_code_of(forkserver) == 0
+    assert forkserver._find_pid() == pid, "it lives on"
+    assert not other.has_ended
+    await other.end()
+
+
 #: Serves as a forkserver of a user who is not root, for root has no limit of processes. Imports before it changes, so
 #: that the user need not be able to read anything. Two signals lower its limit and raise it again.
 AS_A_USER = """

@@ -52,7 +52,7 @@ def test_logical_cores_are_the_targets(target: TargetKind, cores: int) -> None:
         ),
         (
             {"seq_len": 256, "enable_bucketing": True, "context_encoding_buckets": [16, 64]},
-            {"context_encoding_buckets": (16, 64), "longest_prompt": 64, "token_generation_buckets": (128, 256)},
+            {"context_encoding_buckets": (16, 64), "token_generation_buckets": (128, 256)},
         ),
         ({"torch_dtype": "torch.float32"}, {"torch_dtype": "float32"}),
     ],
@@ -60,6 +60,23 @@ def test_logical_cores_are_the_targets(target: TargetKind, cores: int) -> None:
 def test_derived_values(given_values: dict[str, Any], expected: dict[str, Any]) -> None:
     config = resolve(**given_values).config.neuron_config
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("in_chunks", "given_values", "expected"),
+    [
+        (False, {"context_encoding_buckets": [16, 64]}, 64),
+        (True, {"context_encoding_buckets": [16, 64]}, 200),
+        (True, {"context_encoding_buckets": [16, 64], "token_generation_buckets": [128]}, 128),
+        (True, {"context_encoding_buckets": [16, 64], "n_active_tokens": 90}, 90),
+        (False, {"context_encoding_buckets": [16, 200]}, 200),
+    ],
+)
+def test_prompts_in_chunks_may_be_longer_than_buckets(
+    in_chunks: bool, given_values: dict[str, Any], expected: int
+) -> None:
+    config = resolve(seq_len=256, max_context_length=200, enable_bucketing=True, **given_values).config.neuron_config
+    assert config.find_longest_prompt(in_chunks=in_chunks) == expected
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class TestUndocumented:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("vocab_parallel", True), ("cp_degree", 2), ("chunked_prefill_config", {}), ("pp_degree", 2)],
+        [("vocab_parallel", True), ("cp_degree", 2), ("token_tree_config", {}), ("pp_degree", 2)],
     )
     @pytest.mark.parametrize("target", ["cpu", "trn2"])
     def test_other_values_are_not_served(self, name: str, value: Any, target: Any) -> None:

@@ -103,6 +103,8 @@ class TestHints:
             ("is_continuous_batching", False),
             ("use_index_calc_kernel", True),
             ("overrides_torch_dtype", True),
+            ("is_chunked_prefill", True),
+            ("chunked_prefill_config", {"max_num_seqs": 4}),
         ],
     )
     def test_what_cpu_ignores_is_recorded_with_a_reason(self, name: str, value: Any) -> None:

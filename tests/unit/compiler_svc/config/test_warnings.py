@@ -16,8 +16,8 @@ class TestWarnings:
             ({"attn_kernel_enabled": True}, "neuron_config.attn_kernel_enabled: True is ignored"),
             ({"context_encoding_buckets": [64]}, "neuron_config: bucket lists are ignored"),
             (
-                {"enable_bucketing": True, "context_encoding_buckets": [64]},
-                "neuron_config.context_encoding_buckets: prompts longer than the last bucket are refused",
+                {"enable_bucketing": True, "context_encoding_buckets": [64], "padding_side": "left"},
+                "neuron_config.padding_side: prompts longer than the last of context_encoding_buckets are refused",
             ),
             (
                 {"enable_bucketing": True, "token_generation_buckets": [64]},

@@ -61,6 +61,13 @@ def test_long_edges_are_left_out() -> None:
     assert sum(set(lengths) - set(needed)) <= MAX_EDGE_TOKENS < sum(set(lengths) - set(needed)) + 1022
 
 
+def test_one_long_bucket_gets_a_prompt_that_is_not_short() -> None:
+    assert list_prompts(describe((4096,), (4096,))) == [
+        ("context_encoding_4096", 8, 12),
+        ("context_encoding_4096", MAX_EDGE_TOKENS, MAX_EDGE_TOKENS + 4),
+    ]
+
+
 def test_every_check_has_the_same_tokens_of_the_whole_vocabulary() -> None:
     manifest = describe((64, 128), (128, 256))
     sequences = choose_sequences(manifest)

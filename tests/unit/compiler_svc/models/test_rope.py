@@ -57,7 +57,7 @@ def test_rotations_of_rows_of_different_lengths(kind: str, dtype: torch.dtype) -
     module.load_state_dict({name: compute_frequencies(source) for name, source in sources.items()})
     lengths = [5, 24, 25, 32, 33, 90]
     positions = torch.tensor([[length - 1] for length in lengths], dtype=torch.int32)
-    cos, sin = module(positions, torch.tensor(lengths, dtype=torch.int32), dtype)
+    cos, sin = module(positions, torch.tensor(lengths, dtype=torch.int32)[:, None], dtype)
     assert cos.dtype == sin.dtype == dtype
     for row, length in enumerate(lengths):
         reference, _ = pair(ROPES[kind], 8)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bundle.manifest import TargetKind
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.memory import MemoryModel, PlannedModel, RankMemory
 from compiler_svc.planning.weights import WEIGHT_GROUPS
@@ -35,7 +36,7 @@ def memory(models: Path) -> Measure:
     def measure(*, target: str = "trn1", optimization_level: int = 1, **options: Any) -> RankMemory:
         key = (target, optimization_level)
         if key not in models_by_level:
-            models_by_level[key] = MemoryModel(model, None, TARGETS[target].lowerings[optimization_level].format)
+            models_by_level[key] = MemoryModel(model, None, TARGETS[target], optimization_level)
         return models_by_level[key].measure(resolve(target, **({"seq_len": 256} | options)))
 
     return measure
@@ -114,6 +115,21 @@ class TestKvCache:
         blocks = memory(is_block_kv_layout=True, is_prefix_caching=True, pa_num_blocks=20, pa_block_size=32)
         assert blocks.kv_bytes == 21 * 32 * POSITION_BYTES
 
+    def test_layers_with_a_window_keep_rings_on_cpu(self, models: Path) -> None:
+        """Of 2048 positions, windows of 128 and prompts of 512 tokens need 639: 640 in whole cache lines."""
+        checkpoint = Checkpoint.open(models / "8b")
+        mistral = dict(checkpoint.config) | {"architectures": ["MistralForCausalLM"], "sliding_window": 128}
+        model = PlannedModel(checkpoint, describe_model(mistral))
+
+        def measure(target: TargetKind, **options: Any) -> int:
+            config = resolve(target, **({"seq_len": 2048, "max_context_length": 512} | options))
+            return MemoryModel(model, None, TARGETS[target], 1).measure(config).kv_bytes
+
+        assert measure("cpu", batch_size=4) == 5 * 640 * POSITION_BYTES
+        assert measure("cpu", max_context_length=2048) == 2 * 2048 * POSITION_BYTES
+        assert measure("cpu", is_block_kv_layout=True, pa_num_blocks=64, pa_block_size=32) == 65 * 32 * POSITION_BYTES
+        assert measure("trn1") == 2048 * POSITION_BYTES
+
     def test_flash_decoding_divides_positions(self, memory: Measure) -> None:
         options = {"tp_degree": 32, "seq_len": 1024}
         divided = memory(flash_decoding_enabled=True, **options)
@@ -156,3 +172,21 @@ def test_code_grows_with_executables(memory: Measure) -> None:
     few = memory(seq_len=1024)
     many = memory(seq_len=1024, enable_bucketing=True)
     assert many.code_bytes == 4 * few.code_bytes, "128, 256, 512 and 1024 in place of 1024"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "caches", "options", "num_files"),
+    [
+        ([1024], [64, 512, 1024], {}, 2),
+        ([64, 512, 1024], [512, 1024], {}, 4),
+        ([1024], [512, 1024], {"batch_size": 4, "token_generation_batches": [1, 4]}, 3),
+    ],
+)
+def test_code_that_executables_share_counts_once(
+    memory: Measure, prompts: list[int], caches: list[int], options: dict[str, Any], num_files: int
+) -> None:
+    """On cpu, graphs do not depend on how much of the cache a bucket reads."""
+    buckets = {"context_encoding_buckets": prompts, "token_generation_buckets": caches}
+    found = memory(target="cpu", seq_len=1024, enable_bucketing=True, **buckets, **options).code_bytes
+    two = memory(target="cpu", seq_len=1024).code_bytes
+    assert found * 2 == num_files * two

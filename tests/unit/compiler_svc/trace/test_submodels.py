@@ -73,7 +73,7 @@ def test_token_generation() -> None:
         TensorSpec(name="logits", dtype="float32", shape=(5, 100)),
     )
     assert submodel.flags == ("logits", "rand", "sampling_params", "tokens")
-    others = {"left_padded", "rank_logits", "block_kv", "computed_context", "live_rows"}
+    others = {"left_padded", "rank_logits", "block_kv", "computed_context", "prompt_lens", "live_rows"}
     assert set(submodel.flags) == list_flags() - others
 
 
@@ -137,3 +137,35 @@ def test_state_of_more_ranks_than_kv_heads() -> None:
     layout = describe_state(make_spec(tp_degree=8))
     assert layout.kv_heads_by_rank == ((0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,))
     assert {tensor.shape for tensor in layout.tensors} == {(7, 1, 64, 8)}
+
+
+def make_sliding_spec(window: int, **changes: Any) -> GraphSpec:
+    """The second of two layers has a window."""
+    config = CONFIG | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1}
+    return make_spec(description=describe_model(config | {"sliding_window": window}), **changes)
+
+
+def test_state_of_layers_with_a_window_is_a_ring() -> None:
+    """Windows of 9 positions and steps of 16 need 24, which are rounded up to a multiple of 16."""
+    layout = describe_state(make_sliding_spec(9, largest_step=16))
+    assert [tensor.shape for tensor in layout.tensors] == [(7, 4, 64, 8)] * 2 + [(7, 4, 32, 8)] * 2
+    assert [tensor.window for tensor in layout.tensors] == [0, 0, 9, 9]
+    assert layout.max_rewound_tokens == 24
+
+
+@pytest.mark.parametrize(
+    ("window", "changes"),
+    [
+        (9, {}),
+        (9, {"num_blocks": 8, "block_tokens": 8}),
+        (9, {"largest_step": 48}),
+        (64, {"largest_step": 1}),
+        (1000, {"largest_step": 16}),
+    ],
+    ids=["target without rings", "blocks", "long steps", "long window", "longer window"],
+)
+def test_state_of_other_layers_has_all_positions(window: int, changes: dict[str, Any]) -> None:
+    layout = describe_state(make_sliding_spec(window, **changes))
+    assert {tensor.shape[2] for tensor in layout.tensors} == {changes.get("block_tokens", 64)}
+    assert {tensor.window for tensor in layout.tensors} == {0}
+    assert layout.max_rewound_tokens is None

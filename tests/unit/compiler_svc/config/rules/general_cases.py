@@ -183,6 +183,13 @@ BLOCK_KV_CASES = (
         target="cpu",
     ),
     RuleCase(
+        "pa_num_blocks",
+        "less than 2147483648 / pa_block_size",
+        fails=BLOCKS | {"pa_num_blocks": 2**26},
+        passes=BLOCKS | {"pa_num_blocks": 2**26 - 1},
+        target="cpu",
+    ),
+    RuleCase(
         "is_block_kv_layout",
         "false beside padding_side left",
         fails=BLOCKS | {"pa_num_blocks": 32, "padding_side": "left"},
@@ -190,8 +197,23 @@ BLOCK_KV_CASES = (
         target="cpu",
     ),
     RuleCase(
+        "is_prefix_caching",
+        "false beside padding_side left",
+        fails=BLOCKS | {"pa_num_blocks": 32, "is_prefix_caching": True, "padding_side": "left"},
+        passes=BLOCKS | {"pa_num_blocks": 32, "is_prefix_caching": True},
+        also={"neuron_config.is_block_kv_layout"},
+        target="cpu",
+    ),
+    RuleCase(
+        "is_chunked_prefill",
+        "false beside padding_side left",
+        fails={"is_chunked_prefill": True, "padding_side": "left"},
+        passes={"is_chunked_prefill": True},
+        target="cpu",
+    ),
+    RuleCase(
         "pa_block_size",
-        "a divisor of every token generation and prefix bucket",
+        "a divisor of all token_generation_buckets and prefix_buckets",
         fails=BLOCKS | {"pa_num_blocks": 64, "pa_block_size": 48},
         passes=BLOCKS | {"pa_num_blocks": 64, "pa_block_size": 64},
     ),

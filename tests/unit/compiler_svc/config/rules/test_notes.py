@@ -26,6 +26,11 @@ def warnings_on(neuron_config: dict[str, Any]) -> list[str]:
             "neuron_config: bucket lists are ignored because enable_bucketing is false",
         ),
         (
+            {"enable_bucketing": True, "context_encoding_buckets": [64]},
+            {"enable_bucketing": True, "context_encoding_buckets": [64, 128]},
+            "neuron_config.context_encoding_buckets: prompts longer than the last bucket are refused",
+        ),
+        (
             {"pa_num_blocks": 64},
             {"pa_num_blocks": 64, "is_block_kv_layout": True},
             "neuron_config: pa_num_blocks and pa_block_size are ignored",

@@ -1,0 +1,123 @@
+"""Loops over a vocabulary, which leave out rows that are not live.
+
+`kiln::linear` leaves the logits of such rows unwritten, so nothing may depend on what is made of them, except that an
+index must lie within what it indexes. `guard_indices` sees to that; then loops over the logits of each row, and over
+whatever is made of them, need not run for rows that are not live. A sum, a maximum or a place that such a loop finds
+has the value of an empty row then, and a tensor that it writes stays unwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch._inductor.codegen.cpp import CppKernelProxy
+from torch._inductor.ir import ExternKernelOut
+from torch._inductor.virtualized import V
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from compiler_svc.lower.limited_loop import COUNT, LimitedLoop, StepShape
+
+#: Names of arguments that operators take indices by.
+_INDEX_ARGUMENTS: Final = {"index", "indices"}
+
+
+def guard_indices(module: GraphModule, live_rows: Mapping[int, Node]) -> bool:
+    """Keeps indices in range that a graph computes from logits, whatever values the logits have.
+
+    Args:
+        module: Is changed. Its linear layers are calls of `kiln::linear`.
+        live_rows: As `use_linear_kernel` takes it.
+
+    Returns:
+        Whether it was possible: whether `gather` alone takes such indices.
+    """
+    if not live_rows:
+        return False
+    made_of_logits: set[Node] = set()
+    for node in list(module.graph.nodes):
+        is_source = node.target is torch.ops.kiln.linear.default and node.all_input_nodes[0].meta["val"].dim() == 2
+        if not is_source and made_of_logits.isdisjoint(node.all_input_nodes):
+            continue
+        made_of_logits.add(node)
+        if not made_of_logits.isdisjoint(_list_indices(node)):
+            if node.target is not torch.ops.aten.gather.default:
+                return False
+            _clamp_index(module, node)
+    module.graph.lint()
+    module.recompile()
+    return True
+
+
+def _list_indices(node: Node) -> Iterator[Node]:
+    if not isinstance(node.target, OpOverload):
+        return
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):  # noqa: SLF001 - the only way
+        if argument.name in _INDEX_ARGUMENTS:
+            yield from (one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, Node))
+
+
+def _clamp_index(module: GraphModule, gather: Node) -> None:
+    arguments: Sequence[Any] = gather.args
+    values, dim, index, *others = arguments
+    last = values.meta["val"].shape[dim] - 1
+    with module.graph.inserting_before(gather):
+        clamped = module.graph.call_function(torch.ops.aten.clamp.default, (index, 0, last))
+    gather.args = (values, dim, clamped, *others)
+
+
+def limit_rows(kernel: CppKernelProxy, nodes: Sequence[Any], step: StepShape) -> None:
+    """Lets a kernel's loop over what each row has end at once in rows that are not live, if all that the loop computes
+    is made of logits, row by row.
+
+    Args:
+        kernel: Its code is not written yet.
+        nodes: Inductor's SchedulerNodes that it consists of.
+        step: The shape of the library's steps.
+    """
+    loops = kernel.loop_nest.loops
+    if len(loops) != 2 or step.rows == 1 or loops[0].size != step.rows or loops[0].steps != 1 or loops[1].size == 1:
+        return
+    # Operations with one value for each row come behind the loop.
+    inside = [node for node in nodes if len(node._body.iter_vars) + len(node._body.reduce_vars) == 2]  # noqa: SLF001
+    if inside and all(_goes_by_rows(node, step.rows) for node in inside):
+        is_live = f"{loops[0].var} * {step.tokens} < {COUNT}"
+        loops[1] = LimitedLoop.of(loops[1], f"{is_live} ? {loops[1].size} : 0")
+
+
+def _goes_by_rows(node: Any, rows: int) -> bool:
+    """Whether an operation makes one row of each row of something that is made of logits."""
+    body = node._body  # noqa: SLF001 - Inductor's own code reads it
+    row = body.iter_vars[0]
+
+    def has_rows(name: str, indices: Collection[Any]) -> bool:
+        buffer = V.graph.get_buffer(name)
+        return buffer.get_size()[0] == rows and all(index.coeff(row) == buffer.get_stride()[0] for index in indices)
+
+    read = [dep.name for dep in node.read_writes.reads if dep.name in V.graph.scheduler.name_to_buf]
+    return all(has_rows(dep.name, [body.get_write_expr(dep.name)]) for dep in node.read_writes.writes) and any(
+        _is_made_of_logits(name) and has_rows(name, body.get_all_read_expr(name)) for name in read
+    )
+
+
+def _is_made_of_logits(name: str) -> bool:
+    """Whether a tensor of the graph in progress depends on 2-dimensional results of `kiln::linear` for live rows."""
+    buffers, seen, todo = V.graph.scheduler.name_to_buf, {name}, [name]
+    while todo:
+        buffer = buffers[todo.pop()]
+        if _is_limited_linear(buffer.node):
+            return True
+        read = {dep.name for dep in buffer.defining_op.read_writes.reads} & buffers.keys()
+        todo += read - seen
+        seen |= read
+    return False
+
+
+def _is_limited_linear(call: Any) -> bool:
+    """Whether a tensor [rows, outputs] is the result of `kiln::linear` for live rows."""
+    if not isinstance(call, ExternKernelOut) or call.op_overload is not torch.ops.kiln.linear.default:
+        return False
+    (num_weights,) = call.constant_args
+    return len(call.inputs) > 1 + num_weights and len(call.get_size()) == 2

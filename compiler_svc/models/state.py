@@ -1,0 +1,42 @@
+"""What a layer keeps of the tokens so far, and for how many positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from compiler_svc.models.divisions import ByHeads
+
+#: Rings have a multiple of this many positions. Heads have an even size and items at least 2 bytes, so what belongs to
+#: a slot and a head begins with a cache line of 64 bytes.
+RING_POSITIONS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Keys and values of one layer, which stay from one step to the next.
+
+    Attributes:
+        layer: Number of the layer.
+        heads: The KV heads, and how ranks share them.
+        window: How many positions up to its own a token attends to; None: all.
+    """
+
+    layer: int
+    heads: ByHeads
+    window: int | None = None
+
+    def count_positions(self, max_length: int, largest_step: int) -> int:
+        """Counts the positions of a slot. Fewer than `max_length` are a ring.
+
+        A step writes all of its tokens before any of them attends. So a ring holds what the first one sees, which is a
+        window with itself at the end, and the tokens behind it.
+
+        Args:
+            max_length: Positions of the longest sequence.
+            largest_step: Most tokens of a row in one step; 0: every layer keeps all positions.
+        """
+        if self.window is None or not largest_step:
+            return max_length
+        needed = self.window + largest_step - 1
+        return min(-(-needed // RING_POSITIONS) * RING_POSITIONS, max_length)

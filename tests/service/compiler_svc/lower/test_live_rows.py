@@ -1,0 +1,254 @@
+"""Code that leaves out tokens that are not live, and does not let what their memory holds reach others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.graph import CodeGen
+
+from bundle.abi.outputs import INVALID_ROW
+from bundle.manifest import Target
+from compiler_svc.builds.executable_stage import find_live_inputs
+from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions
+from compiler_svc.lower.live_rows import find_live_rows
+from compiler_svc.lower.pool import LoweringPool
+from compiler_svc.lower.program import stage_job
+from compiler_svc.trace.export import export_submodel
+from compiler_svc.trace.submodels import describe_state, describe_submodel
+from execution.executors.aoti_library import AotiLibrary
+from execution.forkserver.client import ForkserverClient
+from execution.sampling import greedy, sample
+from tests.checkpoints.tiny_models import GEOMETRIES, write_tiny_model
+from tests.lowering_cache import LOWERING_CACHE
+from tests.ranks.stepping import load_shard, run_eagerly
+
+ROWS, TOKENS, WIDTH = 3, 5, 48
+VOCAB_SIZE = 200
+EQUAL_SIZES = GEOMETRIES["mha-bias-untied"] | {"hidden_size": 16, "intermediate_size": 16}
+LIVE = LiveInputs(rows=1, tokens=0, counts=2)
+
+
+def int32(values: Sequence[object]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+class Elementwise(nn.Module):
+    """What Inductor writes loops for: a normalization, halves that change places, and a length of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(10, WIDTH, generator=torch.Generator().manual_seed(2)))
+
+    def forward(self, ids: Tensor, live_rows: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = nn.functional.embedding(ids, self.table)
+        normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-5)
+        first, second = normed.chunk(2, dim=-1)
+        return torch.cat((-second, first), -1) + 1, ids.amax(1), live_rows + num_tokens
+
+
+class Sampling(nn.Module):
+    """Loops over a vocabulary: what is found in each row, and tokens that are picked by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.table = nn.Parameter(torch.randn(10, WIDTH, generator=generator))
+        self.head = nn.Parameter(torch.randn(VOCAB_SIZE, WIDTH, generator=generator))
+
+    def forward(self, ids: Tensor, live_rows: Tensor, params: Tensor, rand: Tensor) -> tuple[Tensor, ...]:
+        hidden = nn.functional.embedding(ids, self.table)[:, 0]
+        logits = nn.functional.linear(hidden, self.head)
+        tokens = (greedy(logits), *(sample(logits, params, rand, count) for count in (8, 0)))
+        return logits.amax(-1), logits.exp().sum(-1), live_rows + 0, *tokens
+
+
+class Heads(nn.Module):
+    """Heads before tokens, of which there are as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(10, 4 * 8, generator=torch.Generator().manual_seed(2)))
+
+    def forward(self, ids: Tensor, live_rows: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = nn.functional.embedding(ids, self.table).view(1, 4, 4, 8)
+        return (hidden.transpose(1, 2) + 1).contiguous(), live_rows + num_tokens
+
+
+def stage(program: torch.export.ExportedProgram, path: Path, live: LiveInputs | None, num_state: int) -> LoweringJob:
+    return stage_job(
+        program,
+        tag=path.name,
+        num_state=num_state,
+        options=LoweringOptions(optimization_level=1, target=Target(kind="cpu", isa="x86-64-v3")),
+        directory=path,
+        cache_dir=LOWERING_CACHE,
+        live=live,
+    )
+
+
+@pytest.mark.toolchain
+def test_loops_over_tokens_end_with_the_last_live_one(tmp_path: Path, lowerings: ForkserverClient) -> None:
+    model = Elementwise().requires_grad_(False)
+    ids = torch.arange(ROWS * TOKENS, dtype=torch.int32).view(ROWS, TOKENS) % 10
+    program = torch.export.export(model, (ids, int32([2]), int32([5, 2, 1])))
+    job = stage(program, tmp_path / "loops", LIVE, num_state=0)
+    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    library = AotiLibrary(executable.path)
+    library.bind_constants(model.state_dict())
+    library.swap_constants()
+    for live_rows, num_tokens, last in ((2, (5, 2, 1), 7), (3, (1, 1, 5), 15), (1, (1, 5, 5), 1), (0, (1, 1, 1), 0)):
+        inputs = [ids, int32([live_rows]), int32(num_tokens)]
+        expected, longest, _ = model(*inputs)
+        # Buffers get memory that was freed lately: this run's may hold the results of the run before.
+        others = [torch.full_like(expected, float("nan")) for _ in range(20)]
+        del others
+        result, found, _ = library.run(inputs)
+        is_computed = (torch.arange(ROWS * TOKENS) < last).view(ROWS, TOKENS)
+        torch.testing.assert_close(result[is_computed], expected[is_computed])
+        assert not torch.isclose(result[~is_computed], expected[~is_computed]).any()
+        assert found.equal(longest), "what is smaller than a token's values is computed whole"
+    library.close()
+
+
+@pytest.mark.toolchain
+def test_loops_over_the_vocabulary_leave_out_rows_that_are_not_live(
+    tmp_path: Path, lowerings: ForkserverClient
+) -> None:
+    model, rows = Sampling().requires_grad_(False), 6
+    model.table[7] = float("nan")
+    ids, rand = torch.arange(rows, dtype=torch.int32)[:, None], torch.linspace(0, 0.99, rows)[:, None]
+    params = torch.tensor([[1.0, 1.0, 1.0], [0, 1, 1], [5, 0.9, 0.7], [0, 0.8, 1.5], [3, 1, 0], [0, 0.3, 1]])
+    program = torch.export.export(model, (ids, int32([2]), params, rand))
+    job = stage(program, tmp_path / "sampling", LiveInputs(rows=1, tokens=0), num_state=0)
+    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    library = AotiLibrary(executable.path)
+    library.bind_constants(model.state_dict())
+    library.swap_constants()
+    for num_live, noise in ((6, 0.0), (2, float("nan")), (4, 1e38), (1, float("-inf")), (0, float("inf"))):
+        ids[:, 0] = torch.tensor([1, 7, 2, 3, 4, 5] if num_live == 4 else [1, 2, 3, 4, 5, 6])
+        inputs = [ids, int32([num_live]), params, rand]
+        largest, total, _, *tokens = model(*inputs)
+        # What rows that are not live hold: buffers get memory that was freed lately.
+        others = [torch.full((rows, VOCAB_SIZE), noise) for _ in range(20)]
+        del others
+        found_largest, found_total, _, *found_tokens = library.run(inputs)
+        torch.testing.assert_close(found_largest[:num_live], largest[:num_live], equal_nan=True)
+        torch.testing.assert_close(found_total[:num_live], total[:num_live], rtol=1e-4, atol=0, equal_nan=True)
+        assert (found_largest[num_live:] == float("-inf")).all(), "the largest of nothing"
+        assert (found_total[num_live:] == 0).all(), "the sum of nothing"
+        for found, expected in zip(found_tokens, tokens, strict=True):
+            assert found[:num_live].equal(expected[:num_live])
+            invalid = (found[:num_live] == INVALID_ROW).nonzero().flatten().tolist()
+            assert invalid == ([1] if num_live == 4 else []), "NaN is in one row alone"
+    library.close()
+
+
+@pytest.mark.toolchain
+def test_as_many_heads_as_tokens_are_not_taken_for_tokens(tmp_path: Path, lowerings: ForkserverClient) -> None:
+    model = Heads().requires_grad_(False)
+    inputs = [int32([[1, 2, 3, 4]]), int32([1]), int32([2])]
+    program = torch.export.export(model, tuple(inputs))
+    job = stage(program, tmp_path / "heads", LIVE, num_state=0)
+    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    library = AotiLibrary(executable.path)
+    library.bind_constants(model.state_dict())
+    library.swap_constants()
+    others = [torch.full((1, 4, 4, 8), float("nan")) for _ in range(20)]
+    del others
+    result, _ = library.run(inputs)
+    torch.testing.assert_close(result[:, :, :2], model(*inputs)[0][:, :, :2])
+    library.close()
+
+
+def test_live_tokens_are_counted_by_row() -> None:
+    class Prompts(nn.Module):
+        def forward(self, ids: Tensor, live_rows: Tensor, num_tokens: Tensor) -> Tensor:
+            return ids + live_rows + num_tokens[:, None]
+
+    inputs = torch.ones(ROWS, TOKENS, dtype=torch.int32), int32([2]), int32([4, 3, 1])
+    for live, expected in ((LIVE, [4, 3, 0]), (LiveInputs(rows=1, tokens=0), [TOKENS, TOKENS, 0])):
+        module = torch.export.export(Prompts(), inputs).module()
+        found = find_live_rows(module, live)
+        assert found.keys() == {ROWS, ROWS * TOKENS}
+        (output,) = module.graph.find_nodes(op="output")
+        output.args = ((found[ROWS], found[ROWS * TOKENS]),)
+        module.graph.set_codegen(CodeGen())
+        values = torch.fx.Interpreter(module).run(*inputs)
+        assert [value.tolist() for value in values] == [[2], expected]
+        assert values[1].dtype is torch.int32
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(
+    ("padding_side", "geometry", "counts"),
+    [
+        ("right", GEOMETRIES["mha-bias-untied"], [5, 16, 1]),
+        pytest.param("left", GEOMETRIES["mha-bias-untied"], [5, 16, 1], marks=pytest.mark.slow),
+        # As many heads, dimensions of a head, rows and tokens.
+        pytest.param("right", EQUAL_SIZES, [2, 4, 1, 3], marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_of_tokens_that_are_not_live_reaches_others(
+    tmp_path: Path,
+    lowerings: ForkserverClient,
+    padding_side: str,
+    geometry: dict[str, Any],
+    counts: list[int],
+) -> None:
+    rows, tokens = len(counts), max(counts)
+    tiny = write_tiny_model(tmp_path / "model", geometry)
+    spec = tiny.spec(num_slots=rows + 1, ctx_batch_size=rows, skips_idle=True, padding_side=padding_side)
+    submodel = describe_submodel(spec, "context_encoding", tokens)
+    traced = export_submodel(spec, tiny.plan(), submodel)
+    job = stage(traced.program, tmp_path / "prompts", find_live_inputs(submodel), len(submodel.state))
+    (executable,) = asyncio.run(LoweringPool(lowerings, num_processes=1, timeout_s=240).lower([job]))
+    shard = load_shard(tiny.plan(), tiny.checkpoint)
+    # A token that is nowhere live has no numbers.
+    (table,) = (name for name in shard if "embed_tokens" in name)
+    shard[table][7] = float("nan")
+    library = AotiLibrary(executable.path)
+    library.bind_constants({one.name: shard[one.tensor] for one in traced.constants})
+    library.swap_constants()
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randint(8, 90, (rows, tokens), dtype=torch.int32, generator=generator)
+    slots = int32([2, 0, 3, 1][:rows])
+    is_live = torch.arange(tokens) < int32(counts)[:, None]
+    if padding_side == "left":
+        is_live = is_live.flip(1)
+    positions = (is_live.cumsum(1) - 1).clamp(min=0).int()
+
+    def make_arguments(dead_token: int, num_live: int) -> list[Tensor]:
+        known = {
+            "input_ids": torch.where(is_live & (torch.arange(rows) < num_live)[:, None], ids, dead_token).int(),
+            "position_ids": positions,
+            "seq_ids": slots,
+            "num_tokens": int32(counts),
+            "computed_context_lens": int32([0] * rows),
+            "live_rows": int32([num_live]),
+        }
+        state = [torch.zeros(tensor.shape) for tensor in describe_state(spec).tensors]
+        return [*(known[one.name] for one in submodel.inputs), *state]
+
+    def run(dead_token: int, num_live: int) -> tuple[list[Tensor], list[Tensor]]:
+        arguments = make_arguments(dead_token, num_live)
+        return library.run(arguments), arguments[len(submodel.inputs) :]
+
+    expected, expected_state = run(dead_token=9, num_live=rows)
+    unlimited = run_eagerly(spec, tiny.plan(), submodel, shard)(*make_arguments(dead_token=9, num_live=rows))
+    for one, other in zip(expected, unlimited, strict=False):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    for num_live in (rows, 2, 1):
+        outputs, state = run(dead_token=7, num_live=num_live)
+        for one, other in zip(outputs, expected, strict=True):
+            assert one[:num_live].equal(other[:num_live]), "the same bits, whatever the other rows hold"
+        for one, other in zip(state, expected_state, strict=True):
+            written = slots[:num_live].long()
+            assert one[written].equal(other[written])
+            assert one.isfinite().all()
+    library.close()
