@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
@@ -16,7 +15,7 @@ import grpc
 import structlog
 
 from edge.request_id import REQUEST_ID, REQUEST_ID_KEY
-from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings, is_probe
+from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings, is_probe, noting_code
 
 _SERVER_FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
 
@@ -63,17 +62,8 @@ async def _log_call(method: str, ended: Counter[tuple[str, str]], context: Conte
     # gRPC runs every call in a task of its own, so the binding ends with the call.
     bind_request_id(context, _find_request_id(context.invocation_metadata() or ()))
     start_s = time.monotonic()
-    code = grpc.StatusCode.CANCELLED
-    try:
-        yield
-        code = context.code() or grpc.StatusCode.OK
-    except (grpc.aio.BaseError, asyncio.CancelledError):
-        # The handler aborted with a code, or the client left before its answer.
-        code = context.code() or grpc.StatusCode.CANCELLED
-        raise
-    finally:
-        if code is grpc.StatusCode.CANCELLED and context.time_remaining() == 0:
-            code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def log_end(code: grpc.StatusCode) -> None:
         ended[method, code.name] += 1
         _log.log(
             _choose_level(method, code),
@@ -83,6 +73,9 @@ async def _log_call(method: str, ended: Counter[tuple[str, str]], context: Conte
             code=code.name,
             duration_s=round(time.monotonic() - start_s, 6),
         )
+
+    with noting_code(context, log_end):
+        yield
 
 
 def _choose_level(method: str, code: grpc.StatusCode) -> int:

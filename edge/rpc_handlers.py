@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
@@ -50,6 +50,23 @@ def is_probe(method: str) -> bool:
         method: As gRPC writes it, `/package.Service/Method`.
     """
     return method.startswith(_PROBES)
+
+
+@contextmanager
+def noting_code(context: Context, note: Callable[[grpc.StatusCode], None]) -> Iterator[None]:
+    """Tells `note` with which code the call ends that the block surrounds."""
+    code = grpc.StatusCode.CANCELLED
+    try:
+        yield
+        code = context.code() or grpc.StatusCode.OK
+    except (grpc.aio.BaseError, asyncio.CancelledError):
+        # The handler aborted with a code, or the client left before its answer.
+        code = context.code() or grpc.StatusCode.CANCELLED
+        raise
+    finally:
+        if code is grpc.StatusCode.CANCELLED and context.time_remaining() == 0:
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+        note(code)
 
 
 class SurroundingInterceptor(grpc.aio.ServerInterceptor):
@@ -179,10 +196,10 @@ async def _write_all(responses: AsyncGenerator[object, None], context: Context, 
             # If a response that stalls carried it, gRPC would send it again with the status, and fail.
             await context.send_initial_metadata(())
             is_first = False
-        timer.begin_write()
+        timer.num_looks = 0
         # Flow control lets it return before the client has the response, but not many of them.
         await context.write(response)
-        timer.end_write()
+        timer.num_looks = None
 
 
 class _StallTimer:
@@ -196,8 +213,9 @@ class _StallTimer:
     def __init__(self, timeout_s: float) -> None:
         """Watches nothing before it is entered."""
         self._timeout_s = timeout_s
-        #: How many looks have seen the write that is under way; None between writes.
-        self._num_looks: int | None = None
+        #: How many looks have seen the write that is under way; None between writes. The writer sets it itself: two
+        #: calls for every token would only cost time.
+        self.num_looks: int | None = None
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._look_handle: asyncio.TimerHandle | None = None
@@ -218,14 +236,6 @@ class _StallTimer:
         except TimeoutError as timeout:
             raise ClientStalled(self._timeout_s) from timeout
 
-    def begin_write(self) -> None:
-        """A write begins."""
-        self._num_looks = 0
-
-    def end_write(self) -> None:
-        """The write has ended."""
-        self._num_looks = None
-
     def change(self, timeout_s: float) -> None:
         """Sets another timeout, for the write that is under way too."""
         self._timeout_s = timeout_s
@@ -237,10 +247,10 @@ class _StallTimer:
         self._look_handle = self._loop.call_later(self._timeout_s / _LOOKS, self._look)
 
     def _look(self) -> None:
-        if self._num_looks is not None:
-            self._num_looks += 1
+        if self.num_looks is not None:
+            self.num_looks += 1
             # The first look comes at any time after the write has begun.
-            if self._num_looks > _LOOKS:
+            if self.num_looks > _LOOKS:
                 self._timeout.reschedule(self._loop.time())
                 return
         self._plan_look()

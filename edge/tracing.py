@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from edge.errors import TracingUnavailable
-from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings, is_probe
+from edge.rpc_handlers import Context, SurroundingInterceptor, Surroundings, is_probe, noting_code
 from edge.spans import TRACER
 
 #: The codes for which OpenTelemetry's conventions call a server's span failed; others are the caller's affair.
@@ -55,17 +55,14 @@ class TracingInterceptor(SurroundingInterceptor):
         ) as span:
             TRACER.set(self._tracer)
             structlog.contextvars.bind_contextvars(trace_id=format(span.get_span_context().trace_id, "032x"))
-            code = grpc.StatusCode.CANCELLED
-            try:
-                yield
-                code = context.code() or grpc.StatusCode.OK
-            except (grpc.aio.BaseError, asyncio.CancelledError):
-                code = context.code() or grpc.StatusCode.CANCELLED
-                raise
-            finally:
+
+            def describe_end(code: grpc.StatusCode) -> None:
                 span.set_attribute("rpc.grpc.status_code", code.value[0])
                 if code in _FAILURES:
                     span.set_status(trace.StatusCode.ERROR, context.details() or code.name)
+
+            with noting_code(context, describe_end):
+                yield
 
 
 @asynccontextmanager

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from edge.access.principal import Scope
-from edge.access.rules import ANY_SCOPE, DEPLOYMENT_ID, OPEN, ReadName, Rule, Rules, name_methods, needs
+from edge.access.rules import ANY_SCOPE, DEPLOYMENT_ID, OPEN, OwnRequests, ReadName, Rule, Rules, name_methods, needs
 
 _INFER: Final = needs(Scope.INFER, deployment=DEPLOYMENT_ID)
 _LOAD: Final = needs(Scope.LOAD, deployment=DEPLOYMENT_ID)
+
+#: A caller who may generate may forget what was kept of it.
+_OWN_SESSION: Final = OwnRequests(
+    "with scope `session`", lambda request: request.WhichOneof("scope") == "session", _INFER.scopes
+)
 
 RULES: Final[Rules] = MappingProxyType(
     {
@@ -23,7 +29,8 @@ RULES: Final[Rules] = MappingProxyType(
                 "LoadBundle": _LOAD,
                 "UnloadBundle": _LOAD,
                 "LoadWeights": _LOAD,
-                "ResetKVCache": _LOAD,
+                "ResetKVCache": replace(_LOAD, own=_OWN_SESSION),
+                "ListSessions": _INFER,
                 "GetDeployment": Rule(ANY_SCOPE.scopes, deployment=DEPLOYMENT_ID),
                 # These show the deployments that the principal may use, and no others.
                 "ListDeployments": ANY_SCOPE,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from bundle.errors import FieldViolation
-from edge.request_id import ACCEPTED_REQUEST_ID, REQUEST_ID
+from edge.request_id import REQUEST_ID, make_id_violation
 from execution.step import MAX_TOP_LOGPROBS
 from execution.text.prompt import ChatPrompt, Prompt, PromptSize, TextPrompt, TokenPrompt
 from runtime_svc.capabilities import Capabilities, DefaultSampling
@@ -25,6 +25,7 @@ from runtime_svc.engine.capture import MAX_STEPS, InputCapture
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.errors import FeatureNotServed, PromptTooLong, RequestInvalid
 from runtime_svc.request_limits import RequestLimits
+from runtime_svc.session_call import SessionCall
 from runtime_svc.stall_policy import StallCall
 
 MAX_STOP_STRING_CHARS: Final = 256
@@ -40,9 +41,7 @@ UNSERVED: Final[Mapping[str, object]] = MappingProxyType(
         "sampling.repetition_penalty": 1.0,
         "sampling.logit_bias": None,
         "constraint": None,
-        "num_sequences": 1,
         "priority": 0,
-        "session_id": None,
         "adapter": None,
     }
 )
@@ -74,7 +73,9 @@ class GenerationCall:
     logits: bool = False
     capture: CaptureCall | None = None
     stall: StallCall | None = None
+    session: SessionCall | None = None
     cache_salt: str = ""
+    num_sequences: int = 1
     #: Values of the fields in UNSERVED that the client set.
     unserved: Mapping[str, object] = field(default_factory=dict)
 
@@ -88,12 +89,14 @@ def check_call(call: GenerationCall, capabilities: Capabilities) -> None:
     """
     unserved = [*_unserved_prompt(call.prompt, capabilities), *_unserved_options(call, capabilities)]
     invalid = [
-        *_request_id_violations(call.request_id),
+        *([] if REQUEST_ID.fullmatch(call.request_id) else [make_id_violation("request_id", call.request_id)]),
         *_prompt_violations(call.prompt, capabilities),
         *_sampling_violations(call, capabilities),
         *_stop_violations(call, capabilities),
         *_output_violations(call, capabilities),
         *_salt_violations(call.cache_salt),
+        *_sequence_violations(call, capabilities),
+        *([] if call.session is None else call.session.find_violations(capabilities.session_limits)),
     ]
     if invalid:
         fields = {violation.field for violation in invalid}
@@ -158,8 +161,10 @@ def check_token_ids(field: str, token_ids: Sequence[int], capabilities: Capabili
         raise RequestInvalid(invalid)
 
 
-def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabilities, *, now_s: float) -> Request:
-    """Makes the request of a checked call: fills in defaults, and cuts a long prompt if the bundle allows it.
+def admit(
+    call: GenerationCall, token_ids: Sequence[int], capabilities: Capabilities, *, now_s: float
+) -> tuple[Request, ...]:
+    """Makes the request of each sequence of a checked call: fills in defaults, cuts a long prompt if the bundle does.
 
     Args:
         call: A call that passed `check_call`.
@@ -186,7 +191,7 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
     sampling = _resolve_sampling(call, capabilities.default_sampling)
     limits = (capabilities.max_length - len(prompt_token_ids), call.max_new_tokens, capabilities.max_new_tokens)
     stop_token_ids = set(call.stop_token_ids) | (set() if call.ignore_eos else set(capabilities.eos_token_ids))
-    return Request(
+    request = Request(
         request_id=call.request_id,
         prompt_token_ids=prompt_token_ids,
         sampling=SamplingParams(
@@ -205,9 +210,11 @@ def admit(call: GenerationCall, token_ids: Sequence[int], capabilities: Capabili
         top_logprobs=call.logprobs,
         wants_logits=call.logits,
         cache_salt=call.cache_salt,
+        session=None if call.session is None else call.session.resolve(capabilities.session_limits, now_s),
         capture=_resolve_capture(call.capture),
         stall=None if call.stall is None else call.stall.resolve(capabilities.stall_timeouts),
     )
+    return request.fan_out(call.num_sequences)
 
 
 def prompt_field(prompt: Prompt | None) -> str:
@@ -235,13 +242,6 @@ def _resolve_capture(capture: CaptureCall | None) -> InputCapture | None:
     if capture is None:
         return None
     return InputCapture(capture.first_step, 1 if capture.num_steps is None else capture.num_steps)
-
-
-def _request_id_violations(request_id: str) -> Iterator[FieldViolation]:
-    if not REQUEST_ID.fullmatch(request_id):
-        is_short = len(request_id) <= MAX_QUOTED_CHARS
-        value = repr(request_id) if is_short else f"{len(request_id)} characters"
-        yield FieldViolation("request_id", value, ACCEPTED_REQUEST_ID)
 
 
 def _prompt_violations(prompt: Prompt | None, capabilities: Capabilities) -> Iterator[FieldViolation]:
@@ -315,6 +315,17 @@ def _salt_violations(salt: str) -> Iterator[FieldViolation]:
         yield FieldViolation("cache_salt", f"{len(salt)} characters", f"at most {MAX_SALT_CHARS} characters")
 
 
+def _sequence_violations(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
+    count, largest = call.num_sequences, capabilities.max_num_sequences
+    if not 1 <= count <= largest:
+        yield FieldViolation("num_sequences", str(count), f"1 to {largest}")
+    elif count > 1 and call.session is not None:
+        yield FieldViolation("num_sequences", str(count), "1, beside session_id: a session goes on from one sequence")
+    elif count > 1 and call.capture is not None:
+        accepted = "1, beside output.capture_inputs: a file has the steps of one sequence"
+        yield FieldViolation("num_sequences", str(count), accepted)
+
+
 def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Iterator[FieldViolation]:
     no_logits = "the bundle outputs no logits; compile it with neuron_config.output_logits: true"
     for path, value in call.unserved.items():
@@ -327,6 +338,11 @@ def _unserved_options(call: GenerationCall, capabilities: Capabilities) -> Itera
     if call.logits and not capabilities.logits:
         cause = "the logits of a token exceed a message" if capabilities.logprobs else no_logits
         yield FieldViolation("output.logits", "true", f"false: {cause}")
+    if call.session is not None and not capabilities.sessions:
+        accepted = "unset: the bundle's executables cannot begin a prompt behind what the KV cache holds"
+        if capabilities.padding_side == "left":
+            accepted += ", because of neuron_config.padding_side: left"
+        yield FieldViolation("session_id", _show(call.session.session_id), accepted, quotes_text=True)
     if call.capture is not None and not capabilities.input_capture:
         yield FieldViolation("output.capture_inputs", "set", "unset: this runtime has no --capture-directory")
     if call.stop_strings and not capabilities.text:

@@ -10,7 +10,8 @@ from typing import Final, Literal
 from bundle.abi.submodels import SUBMODELS
 from bundle.manifest import DTYPE_SIZES_BYTES, Executable, GenerationDefaults, Manifest
 from execution.ranks.step_memory import max_top_logprobs
-from runtime_svc.engine.request import StallTimeouts
+from runtime_svc.engine.config import EngineConfig
+from runtime_svc.engine.request import SessionLimits, StallTimeouts
 from runtime_svc.engine.scheduler.buckets import BucketTable
 
 #: Features that every deployment of this runtime has.
@@ -86,23 +87,31 @@ class Capabilities:
     adapters: tuple[str, ...] = ()
     speculation_length: int = 0
     prefix_caching: bool = False
+    sessions: bool = False
+    max_num_sequences: int = 1
+    session_limits: SessionLimits = field(default_factory=SessionLimits)
     stall_timeouts: StallTimeouts = field(default_factory=StallTimeouts)
 
     @classmethod
     def from_manifest(
-        cls, manifest: Manifest, *, input_capture: bool = False, stall_timeouts: StallTimeouts | None = None
+        cls,
+        manifest: Manifest,
+        *,
+        input_capture: bool = False,
+        engine: EngineConfig | None = None,
     ) -> Capabilities:
-        """Reads the capabilities off a bundle's manifest.
+        """Reads the capabilities off a bundle's manifest and this runtime's bounds.
 
         Args:
             manifest: The manifest of a bundle with executables.
             input_capture: Whether this runtime has a directory for captured inputs.
-            stall_timeouts: This runtime's bounds; None for the default ones.
+            engine: This runtime's bounds; None for the default ones.
 
         Raises:
             ManifestInvalid: The executables do not cover the limits that the manifest states.
         """
         limits, sampling, tokenizer = manifest.limits, manifest.sampling, manifest.tokenizer
+        engine = engine or EngineConfig()
         buckets = BucketTable.from_manifest(manifest)
         has_logits = all("logits" in executable.flags for executable in manifest.executables)
         is_left_padded = any("left_padded" in executable.flags for executable in buckets.context_encoding)
@@ -127,7 +136,12 @@ class Capabilities:
             input_truncation=manifest.serving.input_truncation,
             padding_side="left" if is_left_padded else "right",
             prefix_caching=manifest.serving.prefix_caching,
-            stall_timeouts=stall_timeouts or StallTimeouts(),
+            # A session goes on behind at least one token.
+            sessions=buckets.find_room(1) > 0,
+            # More could never be queued.
+            max_num_sequences=min(engine.max_call_sequences, engine.queue_capacity + buckets.max_sequences),
+            stall_timeouts=engine.stall_timeouts,
+            session_limits=engine.session_limits,
             submodels=tuple(map(_shapes_of, (buckets.context_encoding, buckets.token_generation))),
         )
 

@@ -17,7 +17,10 @@ KilnError
     ├── QueueFull
     ├── RequestAborted
     ├── DeadlineExceeded
-    ├── PromptQuarantined           see runtime_svc.engine.errors
+    ├── PromptQuarantined           see runtime_svc.quarantine_errors
+    ├── SessionBusy                 see runtime_svc.engine.errors
+    ├── SessionNotFound             see runtime_svc.engine.errors
+    ├── TooManySessions             see runtime_svc.engine.errors
     ├── NumericsInvalid             a request whose logits are NaN or infinite
     ├── ShuttingDown
     ├── CoresUnavailable

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -15,6 +15,7 @@ import grpc
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc
 
+from edge.access.principal import PRINCIPAL
 from edge.access_log import bind_request_id, bound_request_id, describe_call
 from edge.request_id import REQUEST_ID
 from edge.rpc_handlers import change_stall_timeout
@@ -23,7 +24,7 @@ from runtime_svc.captures.directory import CapturingStream
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.events import Finished
 from runtime_svc.engine.request import Usage
-from runtime_svc.engine.streams import OutputStream
+from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.wire.generation import call_from_pb, event_to_pb, prompt_from_pb, prompt_size_from_pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -42,7 +43,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._deployments = deployments
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        """Generates a sequence; the call ends with the status that its terminal event names."""
+        """Generates sequences; the call ends with the status that the first terminal event with one names."""
         describe_call(deployment_id=request.deployment_id)
         if REQUEST_ID.fullmatch(request.request_id):
             bind_request_id(context, request.request_id)
@@ -50,17 +51,16 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         deployment = self._deployments.get_for_requests(request.deployment_id)
         arrived_ns = time.time_ns()
         request_id = request.request_id or bound_request_id()
-        call = await deployment.convert(
-            prompt_size_from_pb(request), request.ByteSize(), partial(call_from_pb, request, request_id=request_id)
-        )
+        convert = partial(call_from_pb, request, request_id=request_id, caller=PRINCIPAL.get())
+        call = await deployment.convert(prompt_size_from_pb(request), request.ByteSize(), convert)
         stream = await deployment.generate(call, deadline_s=deadline_s)
         if stream.stall_timeout_s is not None:
             change_stall_timeout(stream.stall_timeout_s)
         with conclude_stream(stream, arrived_ns):
             async for event in stream:
                 yield event_to_pb(event)
-        if stream.finished is not None and stream.finished.finish.error is not None:
-            raise stream.finished.finish.error
+        if stream.error is not None:
+            raise stream.error
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Ends a request; its slot is free when the client gets the answer."""
@@ -96,8 +96,8 @@ def find_deadline(context: Context) -> float | None:
 
 
 @contextmanager
-def conclude_stream(stream: OutputStream | CapturingStream, arrived_ns: int) -> Iterator[None]:
-    """Closes a stream when its call ends in any way, and tells log and trace what became of the sequence.
+def conclude_stream(stream: OutputStream | MergedStream | CapturingStream, arrived_ns: int) -> Iterator[None]:
+    """Closes a stream when its call ends in any way, and tells log and trace what became of its sequences.
 
     Args:
         stream: The stream that the call reads inside this context.
@@ -108,32 +108,42 @@ def conclude_stream(stream: OutputStream | CapturingStream, arrived_ns: int) -> 
     finally:
         # Here, and not at the terminal event: a client that has left gets none.
         stream.close()
-        if stream.finished is not None:
-            describe_call(**_summarize(stream.finished))
-            if TRACER.get() is not None:
-                _trace(stream.finished.usage, arrived_ns)
+        ends = stream.ends
+        if ends:
+            describe_call(**_summarize(ends))
+        if TRACER.get() is not None:
+            for index, end in enumerate(ends):
+                _trace(end.usage, arrived_ns, {"kiln.sequence_index": index} if len(ends) > 1 else {})
 
 
-def _summarize(finished: Finished) -> dict[str, object]:
-    """What the log says of a sequence: why it ended, its tokens and, if it has any, the time to the first one."""
-    usage = finished.usage
+def _summarize(ends: Sequence[Finished]) -> dict[str, object]:
+    """What the log says of a call's sequences: why they ended, their tokens, and the time to the first one of all."""
+    usages = [end.usage for end in ends]
     summary: dict[str, object] = {
-        "finish_reason": finished.finish.reason.name,
-        "prompt_tokens": usage.prompt_tokens,
-        "generated_tokens": usage.generated_tokens,
+        "finish_reason": ", ".join(dict.fromkeys(end.finish.reason.name for end in ends)),
+        "prompt_tokens": usages[0].prompt_tokens,
+        "generated_tokens": sum(usage.generated_tokens for usage in usages),
     }
-    if usage.generated_tokens:
-        summary["ttft_s"] = round(usage.queue_s + usage.prefill_s, 6)
+    if len(ends) > 1:
+        summary["sequences"] = len(ends)
+    if summary["generated_tokens"]:
+        summary["ttft_s"] = round(min(one.queue_s + one.prefill_s for one in usages if one.generated_tokens), 6)
     return summary
 
 
-def _trace(usage: Usage, arrived_ns: int) -> None:
-    """Adds what became of a request to the trace of its call: the queue, and the steps of its prompt and its tokens."""
-    started_ns = record_span("queue", arrived_ns, usage.queue_s)
+def _trace(usage: Usage, arrived_ns: int, which: Mapping[str, int]) -> None:
+    """Adds what became of a sequence to the trace of its call: the queue, and the steps of its prompt and its tokens.
+
+    Args:
+        usage: Its cost.
+        arrived_ns: When the call arrived, in nanoseconds since the epoch.
+        which: Attributes that tell its spans from those of the call's other sequences.
+    """
+    started_ns = record_span("queue", arrived_ns, usage.queue_s, which)
     steps = Counter[bool]()
     for bucket in usage.buckets:
         steps[bucket.key.submodel == "context_encoding"] += bucket.steps
-    attributes = {"kiln.steps": steps[True], "kiln.prompt_tokens": usage.prompt_tokens}
+    attributes = {"kiln.steps": steps[True], "kiln.prompt_tokens": usage.prompt_tokens, **which}
     decoding_ns = record_span("prefill steps", started_ns, usage.prefill_s, attributes)
-    attributes = {"kiln.steps": steps[False], "kiln.generated_tokens": usage.generated_tokens}
+    attributes = {"kiln.steps": steps[False], "kiln.generated_tokens": usage.generated_tokens, **which}
     record_span("decode steps", decoding_ns, usage.decode_s, attributes)

@@ -75,10 +75,29 @@ _ENGINE_METRICS: Final = (
         lambda engine: [((), engine.scheduler.statistics.prompt_tokens)],
     ),
     _EngineMetric(
+        "vllm:prefix_cache_queries",
+        "counter",
+        "Tokens of prompts that were looked up in the KV cache when their requests started",
+        lambda engine: [((), engine.scheduler.statistics.looked_up_tokens)],
+    ),
+    _EngineMetric(
         "vllm:prefix_cache_hits",
         "counter",
         "Tokens of prompts that the KV cache held when their requests started",
         lambda engine: [((), engine.scheduler.statistics.cached_prompt_tokens)],
+    ),
+    _EngineMetric(
+        "kiln:session_tokens",
+        "counter",
+        "Tokens of prompts that the KV cache held when requests of sessions started",
+        lambda engine: [((), engine.scheduler.statistics.session_tokens)],
+    ),
+    _EngineMetric("kiln:sessions", "gauge", "Sessions", lambda engine: [((), len(engine.requests.sessions))]),
+    _EngineMetric(
+        "kiln:session_evictions",
+        "counter",
+        "How often a session lost its part of the KV cache because others needed the room",
+        lambda engine: [((), engine.scheduler.kv.num_evictions)],
     ),
     _EngineMetric(
         "vllm:num_preemptions",
@@ -119,6 +138,12 @@ _ENGINE_METRICS: Final = (
         "Steps of each executable",
         lambda engine: _by_executable(engine.scheduler.statistics.steps),
         _EXECUTABLE,
+    ),
+    _EngineMetric(
+        "kiln:chunk_tokens",
+        "gauge",
+        "Tokens of a prompt that a step computes while sequences wait for their next token, as chosen last",
+        lambda engine: [((), engine.scheduler.chunk_tokens)],
     ),
     _EngineMetric(
         "kiln:computed_tokens",

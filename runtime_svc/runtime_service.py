@@ -28,7 +28,8 @@ from runtime_svc.wire.runtime import (
     policy_from_pb,
     progress_to_pb,
     reset_receipt_to_pb,
-    resets_prefix_cache,
+    reset_scope_from_pb,
+    session_to_pb,
     spec_from_pb,
     timestamp_to_pb,
     weight_policies_from_pb,
@@ -83,9 +84,22 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         deployment = self._deployments.get(request.deployment_id)
         serving = deployment.require_serving(while_recovering=False)
         engine = serving.engine
-        if resets_prefix_cache(request, has_prefix_cache=serving.capabilities.prefix_caching):
-            return reset_receipt_to_pb(await engine.reset_prefix_cache())
-        return reset_receipt_to_pb(await engine.reset_kv_cache(policy))
+        match reset_scope_from_pb(request, serving.capabilities):
+            case "prefix_cache":
+                receipt = await engine.reset_prefix_cache()
+            case "session":
+                receipt = await engine.reset_session(PRINCIPAL.get().key, request.session.session_id)
+            case "deployment":
+                receipt = await engine.reset_kv_cache(policy)
+        return reset_receipt_to_pb(receipt)
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Any) -> pb.ListSessionsResponse:
+        """Lists the caller's sessions with a deployment."""
+        describe_call(deployment_id=request.deployment_id)
+        engine = self._deployments.get(request.deployment_id).require_serving().engine
+        loop_started_at_s = time.time() - asyncio.get_running_loop().time()
+        sessions = engine.requests.sessions.list_of(PRINCIPAL.get().key)
+        return pb.ListSessionsResponse(sessions=[session_to_pb(one, loop_started_at_s) for one in sessions])
 
     async def LoadWeights(self, request: pb.LoadWeightsRequest, context: Any) -> AsyncIterator[pb.LoadWeightsResponse]:
         """Replaces a deployment's weights; if the client leaves before the swap begins, the old weights serve on."""

@@ -31,6 +31,7 @@ from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import DeploymentState
+from runtime_svc.deployments.deployment_spec import DeploymentDefaults
 from runtime_svc.deployments.file_watch import FileWatch
 from runtime_svc.deployments.follower import AliasFollower
 from runtime_svc.deployments.launcher import StartRanks
@@ -191,9 +192,12 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         )
         engine = EngineConfig(
             queue_capacity=settings.queue_capacity,
+            max_call_sequences=settings.max_call_sequences,
             stream_capacity=settings.stream_capacity,
-            max_chunk_tokens=settings.max_chunk_tokens,
+            chunks=settings.chunks,
+            async_scheduling=settings.async_scheduling,
             stall_timeouts=settings.stall_timeouts,
+            session_limits=settings.session_limits,
         )
         workers = TextWorkers()
         stack.callback(workers.close)
@@ -204,14 +208,23 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             captures = CaptureDirectory(settings.capture_directory)
             stack.push_async_callback(captures.close)
         deployments = Deployments(
-            Loader(library, start_ranks, engine, workers, texts, settings.text_limits, captures),
+            Loader(
+                library,
+                start_ranks,
+                engine,
+                workers,
+                texts,
+                settings.text_limits,
+                DeploymentDefaults(settings.threads_per_core, settings.chunks.target_s),
+                captures,
+            ),
             Resources(
                 CorePool(settings.num_cores),
                 MemoryPool(settings.memory_bytes),
                 input_capture=captures is not None,
+                engine=engine,
             ),
             records,
-            threads_per_core=settings.threads_per_core,
         )
         stack.push_async_callback(deployments.shut_down, 0.0)
         if source is not None:

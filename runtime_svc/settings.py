@@ -17,6 +17,7 @@ from edge.option_sources import read_options
 from edge.options import (
     ADDRESS,
     COUNT,
+    FLAG,
     PATH,
     SECONDS,
     SERVER_OPTIONS,
@@ -30,8 +31,8 @@ from edge.options import (
 from execution.ranks.watchdog import MIN_STEP_TIMEOUT_S
 from execution.text.handle import TextLimits
 from runtime_svc.bundles.channel import CompilerEndpoint
-from runtime_svc.engine.config import DEFAULT_CHUNK_TOKENS
-from runtime_svc.engine.request import StallTimeouts
+from runtime_svc.engine.config import ChunkLimits, EngineConfig
+from runtime_svc.engine.request import SessionLimits, StallTimeouts
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
 _MEMORY_SHARE: Final = 0.8
@@ -57,9 +58,12 @@ class Settings:
         engine_deployment: The deployment that vLLM's engine API speaks for; None for the only one that serves.
         follow_interval_s: Pause between two looks at the followed aliases.
         queue_capacity: Requests of one deployment that may wait for a slot.
+        max_call_sequences: Sequences of one Generate.
         stream_capacity: Events that may wait for a slow client before its sequence is paused.
-        max_chunk_tokens: Tokens of a prompt that a step may compute while sequences wait for their next token.
+        chunks: How long sequences may wait for their next token while a step computes a part of a prompt.
+        async_scheduling: Whether a step is called while the one before it runs.
         stall_timeouts: How long responses may wait for clients that do not read.
+        session_limits: How many sessions there may be, and for how long.
         min_step_timeout_s: Time after which a step whose ranks stand still counts as hung.
         text_limits: What the text process of a deployment may take.
         logs: What is logged, and where.
@@ -80,9 +84,12 @@ class Settings:
     engine_deployment: str | None
     follow_interval_s: float
     queue_capacity: int
+    max_call_sequences: int
     stream_capacity: int
-    max_chunk_tokens: int
+    chunks: ChunkLimits
+    async_scheduling: bool
     stall_timeouts: StallTimeouts
+    session_limits: SessionLimits
     min_step_timeout_s: float
     text_limits: TextLimits
     logs: LogConfig
@@ -134,14 +141,46 @@ OPTIONS: Final = (
         default_text="the only one that serves",
     ),
     Option("follow-interval", SECONDS, "how often to ask which versions followed aliases name", default=5.0),
-    Option("queue-capacity", COUNT, "requests that may wait for a slot", default=256),
-    Option("stream-capacity", COUNT, "events that may wait for a slow client", default=64),
+    Option(
+        "queue-capacity",
+        COUNT,
+        "requests that may wait for a slot; each sequence counts",
+        default=EngineConfig().queue_capacity,
+    ),
+    Option(
+        "max-sequences-per-request",
+        COUNT,
+        "sequences that a request may ask for, at most as many as may run and wait at once",
+        default=EngineConfig().max_call_sequences,
+    ),
+    Option(
+        "stream-capacity",
+        COUNT,
+        "events of a sequence that may wait for a slow client",
+        default=EngineConfig().stream_capacity,
+    ),
     Option(
         "max-chunk-tokens",
         COUNT,
-        "tokens of a prompt that a step may compute while sequences wait for their next token, if an executable is "
-        "compiled for so few; a longer prompt then delays them by one such step at a time",
-        default=DEFAULT_CHUNK_TOKENS,
+        "tokens of a prompt that a step may compute while sequences wait for their next token; a longer prompt delays "
+        "them by one such step at a time. Executables that spend time on padding compute a whole bucket: the largest "
+        "of at most so many tokens, or else the smallest",
+        default=ChunkLimits().max_tokens,
+    ),
+    Option(
+        "target-inter-token-latency",
+        SECONDS,
+        "time between two tokens of a sequence, a chunk of another one's prompt included, that chunks are chosen for "
+        "by measured times of steps: `max-chunk-tokens`, a half of them, a quarter and so on; a bucket where "
+        "executables spend time on padding",
+        default_text="chunks of `max-chunk-tokens`, whatever time they take",
+    ),
+    Option(
+        "async-scheduling",
+        FLAG,
+        "call a step while the one before it runs, if only its tokens are missing; without, the engine calls steps one "
+        "by one, which gives the same tokens later",
+        default=True,
     ),
     Option(
         "max-stall-timeout",
@@ -149,6 +188,25 @@ OPTIONS: Final = (
         "longest stall timeout that a client may choose for its Generate; never less than `stall-timeout`",
         default=StallTimeouts.max_s,
     ),
+    Option(
+        "session-ttl",
+        SECONDS,
+        "time after its last request for which a session is kept, if the client chooses none",
+        default=SessionLimits.default_ttl_s,
+    ),
+    Option(
+        "max-session-ttl",
+        SECONDS,
+        "longest such time that a client may choose; never less than `session-ttl`",
+        default=SessionLimits.max_ttl_s,
+    ),
+    Option(
+        "max-sessions",
+        COUNT,
+        "sessions of a deployment; for one more, the session unused for longest is forgotten",
+        default=SessionLimits.max_sessions,
+    ),
+    Option("max-caller-sessions", COUNT, "sessions of one caller, likewise", default=SessionLimits.max_caller_sessions),
     Option(
         "min-step-timeout",
         SECONDS,
@@ -195,9 +253,17 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         engine_deployment=options.engine_deployment,
         follow_interval_s=options.follow_interval,
         queue_capacity=options.queue_capacity,
+        max_call_sequences=options.max_sequences_per_request,
         stream_capacity=options.stream_capacity,
-        max_chunk_tokens=options.max_chunk_tokens,
+        chunks=ChunkLimits(options.max_chunk_tokens, options.target_inter_token_latency),
+        async_scheduling=options.async_scheduling,
         stall_timeouts=StallTimeouts(options.stall_timeout, max(options.stall_timeout, options.max_stall_timeout)),
+        session_limits=SessionLimits(
+            default_ttl_s=options.session_ttl,
+            max_ttl_s=max(options.session_ttl, options.max_session_ttl),
+            max_sessions=options.max_sessions,
+            max_caller_sessions=options.max_caller_sessions,
+        ),
         min_step_timeout_s=options.min_step_timeout,
         text_limits=TextLimits(timeout_s=options.text_timeout, max_memory_bytes=options.text_memory),
         logs=read_log_config(options),

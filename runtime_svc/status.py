@@ -14,8 +14,8 @@ from execution.text import errors as text
 from runtime_svc import errors
 from runtime_svc.bundles.errors import BlobExposed, BundleSourceCorrupt, BundleSourceRefused, CompilerTokenInvalid
 from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
-from runtime_svc.engine.errors import PromptQuarantined
-from runtime_svc.quarantine_errors import LoadQuarantined, WeightsQuarantined
+from runtime_svc.engine.errors import SessionBusy, SessionNotFound, TooManySessions
+from runtime_svc.quarantine_errors import LoadQuarantined, PromptQuarantined, WeightsQuarantined
 from targets import errors as targets
 
 STATUS_TABLE: Final[StatusTable] = MappingProxyType(
@@ -56,6 +56,9 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         errors.RequestsInFlight: grpc.StatusCode.FAILED_PRECONDITION,
         errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
         errors.RequestAborted: grpc.StatusCode.ABORTED,
+        SessionBusy: grpc.StatusCode.ABORTED,
+        SessionNotFound: grpc.StatusCode.NOT_FOUND,
+        TooManySessions: grpc.StatusCode.RESOURCE_EXHAUSTED,
         PromptQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
         errors.NumericsInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,

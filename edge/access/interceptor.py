@@ -135,8 +135,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             principal = await self._identify(context)
             PRINCIPAL.set(principal)
             describe_call(principal=principal.name)
-            if not principal.scopes & rule.scopes:
-                raise ScopeMissing(principal.name, rule.scopes)
+            if not principal.scopes & rule.all_scopes:
+                raise ScopeMissing(principal.name, rule.all_scopes)
             with self._streams.hold(principal) if is_stream else nullcontext():
                 yield
         except AccessError as error:
@@ -184,12 +184,17 @@ def _find_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def _check_request(method: str, rule: Rule, request: object, context: Context) -> None:
-    """Checks the names in a request against the principal's patterns.
+    """Checks a request against the principal's scopes, and the names in it against the principal's patterns.
 
     Raises:
+        ScopeMissing: The method's scopes differ by request, and the principal has none for this one.
         DeploymentForbidden, AliasForbidden: No pattern admits one of them.
     """
     principal = PRINCIPAL.get()
+    is_own = rule.is_own(request)
+    scopes = rule.own.scopes if rule.own is not None and is_own else rule.scopes
+    if not principal.scopes & scopes:
+        raise ScopeMissing(principal.name, scopes)
     names = {}
     if rule.deployment is not None and (deployment := rule.deployment(request)) is not None:
         if not principal.may_use(deployment):
@@ -199,5 +204,5 @@ def _check_request(method: str, rule: Rule, request: object, context: Context) -
         if not principal.may_move(alias):
             raise AliasForbidden(principal.name, alias)
         names["alias"] = alias
-    if rule.is_audited:
+    if rule.is_audited and not is_own:
         _log.info("allowed", principal=principal.name, method=method, peer=context.peer(), **names)

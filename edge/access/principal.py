@@ -38,6 +38,11 @@ class Principal:
     aliases: tuple[str, ...] | None = None
     is_known: bool = True
 
+    @property
+    def key(self) -> str:
+        """What belongs to principals is filed under it; empty for all that no token or certificate names."""
+        return self.name if self.is_known else ""
+
     def may_use(self, deployment_id: str) -> bool:
         """Whether a pattern admits the deployment."""
         return _matches(deployment_id, self.deployments)

@@ -18,6 +18,21 @@ AUDITED: Final = frozenset({Scope.LOAD, Scope.PROMOTE, Scope.ADMIN})
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRequests:
+    """Requests of a method that act only on what belongs to their caller.
+
+    Attributes:
+        description: Which requests these are, for people.
+        includes: Tells whether a request is one of them.
+        scopes: What they need, in place of the scopes of the method; one of them is enough.
+    """
+
+    description: str
+    includes: Callable[[Any], bool]
+    scopes: frozenset[Scope]
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """What one method needs of its caller.
 
@@ -25,16 +40,27 @@ class Rule:
         scopes: One of them is enough; empty if the method needs no principal.
         deployment: Reads the deployment that the call uses, which the principal's patterns must admit.
         alias: Reads the alias that the call moves, `NAME@ALIAS`, which the principal's patterns must admit.
+        own: The requests that need other scopes; None if there are none.
     """
 
     scopes: frozenset[Scope]
     deployment: ReadName | None = None
     alias: ReadName | None = None
+    own: OwnRequests | None = None
 
     @property
     def is_audited(self) -> bool:
-        """Whether the audit log has a line for each call that is allowed."""
+        """Whether the audit log has a line for each call that is allowed, unless its request is one of `own`."""
         return bool(self.scopes) and self.scopes <= AUDITED
+
+    @property
+    def all_scopes(self) -> frozenset[Scope]:
+        """Of these, some request of the method needs one."""
+        return self.scopes if self.own is None else self.scopes | self.own.scopes
+
+    def is_own(self, request: object) -> bool:
+        """Whether a request is one of `own`."""
+        return self.own is not None and self.own.includes(request)
 
 
 Rules = Mapping[str, Rule]

@@ -9,7 +9,7 @@ import asyncio
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from runtime_svc.captures.capture_file import render_capture
 from runtime_svc.captures.errors import CaptureUnwritable, TooManyCaptures
 from runtime_svc.engine.capture import InputCapture
 from runtime_svc.engine.events import Event, Finished
-from runtime_svc.engine.streams import OutputStream
+from runtime_svc.engine.streams import MergedStream, OutputStream
 
 #: How many requests may capture at once, from admission until the file is written.
 MAX_CAPTURES: Final = 16
@@ -178,15 +178,20 @@ class CapturingStream:
     The terminal event therefore comes once the file is written.
     """
 
-    def __init__(self, stream: OutputStream, pending: PendingCapture) -> None:
+    def __init__(self, stream: OutputStream | MergedStream, pending: PendingCapture) -> None:
         """Becomes the only reader of `stream`."""
         self._stream = stream
         self._pending = pending
 
     @property
-    def finished(self) -> Finished | None:
-        """See `OutputStream.finished`."""
-        return self._stream.finished
+    def ends(self) -> Sequence[Finished]:
+        """See `OutputStream`."""
+        return self._stream.ends
+
+    @property
+    def error(self) -> KilnError | None:
+        """See `OutputStream`."""
+        return self._stream.error
 
     @property
     def stall_timeout_s(self) -> float | None:

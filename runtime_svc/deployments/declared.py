@@ -5,6 +5,7 @@
   cores: [0, 1]          # default: placed by the runtime
   threads_per_core: 2    # default: the runtime's
   follow_alias: true     # default: false
+  target_inter_token_latency: 0.2    # seconds; default: the runtime's
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from runtime_svc.deployments.names import spec_violations
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_CORES: Final = 4096
 
-_FIELDS: Final = ("id", "ref", "cores", "threads_per_core", "follow_alias")
+_FIELDS: Final = ("id", "ref", "cores", "threads_per_core", "follow_alias", "target_inter_token_latency")
 
 
 def read_deployments(path: Path) -> tuple[DeploymentSpec, ...]:
@@ -102,6 +103,7 @@ class _Parser:
             cores=self._take_cores(path, entry),
             threads_per_core=self._take(path, entry, "threads_per_core", int, "an integer"),
             follow_alias=bool(self._take(path, entry, "follow_alias", bool, "true or false")),
+            target_inter_token_latency_s=self._take_seconds(path, entry, "target_inter_token_latency"),
         )
         if len(self.violations) == before:
             for violation in spec_violations(spec):
@@ -128,6 +130,11 @@ class _Parser:
             self._refuse(f"{path}.cores", cores, f"at most {MAX_CORES} different core numbers from 0")
             return ()
         return tuple(numbers)
+
+    def _take_seconds(self, path: str, entry: Mapping[Any, Any], key: str) -> float | None:
+        kind = int if type(entry.get(key)) is int else float
+        seconds = self._take(path, entry, key, kind, "a number of seconds")
+        return None if seconds is None else float(seconds)
 
     def _refuse(self, field: str, value: object, accepted: str) -> None:
         self.violations.append(FieldViolation(field, _quote(value), accepted))

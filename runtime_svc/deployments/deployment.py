@@ -26,14 +26,14 @@ from runtime_svc.admission import (
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
-from runtime_svc.deployments.deployment_spec import DeploymentSpec, Origin
+from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
 from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.records import DeploymentRecord, WeightsRecord
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.request import Request
 from runtime_svc.engine.state import EngineState
-from runtime_svc.engine.streams import OutputStream
+from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.errors import DeploymentNotReady, FeatureNotServed, PromptLimitExceeded, RequestInvalid
 from runtime_svc.request_limits import RequestLimits
 from runtime_svc.text.codec import TextCodec
@@ -83,11 +83,13 @@ class Serving:
 class Deployment:
     """One deployment. The registry moves it through its states."""
 
-    def __init__(self, spec: DeploymentSpec, origin: Origin, *, default_threads: int) -> None:
+    def __init__(self, spec: DeploymentSpec, origin: Origin, defaults: DeploymentDefaults) -> None:
         """Begins as LOADING, with nothing found or reserved yet."""
         self.spec = spec
         self.origin = origin
-        self.threads_per_core = spec.threads_per_core or default_threads
+        self.threads_per_core = spec.threads_per_core or defaults.threads_per_core
+        #: In seconds; None if chunks are chosen for no time.
+        self.target_inter_token_latency_s = spec.target_inter_token_latency_s or defaults.target_inter_token_latency_s
         self.created_at_s = time.time()
         #: Digest of the bundle whose executables run; None until the reference is resolved.
         self.digest: str | None = None
@@ -123,9 +125,9 @@ class Deployment:
         self._load_failure: KilnError | None = None
 
     @classmethod
-    def from_record(cls, record: DeploymentRecord, *, default_threads: int) -> Deployment:
+    def from_record(cls, record: DeploymentRecord, defaults: DeploymentDefaults) -> Deployment:
         """Makes the deployment that an earlier process recorded."""
-        deployment = cls(record.spec, record.origin, default_threads=default_threads)
+        deployment = cls(record.spec, record.origin, defaults)
         deployment.created_at_s = record.created_at_s
         deployment.digest = record.digest
         deployment.weights = record.weights
@@ -295,14 +297,16 @@ class Deployment:
         check_prompt_size(size, serving.limits)
         return await serving.workers.run_if_large(num_bytes, convert)
 
-    async def generate(self, call: GenerationCall, *, deadline_s: float | None) -> OutputStream | CapturingStream:
-        """Checks and tokenizes a Generate call, and queues its request.
+    async def generate(
+        self, call: GenerationCall, *, deadline_s: float | None
+    ) -> OutputStream | MergedStream | CapturingStream:
+        """Checks and tokenizes a Generate call, and queues its sequences.
 
         The client gets its output from the stream that this returns.
 
         Args:
             call: The call as the client sent it.
-            deadline_s: When to end the request, in seconds of the event loop's clock; None for no deadline.
+            deadline_s: When to end them, in seconds of the event loop's clock; None for no deadline.
 
         Raises:
             DeploymentNotReady, RequestInvalid, FeatureNotServed, PromptTooLong, RequestIdInUse, QueueFull: As named.
@@ -316,14 +320,13 @@ class Deployment:
         assert call.prompt is not None
         now_s = asyncio.get_running_loop().time()
         token_ids = await self._encode(call.prompt)
-        request = admit(call, token_ids, capabilities, now_s=now_s)
-        pending = await self._begin_capture(request)
+        requests = admit(call, token_ids, capabilities, now_s=now_s)
+        pending = await self._begin_capture(requests[0])
         try:
             # The deployment may have changed state while threads worked.
             serving = self.require_serving()
-            stream = serving.engine.submit(
-                request, serving.text.sequence_text(call.stop_strings), deadline_s=deadline_s
-            )
+            texts = [serving.text.sequence_text(call.stop_strings) for _ in requests]
+            stream = serving.engine.submit(requests, texts, deadline_s=deadline_s)
         except BaseException:
             if pending is not None:
                 pending.cancel()

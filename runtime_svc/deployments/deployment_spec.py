@@ -23,6 +23,8 @@ class DeploymentSpec:
         cores: Cores to use, one for each rank; empty lets the runtime choose.
         threads_per_core: Threads that each rank computes with; None takes the runtime's default.
         follow_alias: Whether the runtime loads new weights whenever the alias in `ref` moves.
+        target_inter_token_latency_s: Time between two tokens of a sequence that chunks of prompts are chosen for, in
+            seconds; None takes the runtime's default.
     """
 
     deployment_id: str
@@ -30,3 +32,17 @@ class DeploymentSpec:
     cores: tuple[int, ...] = ()
     threads_per_core: int | None = None
     follow_alias: bool = False
+    target_inter_token_latency_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentDefaults:
+    """What the runtime's options say where a specification says nothing.
+
+    Attributes:
+        threads_per_core: Threads that each rank computes with.
+        target_inter_token_latency_s: As in `DeploymentSpec`; None for chunks as large as `--max-chunk-tokens` allows.
+    """
+
+    threads_per_core: int
+    target_inter_token_latency_s: float | None = None

@@ -16,6 +16,7 @@ from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory
 from runtime_svc.deployments.deployment import Deployment, Serving
+from runtime_svc.deployments.deployment_spec import DeploymentDefaults
 from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsSource
 from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.deployments.weights import compare_manifests
@@ -33,10 +34,11 @@ class Loader:
     Attributes:
         library: Fetches and verifies bundles.
         start_ranks: Starts rank groups.
-        engine: Bounds of every engine.
+        engine: Bounds of every engine, but for the time that deployments state.
         workers: Threads that check and convert large requests.
         texts: The forkserver of text processes.
         text_limits: What each of them may take.
+        defaults: What deployments have that their specifications leave out.
         captures: Directory of captured inputs; None if requests cannot capture.
     """
 
@@ -46,6 +48,7 @@ class Loader:
     workers: TextWorkers
     texts: ForkserverClient
     text_limits: TextLimits
+    defaults: DeploymentDefaults
     captures: CaptureDirectory | None = None
 
     async def load(self, deployment: Deployment) -> Serving:
@@ -70,9 +73,11 @@ class Loader:
         )
         # Beside the ranks, because both take a while.
         opening = asyncio.create_task(self._open_text(deployment.deployment_id, bundle))
+        chunks = dataclasses.replace(self.engine.chunks, target_s=deployment.target_inter_token_latency_s)
+        config = dataclasses.replace(self.engine, chunks=chunks)
         try:
             engine = await Engine.start(
-                deployment.deployment_id, bundle.manifest, self.engine, launcher, weight_epoch=deployment.weight_epoch
+                deployment.deployment_id, bundle.manifest, config, launcher, weight_epoch=deployment.weight_epoch
             )
         except BaseException:
             await _abandon(opening)
@@ -85,7 +90,7 @@ class Loader:
             capabilities = Capabilities.from_manifest(
                 bundle.manifest,
                 input_capture=self.captures is not None,
-                stall_timeouts=self.engine.stall_timeouts,
+                engine=self.engine,
             )
             limits = RequestLimits.of(capabilities, text.max_token_bytes)
             return Serving(engine, text, capabilities, self.workers, limits, self.captures)

@@ -1,7 +1,8 @@
-"""Checks deployment ids, bundle references and thread counts of calls and of the deployments file."""
+"""Checks deployment ids, bundle references, thread counts and latencies of calls and of the deployments file."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -35,6 +36,10 @@ def spec_violations(spec: DeploymentSpec) -> Iterator[FieldViolation]:
     threads = spec.threads_per_core
     if threads is not None and not 1 <= threads <= MAX_THREADS_PER_CORE:
         yield FieldViolation("threads_per_core", str(threads), f"1 to {MAX_THREADS_PER_CORE}")
+    target_s = spec.target_inter_token_latency_s
+    # NaN, which a deployments file may have, is not above 0 either.
+    if target_s is not None and not 0 < target_s < math.inf:
+        yield FieldViolation("target_inter_token_latency", f"{target_s:g} s", "more than 0 s")
 
 
 def check_ref(ref: str) -> None:

@@ -130,10 +130,13 @@ class LoadQuarantine:
         Raises:
             StateUnwritable, ResourcesShort: See `RecordStore`.
         """
-        for key, one in [*self._loads.items()]:
-            if one.spec.deployment_id == deployment_id and not one.is_under_way:
-                del self._loads[key]
-                await self._write(key)
+        of_deployment = [key for key, one in self._loads.items() if one.spec.deployment_id == deployment_id]
+        ended = [key for key in of_deployment if not self._loads[key].is_under_way]
+        # All before the first write, because another caller may lift the same while the disk works.
+        for key in ended:
+            del self._loads[key]
+        for key in ended:
+            await self._write(key)
 
     async def close(self) -> None:
         """Records that no load is under way any more: the end of the process is no death from now on."""
@@ -142,7 +145,7 @@ class LoadQuarantine:
             write.cancel()
         # The database may be closed next.
         await asyncio.gather(*self._writes, return_exceptions=True)
-        for key, one in self._loads.items():
+        for key, one in [*self._loads.items()]:
             if one.is_under_way:
                 self._loads[key] = msgspec.structs.replace(one, is_under_way=False)
                 try:

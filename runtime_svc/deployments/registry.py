@@ -59,14 +59,13 @@ MAX_RETRY_S: Final = 30.0
 class Deployments:
     """Deployments by id. Loads and unloads go on if their callers leave; the next process resumes unfinished loads."""
 
-    def __init__(self, loader: Loader, resources: Resources, records: RecordStore, *, threads_per_core: int) -> None:
+    def __init__(self, loader: Loader, resources: Resources, records: RecordStore) -> None:
         """Starts without deployments.
 
         Args:
             loader: Loads them.
             resources: Cores and memory to place them on.
             records: Where deployments are recorded, so that they outlive this process.
-            threads_per_core: Threads of a rank if its deployment sets no number.
         """
         self.library = loader.library
         self.resources = resources
@@ -78,7 +77,6 @@ class Deployments:
         self._records = records
         #: The loads that may have taken an earlier process down.
         self.quarantine = LoadQuarantine(records)
-        self._threads_per_core = threads_per_core
         self._deployments: dict[str, Deployment] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._unloads: dict[str, asyncio.Task[int]] = {}
@@ -152,7 +150,7 @@ class Deployments:
         if existing is not None:
             await self.unload(spec.deployment_id, InFlightPolicy.ABORT)
             return await self.load(spec)
-        deployment = Deployment(spec, Origin.RPC, default_threads=self._threads_per_core)
+        deployment = Deployment(spec, Origin.RPC, self._loader.defaults)
         deployment.find(bundle)
         self.resources.reserve(deployment, bundle.manifest)
         self._add(deployment)
@@ -164,7 +162,7 @@ class Deployments:
 
         While the bundle service does not answer, the load retries. A load that is quarantined fails.
         """
-        deployment = Deployment.from_record(record, default_threads=self._threads_per_core)
+        deployment = Deployment.from_record(record, self._loader.defaults)
         self._add(deployment)
         try:
             self.quarantine.check(record.spec)
@@ -181,7 +179,7 @@ class Deployments:
         A load that is quarantined fails.
         """
         assert spec.deployment_id not in self._deployments
-        deployment = Deployment(spec, Origin.FILE, default_threads=self._threads_per_core)
+        deployment = Deployment(spec, Origin.FILE, self._loader.defaults)
         self._add(deployment)
         try:
             self.quarantine.check(spec)
@@ -394,7 +392,8 @@ def _require_same(existing: Deployment, spec: DeploymentSpec, digest: str) -> No
         raise DeploymentExists(spec.deployment_id, holds, f"follow_alias {existing.spec.follow_alias}")
     if spec.cores and existing.cores and spec.cores != existing.cores:
         raise DeploymentExists(spec.deployment_id, holds, f"cores {', '.join(map(str, existing.cores))}")
-    if spec.threads_per_core not in (None, existing.threads_per_core):
-        raise DeploymentExists(spec.deployment_id, holds, f"threads_per_core {existing.threads_per_core}")
+    for name in ("threads_per_core", "target_inter_token_latency_s"):
+        if getattr(spec, name) not in (None, getattr(existing, name)):
+            raise DeploymentExists(spec.deployment_id, holds, f"{name} {getattr(existing, name)}")
     if existing.is_unloading:
         raise DeploymentNotReady(spec.deployment_id, existing.state.name)

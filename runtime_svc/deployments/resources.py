@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bundle.manifest import Manifest
@@ -12,6 +12,7 @@ from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, weights_need
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.errors import CoresUnavailable, ExecutablesMissing
 from targets.cpu import CPU
 from targets.errors import IsaUnsupported
@@ -22,11 +23,12 @@ HOST_TARGET: Final = CPU
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Cores and memory that deployments share, and whether requests can capture inputs."""
+    """Cores and memory that deployments share, and what this runtime lets requests of all of them do."""
 
     cores: CorePool
     memory: MemoryPool
     input_capture: bool = False
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
     def prefer_cores(self, deployment: Deployment) -> None:
         """Reserves as many cores as a deployment had before, the same ones if they are free.
@@ -51,7 +53,9 @@ class Resources:
         """
         assert deployment.bundle is not None
         manifest = deployment.bundle.manifest
-        deployment.capabilities = Capabilities.from_manifest(manifest, input_capture=self.input_capture)
+        deployment.capabilities = Capabilities.from_manifest(
+            manifest, input_capture=self.input_capture, engine=self.engine
+        )
         needs = (state_need(manifest), weights_need(weights))
         had_cores = bool(deployment.cores)
         if not had_cores:

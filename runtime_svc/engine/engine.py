@@ -11,7 +11,7 @@ meanwhile. Operations that need the ranks to themselves run between two steps of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, Runni
 from runtime_svc.engine.scheduler.buckets import BucketTable
 from runtime_svc.engine.scheduler.plan import StepPlan
 from runtime_svc.engine.state import EngineState
-from runtime_svc.engine.streams import OutputStream
+from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.errors import DeploymentNotReady, EngineFailed, RequestsInFlight
 
 _log = structlog.get_logger("engine")
@@ -60,14 +60,8 @@ class Engine:
         self._captures = CaptureLog(manifest)
         self._work = asyncio.Event()
         buckets = BucketTable.from_manifest(manifest)
-        self.scheduler = make_scheduler(manifest, buckets, max_chunk_tokens=config.max_chunk_tokens)
-        self.requests = RequestTable(
-            self.scheduler,
-            queue_capacity=config.queue_capacity,
-            stream_capacity=config.stream_capacity,
-            stall_timeout_s=config.stall_timeouts.default_s,
-            wake=self._work.set,
-        )
+        self.scheduler = make_scheduler(manifest, buckets, config.chunks)
+        self.requests = RequestTable(self.scheduler, config, wake=self._work.set)
         self.requests.weight_epoch = weight_epoch
         # Tokens that the host picks are on one rank only, so no step can take them from the ranks.
         is_async = config.async_scheduling and manifest.sampling.mode == "on_device"
@@ -135,8 +129,10 @@ class Engine:
         """Ends the ranks, and running requests with `verdict`; then the ranks restart."""
         self._ranks.end(verdict)
 
-    def submit(self, request: Request, text: OutputText, *, deadline_s: float | None = None) -> OutputStream:
-        """Queues a request; see `RequestTable.submit`.
+    def submit(
+        self, requests: Sequence[Request], texts: Sequence[OutputText], *, deadline_s: float | None = None
+    ) -> OutputStream | MergedStream:
+        """Queues the sequences of a call; see `RequestTable.submit`.
 
         Raises:
             RequestIdInUse: A request with this id has not ended.
@@ -144,7 +140,7 @@ class Engine:
         """
         assert self.state is not EngineState.FAILED, "the engine runs no request any more"
         assert self.weight_epoch, "there are no weights to run it with"
-        return self.requests.submit(request, text, deadline_s=deadline_s)
+        return self.requests.submit(requests, texts, deadline_s=deadline_s)
 
     def check_policy(self, policy: InFlightPolicy) -> None:
         """Refuses an operation early if its policy would refuse it later.
@@ -163,33 +159,21 @@ class Engine:
             RequestsInFlight: Policy REFUSE, and a request runs.
             RankLost: A rank died or hung over it; the engine recovers with an empty cache.
         """
-        start_s = self._now()
-        zeroed_bytes = 0
-
-        async def reset() -> None:
-            nonlocal zeroed_bytes
-            zeroed_bytes = await self._zero_state()
-
-        with self._hurrying(policy):
-            receipt = await self._operations.run("ResetKVCache", policy, reset)
-        return ResetReceipt(receipt.aborted_requests, zeroed_bytes, self.weight_epoch, self._now() - start_s)
+        return await self._reset(policy)
 
     async def reset_prefix_cache(self) -> ResetReceipt:
-        """Forgets, between two steps, the prefixes that later requests could share, and zeroes those that none holds.
+        """Forgets what later requests could share or continue of earlier ones; see `_reset`."""
+        return await self._reset(InFlightPolicy.CONTINUE, self.scheduler.kv.reset)
+
+    async def reset_session(self, owner: str, session_id: str) -> ResetReceipt:
+        """Forgets a session, and what the KV cache keeps for it; see `_reset`.
 
         Raises:
-            RankLost: A rank died or hung over it; the engine recovers with an empty cache.
+            SessionNotFound, SessionBusy: See `SessionTable.check_idle`.
         """
-        start_s = self._now()
-        zeroed_bytes = 0
-
-        async def reset() -> None:
-            nonlocal zeroed_bytes
-            if blocks := self.scheduler.kv.reset():
-                zeroed_bytes = await self._ranks.zero_state(blocks)
-
-        await self._operations.run("ResetKVCache", InFlightPolicy.CONTINUE, reset)
-        return ResetReceipt(0, zeroed_bytes, self.weight_epoch, self._now() - start_s)
+        sessions = self.requests.sessions
+        sessions.check_idle(owner, session_id)
+        return await self._reset(InFlightPolicy.CONTINUE, lambda: sessions.erase(owner, session_id))
 
     async def stage_weights(self, shard_paths_by_rank: Mapping[int, Path], policy: InFlightPolicy) -> None:
         """Maps new weights beside the ones in use, while steps run.
@@ -245,10 +229,9 @@ class Engine:
                 await self._ranks.swap_weights()
                 if not self.weight_epoch:
                     await launcher.warm_up(self._ranks)
-                if keep_kv:
-                    self.scheduler.kv.reset()
-                else:
-                    await self._zero_state()
+                if not keep_kv:
+                    await self._ranks.zero_state(None)
+                self.scheduler.kv.reset()
             except ExecutionError as error:
                 self._half_swapped = error
                 raise
@@ -310,9 +293,12 @@ class Engine:
         result = await running.result
         self._running = None
         self.num_steps += 1
-        self.requests.end_invalid(running.plan, result.invalid_rows)
+        self.scheduler.observe(running.plan, result.duration_s)
+        if result.invalid_rows:
+            self.requests.end_invalid(running.plan, result.invalid_rows)
         outcome = StepOutcome.from_result(result)
-        await self.requests.decode(running.plan, outcome.tokens)
+        if self.requests.decode_step is not None:
+            await self.requests.decode(running.plan, outcome.tokens)
         rows = self.scheduler.update(running.plan, outcome.tokens, self._now())
         self.requests.add_output(StepOutput(rows, outcome, self.weight_epoch))
 
@@ -339,11 +325,29 @@ class Engine:
             self._captures.record(step, plan.list_captured(), self.weight_epoch)
         return RunningStep(plan, await self._ranks.begin(step))
 
-    async def _zero_state(self) -> int:
-        """Zeroes the KV cache and forgets what it contained; returns the bytes written."""
-        zeroed_bytes = await self._ranks.zero_state(None)
-        self.scheduler.kv.reset()
-        return zeroed_bytes
+    async def _reset(self, policy: InFlightPolicy, forget: Callable[[], Sequence[int]] | None = None) -> ResetReceipt:
+        """Zeroes the KV cache between two steps: what `forget` returns, which frees it, or else all.
+
+        Raises:
+            RankLost: A rank died or hung over it; the engine recovers with an empty cache.
+        """
+        start_s = self._now()
+        zeroed_bytes = 0
+        blocks: Sequence[int] = ()
+
+        async def reset() -> None:
+            nonlocal zeroed_bytes, blocks
+            if forget is None:
+                zeroed_bytes = await self._ranks.zero_state(None)
+                blocks = self.scheduler.kv.reset()
+            elif blocks := forget():
+                zeroed_bytes = await self._ranks.zero_state(blocks)
+
+        with self._hurrying(policy):
+            receipt = await self._operations.run("ResetKVCache", policy, reset)
+        return ResetReceipt(
+            receipt.aborted_requests, len(blocks), zeroed_bytes, self.weight_epoch, self._now() - start_s
+        )
 
     async def _recover(self, error: ExecutionError) -> None:
         """Ends running requests and restarts the ranks; waiting requests keep waiting, a shortage of the host included.

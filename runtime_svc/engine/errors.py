@@ -1,8 +1,10 @@
-"""The error of a prompt that takes ranks down.
+"""Errors of sessions.
 
 KilnError
 └── RuntimeServiceError
-    └── PromptQuarantined
+    ├── SessionBusy                 a session whose request has not ended
+    ├── SessionNotFound
+    └── TooManySessions             a new session while requests use all that may be
 """
 
 from __future__ import annotations
@@ -10,17 +12,34 @@ from __future__ import annotations
 from runtime_svc.errors import RuntimeServiceError
 
 
-class PromptQuarantined(RuntimeServiceError):
-    """A prompt over which ranks died, hung or failed twice, the last time over it alone."""
+class SessionBusy(RuntimeServiceError):
+    """A session that a request uses: its requests go one after the other."""
 
-    reason = "PROMPT_QUARANTINED"
+    reason = "SESSION_BUSY"
 
-    def __init__(self, digest: str, num_losses: int, expires_in_s: float) -> None:
+    def __init__(self, session_id: str, request_id: str) -> None:
         super().__init__(
-            f"the ranks were lost {num_losses} times while they computed this prompt, the last time while they "
-            f"computed nothing else, so it is refused for {expires_in_s:.0f} s; unloading and loading the deployment, "
-            f"or loading other weights, ends that sooner",
-            digest=digest,
-            num_losses=num_losses,
-            expires_in_s=f"{expires_in_s:.0f}",
+            f"session {session_id!r} is in use by request {request_id!r}, which has not ended",
+            session_id=session_id,
+            request_id=request_id,
+        )
+
+
+class SessionNotFound(RuntimeServiceError):
+    """A session that the caller does not have: it has expired, made room for others, or never was."""
+
+    reason = "SESSION_NOT_FOUND"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"the caller has no session {session_id!r}", session_id=session_id)
+
+
+class TooManySessions(RuntimeServiceError):
+    """A new session while requests use as many sessions as a caller or a deployment may have."""
+
+    reason = "TOO_MANY_SESSIONS"
+
+    def __init__(self, limit: int, bounded: str) -> None:
+        super().__init__(
+            f"requests use {limit} sessions, as many as a {bounded} may have", retry_after_s=1.0, limit=limit
         )

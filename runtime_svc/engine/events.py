@@ -56,8 +56,9 @@ Payload = Accepted | TokenDelta | Finished
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event: its place in the stream, and the weight epoch that produced it."""
+    """One event: its place in the stream, the weight epoch that produced it, and the sequence that it belongs to."""
 
     sequence_number: int
     weight_epoch: int
     payload: Payload
+    sequence_index: int = 0

@@ -26,22 +26,30 @@ class StepBuilder:
         """Inputs of one step, each row-major. Tokens that only the ranks know so far are the pad id."""
         form = self._forms[plan.executable.tag]
         inputs = form.make_idle()
+        top_logprobs, wants_logits = None, False
         for row in plan.rows:
-            sampling = row.request.sampling
-            tokens = [self._pad_id] if plan.depends_on_previous else row.request.tokens_at(row.start, row.num_tokens)
+            request, sampling = row.request, row.request.sampling
+            tokens = [self._pad_id] if plan.depends_on_previous else request.tokens_at(row.start, row.num_tokens)
             form.put_tokens(
-                inputs, row.row, tokens, start=row.start, blocks=row.placement.blocks, num_moved=row.num_moved
+                inputs,
+                row.row,
+                tokens,
+                start=row.start,
+                blocks=row.placement.blocks,
+                num_moved=row.num_moved,
+                num_prompt_tokens=len(row.request.prompt_token_ids),
             )
             params = (float(sampling.top_k), sampling.top_p, sampling.temperature)
             form.put_values(inputs, "sampling_params", row.row, params)
             if row.samples and not self._is_deterministic:
                 form.put_values(inputs, "rand", row.row, (_draw(row),))
-        top_logprobs = [row.request.top_logprobs for row in plan.rows if row.request.top_logprobs is not None]
-        wants_logits = any(row.request.wants_logits for row in plan.rows)
+            if request.top_logprobs is not None:
+                top_logprobs = max(top_logprobs or 0, request.top_logprobs)
+            wants_logits = wants_logits or request.wants_logits
         return Step(
             plan.executable.tag,
             inputs,
-            max(top_logprobs, default=None),
+            top_logprobs,
             return_logits=wants_logits,
             depends_on_previous=plan.depends_on_previous,
         )

@@ -42,9 +42,18 @@ class OperationReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ResetReceipt:
-    """The receipt of a KV reset; `affected_sequences` counts the running sequences that it ended."""
+    """The receipt of a KV reset.
+
+    Attributes:
+        affected_sequences: Running sequences that it ended.
+        freed_blocks: Slots or blocks that it freed and that were kept for later requests only.
+        zeroed_bytes: Bytes written, over all ranks.
+        weight_epoch: Epoch of the weights now.
+        duration_s: From the call to the answer.
+    """
 
     affected_sequences: int
+    freed_blocks: int
     zeroed_bytes: int
     weight_epoch: int
     duration_s: float

@@ -44,14 +44,15 @@ class PausedRequests:
     """The requests that are paused now, and since when."""
 
     def __init__(
-        self, timeout_s: float, *, is_contended: Callable[[], bool], end: Callable[[Request, Finish], object]
+        self, timeout_s: float, *, is_contended: Callable[[Request], bool], end: Callable[[Request, Finish], object]
     ) -> None:
         """Starts empty.
 
         Args:
             timeout_s: How long a request may be paused while others want what it holds.
-            is_contended: Tells whether others do: requests that wait for a slot, or operations that wait for requests.
-            end: Ends a request.
+            is_contended: Tells whether others than a request's call do: those that wait for room, or operations that
+                wait for requests.
+            end: Ends the call of a request.
         """
         self._timeout_s = timeout_s
         self._is_contended = is_contended
@@ -77,11 +78,11 @@ class PausedRequests:
 
     def _look(self) -> None:
         self._look_handle = None
-        now_s, is_contended = self._loop.time(), self._is_contended()
+        now_s = self._loop.time()
         for request, pause in list(self._pauses.items()):
             pause.note_reads(now_s)
-            waited_s = self._find_overrun(request, pause, now_s) if is_contended else None
-            if waited_s is not None:
+            waited_s = self._find_overrun(request, pause, now_s)
+            if waited_s is not None and self._is_contended(request):
                 self._end(request, Finish(FinishReason.ABORTED, error=ClientStalled(waited_s)))
         if self._pauses:
             self._look_handle = self._loop.call_later(self._timeout_s / LOOKS, self._look)

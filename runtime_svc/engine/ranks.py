@@ -28,7 +28,7 @@ class Ranks(Protocol):
         """Memory of the KV cache, over all ranks."""
 
     async def warm_up(self) -> None:
-        """Runs every executable once."""
+        """Touches the whole KV cache, and runs every executable once."""
 
     async def begin(self, step: Step) -> Awaitable[StepResult]:
         """Calls every rank to run one executable once; returns the awaitable of the result.

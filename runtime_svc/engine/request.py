@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bundle.errors import KilnError
@@ -147,9 +148,63 @@ class Timeline:
     ended_s: float | None = None
 
 
+@dataclass(frozen=True)
+class SessionLimits:
+    """The server's bounds on sessions. A caller at one of them loses the session unused for longest.
+
+    Attributes:
+        default_ttl_s: How long a session is kept after its last request, for clients that choose no time.
+        max_ttl_s: The longest that a client may choose.
+        max_sessions: Sessions of one deployment.
+        max_caller_sessions: Of those, sessions of one caller.
+    """
+
+    default_ttl_s: float = 600.0
+    max_ttl_s: float = 3600.0
+    max_sessions: int = 1024
+    max_caller_sessions: int = 64
+
+
 @dataclass(eq=False, slots=True)
+class Session:
+    """What requests continue one after the other: the KV cache keeps their keys and values in between.
+
+    Attributes:
+        owner: Who uses it; no other caller finds it.
+        session_id: Its name, which the client chose.
+        ttl_s: How long it is kept after its last request.
+        last_used_s: When its last request came or ended, in seconds of the event loop's clock.
+        user: Its request that has not ended; None between requests.
+        cache_salt: That of the request that computed `token_ids`.
+        prompt_class: Class of that request's prompt, see `SessionKeeper`.
+        token_ids: Tokens whose keys and values the cache keeps for it, from position 0; none while a request runs.
+        num_written: Positions that steps of that request may have written.
+    """
+
+    owner: str
+    session_id: str
+    ttl_s: float
+    last_used_s: float
+    user: Request | None = None
+    cache_salt: str = ""
+    prompt_class: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    num_written: int = 0
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens whose keys and values the cache holds for it, or for its request that runs."""
+        return len(self.token_ids) or (0 if self.user is None else self.user.num_computed_tokens)
+
+    @property
+    def expires_s(self) -> float | None:
+        """When it ends unless it is used; None while a request uses it."""
+        return self.last_used_s + self.ttl_s if self.user is None else None
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
-    """One sequence on its way.
+    """One sequence on its way; a call that wants several has a request for each.
 
     There are no phases: `num_computed_tokens` catches up with `num_tokens`, by a prompt, a part of one, or one token.
     """
@@ -159,6 +214,10 @@ class Request:
     sampling: SamplingParams
     stop: StopConditions
     timeline: Timeline
+    #: Its number among the sequences of its call, which have one `request_id`.
+    sequence_index: int = 0
+    #: What only the sequences of its call have, which share the prompt's blocks; empty if it is the only one.
+    call_key: bytes = b""
     #: Tokens that were cut from the prompt's beginning.
     num_truncated_tokens: int = 0
     #: Alternatives reported with each token; None reports no probabilities.
@@ -169,6 +228,8 @@ class Request:
     stall: StallPolicy | None = None
     #: Requests with different salts share no part of the KV cache.
     cache_salt: str = ""
+    #: The session that it continues, if the client names one.
+    session: Session | None = None
     #: Takes the inputs of its steps, if the client wants them.
     capture: InputCapture | None = None
     output_token_ids: list[int] = field(default_factory=list)
@@ -204,13 +265,42 @@ class Request:
         """Whether no other request may run beside it now. One that its client pauses holds up none."""
         return self.num_tokens < self.num_tokens_alone and not self.is_paused
 
+    def fan_out(self, count: int) -> tuple[Request, ...]:
+        """Returns the sequences of a call that wants `count` of them for this request's prompt; it is the first.
+
+        Each has a seed of its own, the request's plus its index modulo 2**64, so that a call with that seed repeats it.
+
+        Args:
+            count: At least 1. More only without session and capture, before anything is computed.
+        """
+        if count == 1:
+            return (self,)
+        assert self.session is None, "a session goes on from one sequence"
+        assert self.capture is None, "a capture has the steps of one sequence"
+        self.call_key = secrets.token_bytes(16)
+        others = (
+            replace(
+                self,
+                sequence_index=index,
+                sampling=replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64)),
+                timeline=Timeline(self.timeline.arrived_s),
+                output_token_ids=[],
+                bucket_steps=Counter(),
+                bucket_padding=Counter(),
+            )
+            for index in range(1, count)
+        )
+        return (self, *others)
+
     def tokens_at(self, start: int, count: int) -> list[int]:
         """Tokens from position `start` on, `count` of them or as many as there are."""
         num_prompt_tokens = len(self.prompt_token_ids)
         if start >= num_prompt_tokens:
             start -= num_prompt_tokens
             return self.output_token_ids[start : start + count]
-        return [*self.prompt_token_ids[start : start + count], *self.output_token_ids][:count]
+        # Of a block of the prompt, the output is not touched: the KV manager asks for each block of long sequences.
+        tokens = self.prompt_token_ids[start : start + count]
+        return [*tokens, *self.output_token_ids[: count - len(tokens)]]
 
     def usage(self) -> Usage:
         """Returns the cost of the request until it ended. A stage that it did not reach took no time."""

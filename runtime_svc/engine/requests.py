@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bundle.errors import KilnError
-from runtime_svc.engine.errors import PromptQuarantined
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.pauses import PausedRequests
 from runtime_svc.engine.publisher import OutputText, SequencePublisher, StepOutput
-from runtime_svc.engine.request import Finish, FinishReason, Request, StallAction, StallTimeouts
+from runtime_svc.engine.request import Finish, FinishReason, Request, StallAction
 from runtime_svc.engine.scheduler.plan import RowTokens, StepPlan
 from runtime_svc.engine.scheduler.scheduler import Scheduler
-from runtime_svc.engine.streams import OutputStream
+from runtime_svc.engine.sessions import SessionTable
+from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.engine.suspects import SuspectPrompts
 from runtime_svc.errors import (
     DeadlineExceeded,
@@ -22,6 +24,7 @@ from runtime_svc.errors import (
     RequestAborted,
     RequestIdInUse,
 )
+from runtime_svc.quarantine_errors import PromptQuarantined
 
 #: Output texts, each with its new tokens -> for each the error that ends its request; None if the text is made.
 DecodeStep = Callable[[Sequence[tuple[Any, Sequence[int]]]], Awaitable[list[KilnError | None]]]
@@ -33,48 +36,58 @@ MIN_RETRY_S: Final = 0.1
 _GOOD_ENDS: Final = frozenset({FinishReason.STOP_TOKEN, FinishReason.STOP_STRING, FinishReason.LENGTH})
 
 
+@dataclass(eq=False, slots=True)
+class _Call:
+    """The sequences of one call.
+
+    Attributes:
+        requests: One for each, by index.
+        num_left: Those that have not ended.
+        deadline: Ends them; None if the call has no deadline.
+    """
+
+    requests: Sequence[Request]
+    num_left: int
+    deadline: asyncio.TimerHandle | None = None
+
+
 class RequestTable:
-    """Requests by id, with their streams and deadlines.
+    """Calls by id, with the streams of their sequences and their deadlines.
+
+    A sequence ends by its own tokens, text or numbers; all other causes end its call, all sequences at once.
 
     The first cause that ends a request wins: `Request.claim_finish` decides, and only the winner writes the terminal
     event.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        queue_capacity: int,
-        stream_capacity: int,
-        wake: Callable[[], None],
-        stall_timeout_s: float = StallTimeouts.default_s,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, config: EngineConfig, *, wake: Callable[[], None]) -> None:
         """Starts empty.
 
         Args:
             scheduler: Where requests wait and run.
-            queue_capacity: Requests that may wait beyond those that can start at once.
-            stream_capacity: Events that may wait for a slow client before its request is paused.
+            config: Bounds.
             wake: Called when there may be something to schedule.
-            stall_timeout_s: How long a request may be paused while others want what it holds.
         """
         self._scheduler = scheduler
-        self._stream_capacity = stream_capacity
+        self._stream_capacity = config.stream_capacity
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._publishers: dict[str, SequencePublisher] = {}
-        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._calls: dict[str, _Call] = {}
+        # Of sequences that have not ended.
+        self._publishers: dict[Request, SequencePublisher] = {}
         self._unpublished: list[StepOutput] = []
         self._tainted_blocks: set[int] = set()
+        #: What requests continue.
+        self.sessions = SessionTable(scheduler.kv, config.session_limits, now=self._loop.time)
         #: The prompts that may have cost ranks.
         self.suspects = SuspectPrompts()
         self._became_empty = asyncio.Event()
         self._became_empty.set()
-        self._pauses = PausedRequests(stall_timeout_s, is_contended=self._is_contended, end=self.end)
+        self._pauses = PausedRequests(config.stall_timeouts.default_s, is_contended=self._is_contended, end=self.end)
         # Callers of `wait_until_empty`.
         self._num_waiting_for_all = 0
         self._mean_running_s = 0.0
-        self.queue_capacity = queue_capacity
+        self.queue_capacity = config.queue_capacity
         #: Makes the text of a step's tokens, for sequences that cannot make it themselves; None if they can.
         self.decode_step: DecodeStep | None = None
         #: Requests that capture inputs.
@@ -85,27 +98,44 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self._publishers)
 
-    def submit(self, request: Request, text: OutputText, *, deadline_s: float | None) -> OutputStream:
-        """Queues a request.
+    def submit(
+        self, requests: Sequence[Request], texts: Sequence[OutputText], *, deadline_s: float | None
+    ) -> OutputStream | MergedStream:
+        """Queues the sequences of a call, all or none.
 
         Args:
-            request: Admitted, with nothing computed.
-            text: Its output text.
-            deadline_s: When to end it, by the event loop's clock; None for never.
+            requests: Those of one call, see `Request.fan_out`: admitted, with nothing computed.
+            texts: The output text of each.
+            deadline_s: When to end the call, by the event loop's clock; None for never.
 
         Raises:
             RequestIdInUse: A request with this id has not ended.
             QueueFull: Too many wait.
             PromptQuarantined: Ranks were lost over its prompt.
+            SessionBusy, TooManySessions: See `SessionTable.join`.
         """
-        if request.request_id in self._publishers:
-            raise RequestIdInUse(request.request_id)
+        first = requests[0]
+        if first.request_id in self._calls:
+            raise RequestIdInUse(first.request_id)
         scheduler = self._scheduler
         num_free = scheduler.max_running - scheduler.num_running
-        if len(scheduler.waiting) >= self.queue_capacity + num_free:
+        if len(scheduler.waiting) + len(requests) > self.queue_capacity + num_free:
             raise QueueFull(self.queue_capacity, max(MIN_RETRY_S, self._mean_running_s / scheduler.max_running))
         if self.suspects.entries:
-            self._admit(request)
+            for request in requests:
+                self._admit(request)
+        if first.session is not None:
+            first.session = self.sessions.join(first.session, first)
+        call = self._calls[first.request_id] = _Call(requests, num_left=len(requests))
+        self._became_empty.clear()
+        if deadline_s is not None:
+            call.deadline = self._loop.call_at(deadline_s, self._expire, first)
+        streams = [self._add(request, text) for request, text in zip(requests, texts, strict=True)]
+        self._publishers[first].accept(self.weight_epoch)
+        self._wake()
+        return streams[0] if len(streams) == 1 else MergedStream(streams)
+
+    def _add(self, request: Request, text: OutputText) -> OutputStream:
         stream = OutputStream(
             self._stream_capacity,
             on_drained=lambda: self._resume(request),
@@ -113,24 +143,30 @@ class RequestTable:
             counts_values=request.stall is not None and request.stall.action is StallAction.COALESCE,
             stall_timeout_s=None if request.stall is None else request.stall.timeout_s,
         )
-        publisher = SequencePublisher(request, text, stream)
-        publisher.accept(self.weight_epoch)
-        self._publishers[request.request_id] = publisher
+        self._publishers[request] = SequencePublisher(request, text, stream)
         self.num_captures += request.capture is not None
-        self._became_empty.clear()
-        if deadline_s is not None:
-            self._deadlines[request.request_id] = self._loop.call_at(deadline_s, self._expire, request)
         self._scheduler.add(request)
-        self._wake()
         return stream
 
     def abort(self, request_id: str, cause: str) -> bool:
-        """Ends a request for `cause`; False if it has ended already, or never was."""
-        publisher = self._publishers.get(request_id)
-        return publisher is not None and self.end(publisher.request, aborted(publisher.request, cause))
+        """Ends a call for `cause`; False if it has ended already, or never was."""
+        call = self._calls.get(request_id)
+        return call is not None and self.end(call.requests[0], aborted(call.requests[0], cause)) > 0
 
-    def end(self, request: Request, finish: Finish) -> bool:
-        """Ends a request and frees its part of the KV cache, unless it has ended; returns whether this call did."""
+    def end(self, request: Request, finish: Finish) -> int:
+        """Ends all sequences of a request's call that have not ended, and frees their parts of the KV cache.
+
+        Returns:
+            How many this call ended.
+        """
+        # The id may be that of a later call by now.
+        call = self._calls.get(request.request_id)
+        if call is None or request not in call.requests:
+            return 0
+        return sum([self._end_sequence(one, finish) for one in call.requests])
+
+    def _end_sequence(self, request: Request, finish: Finish) -> bool:
+        """Ends one sequence unless it has ended; returns whether this call did."""
         self.publish()
         if not request.claim_finish(finish, self._loop.time()):
             return False
@@ -146,25 +182,28 @@ class RequestTable:
                 first = row.num_cached // self._scheduler.kv.block_tokens
                 self._tainted_blocks.update(row.placement.blocks[first:])
                 error = NumericsInvalid(row.request.request_id, row.request.num_tokens)
-                if self.end(row.request, Finish(FinishReason.ERROR, error=error)):
+                if self._end_sequence(row.request, Finish(FinishReason.ERROR, error=error)):
                     self._scheduler.statistics.invalid_requests += 1
 
     async def decode(self, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> None:
         """Has the text of a step's tokens made before `add_output` gets them; ends requests for which that fails."""
         if self.decode_step is None:
             return
-        rows = [row for row in plan.rows if row.samples and row.request.request_id in self._publishers]
-        texts = [self._publishers[row.request.request_id].text for row in rows]
+        rows = [row for row in plan.rows if row.samples and row.request in self._publishers]
+        texts = [self._publishers[row.request].text for row in rows]
         if rows:
             errors = await self.decode_step([(text, tokens[row.row]) for row, text in zip(rows, texts, strict=True)])
             for row, error in zip(rows, errors, strict=True):
                 if error is not None:
-                    self.end(row.request, Finish(FinishReason.ERROR, error=error))
+                    self._end_sequence(row.request, Finish(FinishReason.ERROR, error=error))
 
     def note_loss(self, requests: Collection[Request]) -> None:
         """Takes in that ranks were lost over these requests; ends waiting ones whose prompts are quarantined now."""
         self.suspects.note_loss(requests, self._loop.time())
         for request in tuple(self._scheduler.waiting):
+            # The loss ends those whose call runs, and the end of one ends those behind it.
+            if request.finish is not None or self._runs(self._calls[request.request_id]):
+                continue
             try:
                 self._admit(request)
             except PromptQuarantined as error:
@@ -176,8 +215,8 @@ class RequestTable:
         return tainted
 
     def end_all(self, finish_of: Callable[[Request], Finish]) -> int:
-        """Ends every request; returns how many this call ended."""
-        requests = [publisher.request for publisher in self._publishers.values()]
+        """Ends every call; returns how many sequences this ended."""
+        requests = [call.requests[0] for call in self._calls.values()]
         return sum(self.end(request, finish_of(request)) for request in requests)
 
     def add_output(self, output: StepOutput) -> None:
@@ -200,6 +239,9 @@ class RequestTable:
         finally:
             self._num_waiting_for_all -= 1
 
+    def _runs(self, call: _Call) -> bool:
+        return any(one.finish is None and one.timeline.started_s is not None for one in call.requests)
+
     def _admit(self, request: Request) -> None:
         try:
             self.suspects.admit(request, self._loop.time())
@@ -209,7 +251,7 @@ class RequestTable:
 
     def _publish(self, new: RowTokens, output: StepOutput) -> None:
         request = new.row.request
-        publisher = self._publishers[request.request_id]
+        publisher = self._publishers[request]
         finish = request.finish
         stop_string = publisher.publish(new, output.outcome, output.weight_epoch)
         if stop_string is not None:
@@ -222,7 +264,7 @@ class RequestTable:
             self._pauses.pause(request, publisher.stream)
 
     def _conclude(self, request: Request, finish: Finish) -> None:
-        self._publishers.pop(request.request_id).finish(finish, self.weight_epoch)
+        self._publishers.pop(request).finish(finish, self.weight_epoch)
         statistics, timeline = self._scheduler.statistics, request.timeline
         assert timeline.ended_s is not None
         statistics.finished[finish.reason] += 1
@@ -232,9 +274,12 @@ class RequestTable:
             self.suspects.forget(request)
         if request.is_paused:
             self._pauses.resume(request)
-        deadline = self._deadlines.pop(request.request_id, None)
-        if deadline is not None:
-            deadline.cancel()
+        call = self._calls[request.request_id]
+        call.num_left -= 1
+        if not call.num_left:
+            del self._calls[request.request_id]
+            if call.deadline is not None:
+                call.deadline.cancel()
         if timeline.started_s is not None:
             running_s = timeline.ended_s - timeline.started_s
             self._mean_running_s += SMOOTHING * (running_s - self._mean_running_s)
@@ -247,12 +292,17 @@ class RequestTable:
             self._pauses.resume(request)
             self._wake()
 
-    def _is_contended(self) -> bool:
-        """Whether requests wait for a slot, or operations or an unload for requests."""
-        scheduler = self._scheduler
-        # A request that has just come waits for a moment, also if there is room.
-        lacks_slot = bool(scheduler.waiting) and scheduler.num_running >= scheduler.max_running
-        return lacks_slot or not scheduler.is_admitting or bool(self._num_waiting_for_all)
+    def _is_contended(self, request: Request) -> bool:
+        """Whether other calls wait for room in the KV cache, or operations or an unload for requests."""
+        scheduler, kv = self._scheduler, self._scheduler.kv
+        lacks_room = False
+        next_ = next((one for one in scheduler.waiting if one.request_id != request.request_id), None)
+        if next_ is not None:
+            # A request that has just come waits for a moment, also if there is room.
+            num_free_tokens = (kv.num_blocks - kv.num_used_blocks) * kv.block_tokens
+            is_full = scheduler.num_running >= scheduler.max_running
+            lacks_room = is_full or next_.num_tokens > num_free_tokens
+        return lacks_room or not scheduler.is_admitting or bool(self._num_waiting_for_all)
 
     def _abandon(self, request: Request) -> None:
         if request.finish is None:

@@ -34,8 +34,12 @@ class EngineStatistics:
         self.request_s = Histogram(REQUEST_BOUNDS_S)
         self.swap_pause_s = Histogram(SWAP_PAUSE_BOUNDS_S)
         self.prompt_tokens = 0
-        #: Tokens of prompts that the KV cache held when their requests started.
+        #: Tokens of prompts that were looked up in the KV cache when their requests started.
+        self.looked_up_tokens = 0
+        #: Of those, tokens that the KV cache held.
         self.cached_prompt_tokens = 0
+        #: Of the latter, tokens of requests that continue sessions.
+        self.session_tokens = 0
         self.generated_tokens = 0
         #: How often a request gave back its part of the KV cache to make room.
         self.preemptions = 0

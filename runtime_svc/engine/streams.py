@@ -1,13 +1,14 @@
-"""A request's output on its way to the client: bounded, and exactly one terminal event."""
+"""The output of a call on its way to the client: bounded, and exactly one terminal event for each sequence."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final
 
+from bundle.errors import KilnError
 from runtime_svc.engine.events import Event, Finished, Payload, TokenDelta
 
 #: Tokens, alternatives and logits that one joined event may hold: some hundred kilobytes on the wire.
@@ -15,7 +16,7 @@ MAX_JOINED_VALUES: Final = 4096
 
 
 class OutputStream:
-    """Events of one request. The engine puts, one consumer iterates.
+    """Events of one sequence. The engine puts, one consumer iterates.
 
     A consumer that comes late gets the token deltas that wait as one event: one write to the client instead of many.
 
@@ -56,6 +57,21 @@ class OutputStream:
         self.finished: Finished | None = None
 
     @property
+    def ends(self) -> Sequence[Finished]:
+        """The terminal payloads of sequences that have ended, by index."""
+        return () if self.finished is None else (self.finished,)
+
+    @property
+    def error(self) -> KilnError | None:
+        """What the call ends with once the last event is taken; None if that is no error."""
+        return None if self.finished is None else self.finished.finish.error
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether an event waits, so that the consumer gets one at once."""
+        return bool(self._events)
+
+    @property
     def is_full(self) -> bool:
         """Whether the client reads too slowly."""
         if len(self._events) < self._capacity:
@@ -74,6 +90,10 @@ class OutputStream:
         self._events.append((payload, weight_epoch))
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
+
+    def announce(self, arrived: asyncio.Future[None]) -> None:
+        """Lets the next event that is put resolve a future, if no other has."""
+        self._arrived = arrived
 
     def close(self) -> None:
         """The consumer leaves: the request ends unless it has ended. Harmless when repeated."""
@@ -120,6 +140,61 @@ class OutputStream:
         return TokenDelta(
             "".join([delta.text for delta in joined]), tuple(chain.from_iterable([delta.tokens for delta in joined]))
         )
+
+
+class MergedStream:
+    """Events of several sequences of one call as one stream, numbered as the consumer takes them.
+
+    Each sequence has its own bounds. Those that have events take turns; the events of one keep their order.
+    """
+
+    def __init__(self, streams: Sequence[OutputStream]) -> None:
+        """Becomes the only reader of `streams`, which are those of the sequences by index."""
+        self._streams = streams
+        self._num_taken = 0
+        self._newest_index = -1
+        #: What the call ends with once the last event is taken: that of the first `Finished` event that has an error.
+        self.error: KilnError | None = None
+
+    @property
+    def ends(self) -> Sequence[Finished]:
+        """The terminal payloads of sequences that have ended, by index."""
+        return [stream.finished for stream in self._streams if stream.finished is not None]
+
+    @property
+    def stall_timeout_s(self) -> float | None:
+        """See `OutputStream`; it is the same for all."""
+        return self._streams[0].stall_timeout_s
+
+    def close(self) -> None:
+        """The consumer leaves: sequences end unless they have ended. Harmless when repeated."""
+        for stream in self._streams:
+            stream.close()
+
+    def __aiter__(self) -> MergedStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        while (index := self._find_waiting()) is None:
+            if all(stream.finished is not None for stream in self._streams):
+                raise StopAsyncIteration
+            arrived = asyncio.get_running_loop().create_future()
+            for stream in self._streams:
+                stream.announce(arrived)
+            await arrived
+        event = await anext(self._streams[index])
+        if isinstance(event.payload, Finished) and self.error is None:
+            self.error = event.payload.finish.error
+        merged = Event(self._num_taken, event.weight_epoch, event.payload, index)
+        self._newest_index = index
+        self._num_taken += 1
+        return merged
+
+    def _find_waiting(self) -> int | None:
+        """Returns the sequence whose turn it is, of those that have events; None if none has."""
+        count = len(self._streams)
+        turns = ((self._newest_index + step) % count for step in range(1, count + 1))
+        return next((index for index in turns if self._streams[index].has_waiting), None)
 
 
 def _count_values(payload: Payload) -> int:

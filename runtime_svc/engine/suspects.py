@@ -21,8 +21,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from runtime_svc.engine.errors import PromptQuarantined
 from runtime_svc.engine.request import Request
+from runtime_svc.quarantine_errors import PromptQuarantined
 
 #: Losses of ranks after which a prompt is refused, or runs alone.
 MAX_LOSSES: Final = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,6 +29,7 @@ SERVED: Final = frozenset(
         "sampling_params.top_p",
         "sampling_params.top_k",
         "sampling_params.seed",
+        "sampling_params.n",
         "sampling_params.max_tokens",
         "sampling_params.stop",
         "sampling_params.stop_token_ids",
@@ -43,7 +45,6 @@ SERVED: Final = frozenset(
 NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {
         "sampling_params.repetition_penalty": 1.0,
-        "sampling_params.n": 1,
         "sampling_params.json_object": False,
         "data_parallel_rank": 0,
     }
@@ -58,6 +59,7 @@ _FIELD_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "stop.stop_strings": "sampling_params.stop",
         "stop.stop_token_ids": "sampling_params.stop_token_ids",
         "output.logprobs": "sampling_params.logprobs",
+        "num_sequences": "sampling_params.n",
         "sampling.": "sampling_params.",
     }
 )
@@ -91,7 +93,7 @@ def check_served(request: pb.GenerateRequest) -> None:
 def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationCall:
     """Converts a request that passed `check_served`.
 
-    Unset fields become None. So do a `top_p` and a `top_k` of 0: the API cannot tell them from unset.
+    Unset fields become None. So do a `top_p` and a `top_k` of 0, and `n` 0 is 1: the API cannot tell them from unset.
 
     Args:
         request: The request.
@@ -111,6 +113,7 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
         stop_token_ids=tuple(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs if params.HasField("logprobs") else None,
+        num_sequences=params.n or 1,
     )
 
 
@@ -141,45 +144,49 @@ def find_error(finish: Finish) -> KilnError | None:
 
 
 class Answer:
-    """The messages that a client gets for one sequence: chunks of new tokens if it streams, and one at the end."""
+    """The messages that a client gets: for each sequence chunks of new tokens if it streams, and one at its end."""
 
     def __init__(self, call: GenerationCall, *, is_streamed: bool) -> None:
         """Starts before the first event."""
         self._call = call
         self._is_streamed = is_streamed
         self._num_prompt_tokens = 0
-        self._tokens: list[GeneratedToken] = []
+        # Of each sequence.
+        self._tokens: defaultdict[int, list[GeneratedToken]] = defaultdict(list)
 
     def add(self, event: Event) -> pb.GenerateResponse | None:
         """Takes the next event; returns the message that follows from it, if one does."""
+        index = event.sequence_index
         match event.payload:
             case Accepted() as accepted:
                 self._num_prompt_tokens = accepted.num_prompt_tokens
             case TokenDelta(tokens=tokens) if tokens:
-                self._tokens += tokens
+                self._tokens[index] += tokens
                 if self._is_streamed:
-                    return pb.GenerateResponse(chunk=self._make_chunk(tokens))
+                    return pb.GenerateResponse(chunk=self._make_chunk(tokens, index))
             case Finished() as finished if find_error(finished.finish) is None:
-                return pb.GenerateResponse(complete=self._make_complete(finished))
+                return pb.GenerateResponse(complete=self._make_complete(finished, index))
         return None
 
-    def _make_chunk(self, tokens: Sequence[GeneratedToken]) -> pb.GenerateStreamChunk:
+    def _make_chunk(self, tokens: Sequence[GeneratedToken], index: int) -> pb.GenerateStreamChunk:
         return pb.GenerateStreamChunk(
             token_ids=[token.token_id for token in tokens],
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=len(tokens),
             output_logprobs=self._make_logprobs(tokens),
+            index=index,
         )
 
-    def _make_complete(self, finished: Finished) -> pb.GenerateComplete:
-        usage = finished.usage
+    def _make_complete(self, finished: Finished, index: int) -> pb.GenerateComplete:
+        usage, tokens = finished.usage, self._tokens[index]
         return pb.GenerateComplete(
-            output_ids=[token.token_id for token in self._tokens],
+            output_ids=[token.token_id for token in tokens],
             finish_reason=_FINISH_REASONS[finished.finish.reason],
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.generated_tokens,
             cached_tokens=usage.cached_prompt_tokens,
-            output_logprobs=self._make_logprobs(self._tokens),
+            output_logprobs=self._make_logprobs(tokens),
+            index=index,
             **self._find_matched_stop(finished.finish),
         )
 

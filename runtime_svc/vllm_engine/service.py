@@ -69,7 +69,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
         self._newest_request_s = 0.0
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        """Generates a sequence: chunks with `stream`, then one message with all of it."""
+        """Generates sequences: chunks with `stream`, then one message with all of each."""
         arrived_ns = time.time_ns()
         self._newest_request_s = arrived_ns / 1e9
         if REQUEST_ID.fullmatch(request.request_id):
@@ -90,8 +90,9 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignor
             async for event in stream:
                 if (response := answer.add(event)) is not None:
                     yield response
-        if stream.finished is not None and (cause := find_error(stream.finished.finish)) is not None:
-            raise cause
+        for end in stream.ends:
+            if (cause := find_error(end.finish)) is not None:
+                raise cause
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Ends requests; their slots are free when the client gets the answer. Those that have ended are no error."""

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from kiln.runtime.v1 import generation_pb2 as pb
 
 from bundle.errors import KilnError
+from edge.access.principal import ANONYMOUS, Principal
 from edge.status import status_from_error
 from execution.text.prompt import (
     ChatMessage,
@@ -25,6 +26,7 @@ from execution.text.prompt import (
 from runtime_svc.admission import UNSERVED, CaptureCall, GenerationCall
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.request import FinishReason, SamplingParams, StallAction, Usage
+from runtime_svc.session_call import SessionCall
 from runtime_svc.stall_policy import StallCall
 from runtime_svc.status import STATUS_TABLE
 
@@ -48,8 +50,14 @@ _STALL_ACTIONS = {
 }
 
 
-def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationCall:
-    """Converts a Generate request; unset fields become None. `request_id` is the client's, or the call's."""
+def call_from_pb(request: pb.GenerateRequest, *, request_id: str, caller: Principal = ANONYMOUS) -> GenerationCall:
+    """Converts a Generate request; unset fields become None.
+
+    Args:
+        request: The request.
+        request_id: The client's id, or the call's.
+        caller: Whose sessions it may continue.
+    """
     sampling, stop = request.sampling, request.stop
     return GenerationCall(
         request_id=request_id,
@@ -66,7 +74,9 @@ def call_from_pb(request: pb.GenerateRequest, *, request_id: str) -> GenerationC
         logits=request.output.logits,
         capture=_capture_from_pb(request.output.capture_inputs) if request.output.HasField("capture_inputs") else None,
         stall=_stall_from_pb(request.stall_policy) if request.HasField("stall_policy") else None,
+        session=_session_from_pb(request, caller),
         cache_salt=request.cache_salt,
+        num_sequences=request.num_sequences if request.HasField("num_sequences") else 1,
         unserved=dict(_find_unserved(request)),
     )
 
@@ -97,7 +107,11 @@ def prompt_size_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> Pro
 
 def event_to_pb(event: Event) -> pb.GenerateResponse:
     """Converts one event of a stream."""
-    response = pb.GenerateResponse(sequence_number=event.sequence_number, weight_epoch=event.weight_epoch)
+    response = pb.GenerateResponse(
+        sequence_number=event.sequence_number,
+        sequence_index=event.sequence_index,
+        weight_epoch=event.weight_epoch,
+    )
     match event.payload:
         case TokenDelta() as delta:
             # In place, because there is one for every token.
@@ -152,6 +166,13 @@ def _find_unserved(request: pb.GenerateRequest) -> Iterator[tuple[str, object]]:
 
 def _capture_from_pb(capture: pb.InputCapture) -> CaptureCall:
     return CaptureCall(capture.first_step, capture.num_steps if capture.HasField("num_steps") else None)
+
+
+def _session_from_pb(request: pb.GenerateRequest, caller: Principal) -> SessionCall | None:
+    has_ttl = request.HasField("session_ttl")
+    if not request.session_id and not has_ttl:
+        return None
+    return SessionCall(caller.key, request.session_id, request.session_ttl.ToNanoseconds() / 1e9 if has_ttl else None)
 
 
 def _stall_from_pb(policy: pb.StallPolicy) -> StallCall:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.errors import FieldViolation
+from edge.request_id import REQUEST_ID, make_id_violation
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.deployment_spec import DeploymentSpec
 from runtime_svc.deployments.progress import LoadProgress, LoadStage
 from runtime_svc.engine.engine import Engine
 from runtime_svc.engine.operations import InFlightPolicy, ResetReceipt, WeightsReceipt
+from runtime_svc.engine.request import Session
 from runtime_svc.errors import FeatureNotServed, RequestInvalid
 from runtime_svc.wire.generation import duration_to_pb
+
+#: What a reset forgets.
+ResetScope = Literal["deployment", "prefix_cache", "session"]
 
 _STATES = {
     DeploymentState.LOADING: pb.Deployment.STATE_LOADING,
@@ -48,6 +55,11 @@ def spec_from_pb(request: pb.LoadBundleRequest) -> DeploymentSpec:
         cores=tuple(request.cores),
         threads_per_core=request.threads_per_core if request.HasField("threads_per_core") else None,
         follow_alias=request.follow_alias,
+        target_inter_token_latency_s=(
+            request.target_inter_token_latency.ToNanoseconds() / 1e9
+            if request.HasField("target_inter_token_latency")
+            else None
+        ),
     )
 
 
@@ -63,27 +75,32 @@ def policy_from_pb(value: pb.InFlightPolicy.ValueType, *, default: InFlightPolic
     return policy
 
 
-def resets_prefix_cache(request: pb.ResetKVCacheRequest, *, has_prefix_cache: bool) -> bool:
-    """Tells whether a reset is one of the prefix cache alone.
+def reset_scope_from_pb(request: pb.ResetKVCacheRequest, capabilities: Capabilities) -> ResetScope:
+    """Returns what a reset forgets.
 
     Raises:
-        FeatureNotServed: The deployment has no prefix cache, or the request has fields that this code does not know:
-            without this, a narrow reset would reset the whole cache.
-        RequestInvalid: It has a policy for running requests, which a reset of the prefix cache leaves alone.
+        FeatureNotServed: The deployment has no prefix cache or no sessions, or the request has fields that this code
+            does not know: without this, a narrow reset would reset the whole cache.
+        RequestInvalid: The session's id is malformed, or a narrow reset has a policy for running requests, which it
+            leaves alone.
     """
     scope = request.WhichOneof("scope")
     if scope is None and len(UnknownFieldSet(request)) > 0:
-        accepted = "deployment, prefix_cache"
+        accepted = "deployment, prefix_cache, session"
         raise FeatureNotServed([FieldViolation("scope", "a field that this server does not know", accepted)])
-    if scope != "prefix_cache":
-        return False
-    if not has_prefix_cache:
+    if scope is None or scope == "deployment":
+        return "deployment"
+    if scope == "session" and not REQUEST_ID.fullmatch(request.session.session_id):
+        raise RequestInvalid([make_id_violation("session.session_id", request.session.session_id)])
+    if scope == "prefix_cache" and not capabilities.prefix_caching:
         accepted = "deployment: the bundle is compiled without neuron_config.is_prefix_caching"
-        raise FeatureNotServed([FieldViolation("scope", "prefix_cache", accepted)])
+        raise FeatureNotServed([FieldViolation("scope", scope, accepted)])
+    if scope == "session" and not capabilities.sessions:
+        raise FeatureNotServed([FieldViolation("scope", scope, "deployment: it serves no sessions")])
     if request.in_flight_policy != pb.IN_FLIGHT_POLICY_UNSPECIFIED:
-        accepted = "unset with scope prefix_cache: running requests go on"
+        accepted = f"unset with scope {scope}: running requests go on"
         raise RequestInvalid([_policy_violation(request.in_flight_policy, accepted)])
-    return True
+    return scope
 
 
 def weight_policies_from_pb(request: pb.LoadWeightsRequest) -> tuple[InFlightPolicy, bool]:
@@ -119,7 +136,7 @@ def progress_to_pb(progress: LoadProgress) -> pb.LoadProgress:
 
 def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
     """Converts a deployment as it is now."""
-    engine = deployment.engine
+    engine, target_s = deployment.engine, deployment.target_inter_token_latency_s
     return pb.Deployment(
         id=deployment.deployment_id,
         state=_STATES[deployment.state],
@@ -134,6 +151,7 @@ def deployment_to_pb(deployment: Deployment) -> pb.Deployment:
         threads_per_core=deployment.threads_per_core,
         followed_alias=deployment.followed_alias,
         follow_message=deployment.follow_message,
+        target_inter_token_latency=None if target_s is None else duration_to_pb(target_s),
     )
 
 
@@ -143,6 +161,7 @@ def deployment_info_to_pb(deployment: Deployment) -> pb.DeploymentInfo:
         id=deployment.deployment_id,
         state=_STATES[deployment.state],
         capabilities=_capabilities_to_pb(deployment.capabilities),
+        chunk_tokens=0 if deployment.engine is None else deployment.engine.scheduler.chunk_tokens,
     )
 
 
@@ -151,9 +170,27 @@ def reset_receipt_to_pb(receipt: ResetReceipt) -> pb.ResetKVCacheResponse:
     return pb.ResetKVCacheResponse(
         affected_sequences=receipt.affected_sequences,
         freed_slots=receipt.affected_sequences,
+        freed_blocks=receipt.freed_blocks,
         zeroed_bytes=receipt.zeroed_bytes,
         weight_epoch=receipt.weight_epoch,
         duration=duration_to_pb(receipt.duration_s),
+    )
+
+
+def session_to_pb(session: Session, loop_started_at_s: float) -> pb.Session:
+    """Converts a session as it is now.
+
+    Args:
+        session: The session.
+        loop_started_at_s: When the event loop's clock showed 0, in seconds since 1970.
+    """
+    expires_s = session.expires_s
+    return pb.Session(
+        id=session.session_id,
+        held_tokens=session.num_held_tokens,
+        running=session.user is not None,
+        last_use_time=timestamp_to_pb(loop_started_at_s + session.last_used_s),
+        expire_time=None if expires_s is None else timestamp_to_pb(loop_started_at_s + expires_s),
     )
 
 
@@ -229,6 +266,8 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
         adapters=capabilities.adapters,
         speculation_length=capabilities.speculation_length,
         prefix_caching=capabilities.prefix_caching,
+        sessions=capabilities.sessions,
+        max_num_sequences=capabilities.max_num_sequences,
     )
 
 

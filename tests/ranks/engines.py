@@ -12,18 +12,19 @@ import pytest
 
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.engine import Engine
-from runtime_svc.engine.events import Event, Finished, GeneratedToken, TokenDelta
+from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import (
     Finish,
     FinishReason,
     Request,
     SamplingParams,
+    Session,
     StallPolicy,
     StopConditions,
     Timeline,
 )
-from runtime_svc.engine.streams import OutputStream
+from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.text.output import SequenceText
 from tests.ranks.fakes import FakeLauncher, make_manifest
 
@@ -59,9 +60,16 @@ class EngineHarness:
     def ranks(self) -> Any:
         return self.launcher.ranks
 
-    def submit(
+    def submit(self, prompt: list[int], **options: Any) -> OutputStream:
+        """Queues a request; see `submit_call`."""
+        stream = self.submit_call(prompt, 1, **options)
+        assert isinstance(stream, OutputStream)
+        return stream
+
+    def submit_call(
         self,
         prompt: list[int],
+        num_sequences: int,
         *,
         request_id: str = "",
         max_new_tokens: int = 40,
@@ -73,7 +81,10 @@ class EngineHarness:
         stall: StallPolicy | None = None,
         deadline_s: float | None = None,
         cache_salt: str = "",
-    ) -> OutputStream:
+        session: str = "",
+        caller: str = "caller",
+        ttl_s: float = 60.0,
+    ) -> OutputStream | MergedStream:
         self._count += 1
         now_s = asyncio.get_running_loop().time()
         request = Request(
@@ -85,10 +96,12 @@ class EngineHarness:
             top_logprobs=top_logprobs,
             stall=stall,
             cache_salt=cache_salt,
+            session=Session(caller, session, ttl_s, now_s) if session else None,
         )
-        text = SequenceText(LetterTokenizer(), stop_strings)  # type: ignore[arg-type]
+        requests = request.fan_out(num_sequences)
+        texts = [SequenceText(LetterTokenizer(), stop_strings) for _ in requests]  # type: ignore[arg-type]
         absolute_s = None if deadline_s is None else now_s + deadline_s
-        return self.engine.submit(request, text, deadline_s=absolute_s)
+        return self.engine.submit(requests, texts, deadline_s=absolute_s)
 
 
 StartEngine = Callable[..., Awaitable[EngineHarness]]
@@ -151,6 +164,20 @@ async def collect(stream: OutputStream) -> list[Event]:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [isinstance(event.payload, Finished) for event in events] == [False] * (len(events) - 1) + [True]
     return events
+
+
+async def collect_sequences(stream: OutputStream | MergedStream) -> list[list[Event]]:
+    """Every event of a call's stream by sequence; checks what holds of every stream of several sequences."""
+    events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [isinstance(event.payload, Accepted) for event in events] == [True] + [False] * (len(events) - 1)
+    assert events[0].sequence_index == 0
+    count = max(event.sequence_index for event in events) + 1
+    sequences = [[event for event in events if event.sequence_index == index] for index in range(count)]
+    for own in sequences:
+        assert [isinstance(event.payload, Finished) for event in own] == [False] * (len(own) - 1) + [True]
+    assert [end.finish for end in stream.ends] == [finished_of(own).finish for own in sequences]
+    return sequences
 
 
 async def collect_rest(stream: OutputStream) -> list[Event]:

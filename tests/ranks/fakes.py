@@ -97,6 +97,8 @@ class FakeRanks:
         self.swap_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
         self.step_s = 0.0
+        #: What ranks say that a step took, by its tag; others say how long it did take.
+        self.told_s: dict[str, float] = {}
         self.invalid_rows: tuple[int, ...] = ()
         self.steps: list[Step] = []
         self.zeroed: list[Sequence[int] | None] = []
@@ -161,7 +163,7 @@ class FakeRanks:
             logprobs=None if count is None else [-token / 10 for token in tokens],
             top_ids=None if count is None else [[(token + i) % VOCAB_SIZE for i in range(count)] for token in tokens],
             top_logprobs=None if count is None else [[-token / 10 - i for i in range(count)] for token in tokens],
-            duration_s=self.step_s,
+            duration_s=self.told_s.get(step.tag, self.step_s),
             logits=_logits(tokens) if step.return_logits else None,
             invalid_rows=self.invalid_rows,
         )

@@ -8,6 +8,7 @@ from typing import Any
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Manifest, Serving
 from runtime_svc.engine.assembly import make_scheduler as assemble
+from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.kv.manager import KvManager
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.engine.scheduler.async_scheduling import AsyncScheduling, RunningStep
@@ -30,11 +31,11 @@ def make_request(name: str, num_prompt_tokens: int, *, max_new_tokens: int = 100
 
 
 def make_scheduler(
-    *, manifest: Manifest | None = None, max_chunk_tokens: int = 8, **manifest_options: Any
+    *, manifest: Manifest | None = None, chunks: ChunkLimits | None = None, **manifest_options: Any
 ) -> Scheduler:
     """A scheduler with the parts that an engine gives it."""
     manifest = manifest or make_manifest(**{"num_slots": 2, **manifest_options})
-    return assemble(manifest, BucketTable.from_manifest(manifest), max_chunk_tokens=max_chunk_tokens)
+    return assemble(manifest, BucketTable.from_manifest(manifest), chunks or ChunkLimits(8))
 
 
 def make_block_scheduler(
@@ -98,6 +99,13 @@ class PromptParts:
         self._executable = make_executable("context_encoding", max_tokens, num_rows)
         self._max_tokens = max_tokens
         self._max_new_tokens = max_new_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self._max_tokens
+
+    def observe(self, plan: StepPlan, duration_s: float) -> None:
+        """Has no use for times."""
 
     def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
         rows: list[ScheduledRow] = []

@@ -125,16 +125,26 @@ class Stepper:
         rows: Mapping[int, tuple[list[int], int, tuple[int, ...]]],
         *,
         num_moved: int = 0,
+        num_prompt_tokens: int = 0,
     ) -> dict[str, torch.Tensor]:
         """Runs one step. Of each row that is not idle: its tokens, the position of the first, and the KV blocks.
 
         Args:
             num_moved: Of each row's tokens, the first ones that the cache holds and that are not written.
+            num_prompt_tokens: Tokens of each row's prompt; 0 if it ends here.
         """
         form = self._forms[kind, bucket]
         inputs = form.make_idle()
         for row, (tokens, start, blocks) in rows.items():
-            form.put_tokens(inputs, row, tokens, start=start, blocks=blocks, num_moved=num_moved)
+            form.put_tokens(
+                inputs,
+                row,
+                tokens,
+                start=start,
+                blocks=blocks,
+                num_moved=num_moved,
+                num_prompt_tokens=num_prompt_tokens,
+            )
         return self._run(kind, bucket, inputs, {})
 
     def _run(

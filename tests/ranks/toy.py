@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import execution.collectives.operators  # noqa: F401 - registers the operators
-from bundle.abi.state import AXES, state_names
+from bundle.abi.state import AXES, StateLayout, StateTensor, state_names
 from bundle.abi.submodels import SubmodelName
 from bundle.digest import sha256_file
 from bundle.manifest import (
@@ -25,8 +25,6 @@ from bundle.manifest import (
     Executable,
     Manifest,
     Sampling,
-    StateLayout,
-    StateTensor,
     Target,
     WeightSet,
     WeightShard,

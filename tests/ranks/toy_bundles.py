@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +12,6 @@ import pytest
 
 from compiler_svc.lower.pool import LoweringPool
 from execution.forkserver.client import ForkserverClient
-from execution.ranks.forkservers import RankForkservers
 from tests.lowering_cache import LOWERING_CACHE
 from tests.ranks.toy import Picks, ToyBundle, make_bundle, stage_toy
 
@@ -47,10 +45,3 @@ def toy(toy_directory: Path, lowerings: ForkserverClient) -> MakeToy:
         return made
 
     return make
-
-
-@pytest.fixture(scope="module")
-def forkservers() -> Iterator[RankForkservers]:
-    """The forkservers of a module's groups. As in a runtime, torch is loaded once for all of them."""
-    with RankForkservers() as forkservers:
-        yield forkservers

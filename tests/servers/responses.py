@@ -209,5 +209,13 @@ def finished(number: int, reason: str = "LENGTH", **fields: object) -> generatio
     return generation_pb2.GenerateResponse(sequence_number=number, weight_epoch=2, finished=event)
 
 
+def several_sequences() -> list[generation_pb2.GenerateResponse]:
+    """Two sequences whose events are mixed."""
+    events = [accepted(), delta(1, "Once ", 11), delta(2, "One ", 13), delta(3, "upon", 12), finished(4), finished(5)]
+    for event, index in zip(events, (0, 0, 1, 0, 1, 0), strict=True):
+        event.sequence_index = index
+    return events
+
+
 def generation() -> list[generation_pb2.GenerateResponse]:
     return [accepted(), delta(1, "Once ", 11), delta(2, "upon", 12), finished(3)]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,10 @@ class Stack:
         assert events, f"kiln {arguments} printed nothing: {result.stderr}"
         assert not check or result.returncode == 0, events[-1]
         return Outcome(result.returncode, events)
+
+    def new_model(self, name: str) -> Path:
+        """Where to write a checkpoint: a path of this name that no other test of this stack has."""
+        return Path(tempfile.mkdtemp(dir=self.models)) / name
 
     def compile(self, name: str, model: str | Path, config: dict[str, Any], *, level: int = 0) -> dict[str, Any]:
         path = self.home / f"{name}.json"

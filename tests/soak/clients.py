@@ -25,6 +25,8 @@ from tests.soak.windows import ABORTED
 COUNTS: Final = (1, 8, 40, MAX_ANSWER)
 #: Share of the requests that go to deployments that come and go.
 PASSING_SHARE: Final = 0.15
+#: Sessions that all clients use, of each deployment; more than its KV cache keeps.
+NUM_SESSIONS: Final = 16
 #: A window of HTTP/2 that does not grow, as that of a client that means harm.
 SMALL_WINDOW: Final = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65535))
 #: Connections of their own, so that they can be closed without harm to other clients.
@@ -135,6 +137,24 @@ async def never_read(client: Client, request: pb.GenerateRequest, stream: Stream
         await stream.read(call)
 
 
+async def converse(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
+    """Continues what any client sent in the same session, as far as the prompt is the same; now and then leaves."""
+    request.session_id = f"session-{client.choose.randrange(NUM_SESSIONS)}"
+    if client.choose.random() < 0.2:
+        await cancel(client, request, stream)
+    else:
+        await read(client, request, stream)
+
+
+async def ask_for_several(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
+    """Asks for several sequences of the prompt, which greedy sampling makes equal; now and then leaves."""
+    request.num_sequences = stream.num_sequences = client.choose.randint(2, 4)
+    if client.choose.random() < 0.2:
+        await cancel(client, request, stream)
+    else:
+        await read(client, request, stream)
+
+
 async def capture(client: Client, request: pb.GenerateRequest, stream: Stream) -> None:
     """Has inputs written to the runtime's disk, and removes the file."""
     request.output.capture_inputs.num_steps = 4
@@ -190,6 +210,8 @@ BEHAVIOURS: Final = (
     Behaviour("drop", 4, drop),
     Behaviour("hang up", 4, hang_up),
     Behaviour("never read", 4, never_read, frozenset({"CLIENT_STALLED"})),
+    Behaviour("converse", 12, converse, frozenset({"SESSION_BUSY", "TOO_MANY_SESSIONS"})),
+    Behaviour("ask for several", 6, ask_for_several),
     Behaviour("capture", 4, capture, frozenset({"TOO_MANY_CAPTURES"})),
     Behaviour("exceed", 1, exceed, frozenset({"REQUEST_TOO_LARGE"})),
     Behaviour("mistake", 3, mistake, frozenset({"REQUEST_INVALID", "DEPLOYMENT_NOT_FOUND"})),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 
-from tests.soak.site import LASTING, Site
+from tests.soak.site import END_TIMEOUT_S, LASTING, SHARING, Site
 from tests.soak.windows import ABORTED
 
 REFUSED: Final = frozenset({"REQUESTS_IN_FLIGHT"})
@@ -113,6 +113,23 @@ async def reset(site: Site, name: str, choose: random.Random, *, policy: str) ->
     await site.call(name, site.control.ResetKVCache(request), REFUSED if policy == "REFUSE" else NONE)
 
 
+async def reset_session(site: Site, name: str, choose: random.Random) -> None:
+    """Lists the sessions of a lasting deployment, and forgets one of them, which a request may use or end meanwhile."""
+    deployment_id = choose.choice(list(LASTING))
+    listed = await site.control.ListSessions(pb.ListSessionsRequest(deployment_id=deployment_id), timeout=END_TIMEOUT_S)
+    if not listed.sessions:
+        return
+    scope = pb.SessionScope(session_id=choose.choice(listed.sessions).id)
+    request = pb.ResetKVCacheRequest(deployment_id=deployment_id, session=scope)
+    await site.call(name, site.control.ResetKVCache(request), frozenset({"SESSION_BUSY", "SESSION_NOT_FOUND"}))
+
+
+async def reset_prefix_cache(site: Site, name: str, _choose: random.Random) -> None:
+    """Forgets what requests share."""
+    request = pb.ResetKVCacheRequest(deployment_id=SHARING, prefix_cache=pb.PrefixCacheScope())
+    await site.call(name, site.control.ResetKVCache(request), NONE)
+
+
 async def load(site: Site, name: str, choose: random.Random) -> None:
     """Loads a deployment that passes, unless there are enough."""
     if len(site.passing) >= MAX_PASSING:
@@ -195,6 +212,8 @@ OPERATIONS: Final = (
         Operation(f"reset, {policy}", 2, partial(reset, policy=policy), ABORTED if policy == "ABORT" else NONE)
         for policy in POLICIES
     ),
+    Operation("reset a session", 4, reset_session),
+    Operation("reset the prefix cache", 2, reset_prefix_cache),
     Operation("load a bundle", 5, load),
     Operation("load a bundle and leave", 2, leave_load),
     *(Operation(f"unload, {policy}", 2, partial(unload, policy=policy)) for policy in POLICIES),

@@ -21,7 +21,6 @@ from tests.servers.stack import Stack
 from tests.soak.hostile import publish_hostile
 from tests.system.runtime_process import RuntimeProcess, run_runtime
 
-MODELS: Final = {"story": "kiln-tiny", "pirate": "kiln-tiny-pirate"}
 LEVEL: Final = 1
 #: Logits in the outputs make events large enough to fill the buffers of clients that do not read.
 CONFIG: Final[dict[str, Any]] = {
@@ -35,7 +34,20 @@ CONFIG: Final[dict[str, Any]] = {
     "output_logits": True,
     "on_device_sampling_config": {"dynamic": True, "global_topk": 64},
 }
-DEGREES: Final = (1, 2)
+#: A cache with room for three of the eight rows' longest sequences, so that sequences give way to each other.
+SHARED_BLOCKS: Final[dict[str, Any]] = {
+    "is_block_kv_layout": True,
+    "is_prefix_caching": True,
+    "pa_block_size": 16,
+    "pa_num_blocks": 48,
+}
+#: By reference, a bundle's model and what its configuration has beside `CONFIG`.
+BUNDLES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "story-1": ("kiln-tiny", {"tp_degree": 1}),
+    "story-2": ("kiln-tiny", {"tp_degree": 2}),
+    "pirate-2": ("kiln-tiny-pirate", {"tp_degree": 2}),
+    "story-blocks": ("kiln-tiny", {"tp_degree": 1, **SHARED_BLOCKS}),
+}
 
 STALL_TIMEOUT_S: Final = 5
 #: What makes hung ranks and clients that do not read pass in seconds.
@@ -43,7 +55,8 @@ OPTIONS: Final = (
     "--min-step-timeout=2",
     "--text-timeout=2",
     f"--stall-timeout={STALL_TIMEOUT_S}",
-    "--cores=6",
+    "--cores=7",
+    "--max-sessions=12",
     "--queue-capacity=48",
 )
 DISK_BYTES: Final = 192 << 20
@@ -106,16 +119,12 @@ def run_services(directory: Path, bundles: Path) -> Iterator[Services]:
         stack = Stack.start(directory / "home", cores=1, shared=shared)
         exits.callback(stack.stop)
         digests = {
-            (name, degree): stack.provide(
-                f"{name}-{degree}",
-                ROOT / "examples/models" / model,
-                {"neuron_config": CONFIG | {"tp_degree": degree}},
-                level=LEVEL,
+            ref: stack.provide(
+                ref, ROOT / "examples/models" / model, {"neuron_config": CONFIG | attributes}, level=LEVEL
             )
-            for degree in DEGREES
-            for name, model in MODELS.items()
+            for ref, (model, attributes) in BUNDLES.items()
         }
-        hostile_refs = publish_hostile(shared.layout, digests["story", 1], directory / "hostile")
+        hostile_refs = publish_hostile(shared.layout, digests["story-1"], directory / "hostile")
         disk, scratch = directory / "disk", directory / "scratch"
         for folder in (disk, scratch):
             folder.mkdir()

@@ -18,8 +18,10 @@ from tests.soak.windows import Windows
 
 State = pb.Deployment.State
 
+#: The deployment whose requests share blocks of the KV cache.
+SHARING: Final = "sharing"
 #: By deployment that lasts for the whole run, the bundles whose weights it may have.
-LASTING: Final = {"steady": ("story-1",), "swapped": ("story-2", "pirate-2")}
+LASTING: Final = {"steady": ("story-1",), "swapped": ("story-2", "pirate-2"), SHARING: ("story-blocks",)}
 #: How long a deployment may take to serve again, a hung rank and a new forkserver included.
 READY_TIMEOUT_S: Final = 120.0
 #: How long a deployment has to be READY: it may not have noticed yet that a rank has ended.
@@ -107,7 +109,7 @@ class Site:
                 for prompt in PROMPTS:
                     stream = Stream("probe", probe, prompt, MAX_ANSWER, frozenset())
                     await stream.read(self.generation.Generate(greedy_request(probe, prompt, MAX_ANSWER)))
-                    self.references.add(digest, prompt, [token for _, token in stream.tokens])
+                    self.references.add(digest, prompt, [token for _, token in stream.answers[0]])
                 await self.control.UnloadBundle(pb.UnloadBundleRequest(deployment_id=probe))
             await self.load(deployment_id, refs[0])
 
@@ -124,9 +126,9 @@ class Site:
             self.find(f"{name} ended {stream.end}")
         for fault in stream.find_faults():
             self.find(f"{name}: {fault}")
-        if stream.prompt and stream.tokens:
-            self.num_compared += stream.code == "OK"
-            if self.references.knows(stream.deployment_id, stream.tokens):
+        if stream.prompt and stream.answers:
+            self.num_compared += len(stream.answers) * (stream.code == "OK")
+            if all(self.references.knows(stream.deployment_id, tokens) for tokens in stream.answers.values()):
                 self._compare(stream)
             else:
                 self._undecided.append(stream)
@@ -138,9 +140,11 @@ class Site:
         self._undecided.clear()
 
     def _compare(self, stream: Stream) -> None:
-        mistake = self.references.find_mistake(stream.deployment_id, stream.prompt, stream.tokens)
-        if mistake is not None:
-            self.find(f"{stream.behaviour} of {stream.deployment_id}, prompt {stream.prompt!r}: {mistake}")
+        for index, tokens in stream.answers.items():
+            mistake = self.references.find_mistake(stream.deployment_id, stream.prompt, tokens)
+            if mistake is not None:
+                name = f"{stream.behaviour} of {stream.deployment_id}, prompt {stream.prompt!r}"
+                self.find(f"{name}, sequence {index}: {mistake}")
 
     async def call(self, name: str, call: Any, reasons: frozenset[str], *, is_counted: bool = True) -> str:
         """Makes a call of the control plane, and notes how it ends.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ class Stream:
         prompt: Name of the prompt; empty if the answer is not compared.
         count: Tokens that a whole answer has.
         reasons: Reasons with which the behaviour itself may end the call, OK aside.
+        num_sequences: Answers that a whole call has, one for each sequence.
     """
 
     behaviour: str
@@ -43,6 +45,7 @@ class Stream:
     prompt: str
     count: int
     reasons: frozenset[str]
+    num_sequences: int = 1
     begun_s: float = field(default_factory=time.monotonic)
     ended_s: float = 0.0
     code: str = ""
@@ -50,9 +53,11 @@ class Stream:
     #: Whether the client ended the call itself, so that no terminal event is owed.
     has_left: bool = False
     numbers: list[int] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    #: Epoch and id of each token.
-    tokens: list[tuple[int, int]] = field(default_factory=list)
+    #: Of each event, its kind and the index of its sequence.
+    kinds: list[tuple[str, int]] = field(default_factory=list)
+    #: By sequence, epoch and id of each token.
+    answers: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    #: The newest terminal event.
     finished: pb.Finished | None = None
 
     async def events(self, call: Any) -> AsyncIterator[pb.GenerateResponse]:
@@ -85,23 +90,27 @@ class Stream:
         """What breaks the contract of the stream, whatever its end."""
         if self.numbers != [*range(len(self.numbers))]:
             yield f"its sequence numbers are {self.numbers[:8]}…"
-        if self.kinds and self.kinds[0] != "accepted":
-            yield f"its first event is {self.kinds[0]}"
-        num_finished = self.kinds.count("finished")
-        if num_finished > 1 or (num_finished and self.kinds[-1] != "finished"):
-            yield "its terminal event is not the one last event"
+        if self.kinds and self.kinds[0] != ("accepted", 0):
+            yield f"its first event is {self.kinds[0][0]}"
+        ended = {index for kind, index in self.kinds if kind == "finished"}
+        for sequence in ended:
+            own = [kind for kind, index in self.kinds if index == sequence]
+            if own.index("finished") != len(own) - 1:
+                yield "its terminal event is not the one last event"
+        lacks_end = len(ended) != self.num_sequences
         if self.code == "OK":
-            if self.finished is None:
+            if lacks_end:
                 yield "it ended OK without a terminal event"
-            elif len(self.tokens) != self.count:
-                yield f"it ended OK with {len(self.tokens)} of {self.count} tokens"
-        elif self.kinds and not num_finished and not self.has_left and self.reason != "CLIENT_STALLED":
+            for sequence in ended:
+                if len(self.answers[sequence]) != self.count:
+                    yield f"it ended OK with {len(self.answers[sequence])} of {self.count} tokens"
+        elif self.kinds and lacks_end and not self.has_left and self.reason != "CLIENT_STALLED":
             yield f"it ended {self.end} without a terminal event"
 
     def _note(self, event: pb.GenerateResponse) -> None:
         kind = event.WhichOneof("event") or "nothing"
         self.numbers.append(event.sequence_number)
-        self.kinds.append(kind)
-        self.tokens += [(event.weight_epoch, token.id) for token in event.delta.tokens]
+        self.kinds.append((kind, event.sequence_index))
+        self.answers[event.sequence_index] += [(event.weight_epoch, token.id) for token in event.delta.tokens]
         if kind == "finished":
             self.finished = event.finished

@@ -1,12 +1,8 @@
-"""One pair of services for each worker of a run, which share bundles."""
-
-from collections.abc import Iterator
-from pathlib import Path
+"""The shipped model on the run's services."""
 
 import pytest
 
 from tests.repository import ROOT
-from tests.servers.shared_bundles import SharedBundles
 from tests.servers.stack import Stack
 
 TINY = ROOT / "examples/models/kiln-tiny"
@@ -24,14 +20,6 @@ CONFIG = {
         "on_device_sampling_config": {"dynamic": True, "global_topk": 64},
     }
 }
-
-
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> Iterator[Stack]:
-    shared = SharedBundles(run_directory / "bundles")
-    services = Stack.start(tmp_path_factory.mktemp("kiln"), shared=shared)
-    yield services
-    assert services.stop() == 0
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,7 @@ def worst_deviation(reference: Reference, prompt: list[int], tokens: list[Any]) 
 
 
 def write_model(stack: Stack, name: str) -> Reference:
-    return write_checkpoint(stack.models / name, GEOMETRY)
+    return write_checkpoint(stack.new_model(name), GEOMETRY)
 
 
 @pytest.mark.parametrize("level", LEVELS)

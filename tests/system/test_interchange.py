@@ -145,8 +145,8 @@ def test_a_strategy_that_the_model_does_not_allow(stack: Stack, tmp_path: Path) 
 
 
 def test_attributes_that_a_model_lacks_may_come_from_the_configuration(stack: Stack) -> None:
-    bare = stack.models / "bare"
-    bare.mkdir(exist_ok=True)
+    bare = stack.new_model("bare")
+    bare.mkdir()
     config = json.loads((TINY / "config.json").read_text())
     lacking = ("num_attention_heads", "num_hidden_layers", "vocab_size")
     (bare / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in lacking}))
@@ -154,7 +154,7 @@ def test_attributes_that_a_model_lacks_may_come_from_the_configuration(stack: St
         (bare / name).symlink_to(TINY / name)
     path = stack.home / "bare.json"
     path.write_text(json.dumps(CONFIG))
-    options = ("compile", path, "--model", "bare", "--name", "bare", "-O", "0")
+    options = ("compile", path, "--model", bare.relative_to(stack.models), "--name", "bare", "-O", "0")
     error = stack.kiln(*options, check=False).last["error"]
     assert error["reason"] == "MODEL_CONFIG_INVALID"
     assert error["metadata"]["family"] == "Llama"

@@ -112,12 +112,13 @@ def test_the_cache_is_known_without_tracing(stack: Stack) -> None:
 
 
 def test_70b_from_headers(stack: Stack) -> None:
-    write_headers(stack.models / "70b", LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
+    model = stack.new_model("70b")
+    write_headers(model, LLAMA_70B, num_shards=LLAMA_70B_SHARDS)
     path = stack.home / "70b.json"
 
     def run(tp_degree: int) -> Outcome:
         path.write_text(json.dumps({"neuron_config": {"tp_degree": tp_degree, "seq_len": 4096}}))
-        return stack.kiln("plan", path, "--model", "70b", "--target", "trn1", check=False)
+        return stack.kiln("plan", path, "--model", model, "--target", "trn1", check=False)
 
     small, large = run(8), run(16)
     assert (small.exit_code, large.exit_code) == (3, 0)

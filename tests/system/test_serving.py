@@ -217,7 +217,8 @@ def test_killed_rank_ends_its_streams_and_the_next_request_works(stack: Stack) -
 
 def test_health_answers_during_a_long_prefill(stack: Stack) -> None:
     """The prompt is long enough for a prefill of over a second on two cores, and the model is soon written."""
-    write_long_checkpoint(stack.models / "long")
+    model = stack.new_model("long")
+    write_long_checkpoint(model)
     config = {
         "neuron_config": {
             "seq_len": 4096,
@@ -227,7 +228,7 @@ def test_health_answers_during_a_long_prefill(stack: Stack) -> None:
             "on_device_sampling_config": {},
         }
     }
-    stack.compile("long", stack.models / "long", config)
+    stack.compile("long", model, config)
     stack.kiln("load", "long", "--deployment", "long")
     channel = grpc.insecure_channel(stack.runtime)
     health = health_pb2_grpc.HealthStub(channel)

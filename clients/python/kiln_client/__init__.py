@@ -16,7 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 from kiln_client.blocking import Stream
 from kiln_client.bundles import AsyncBundles
 from kiln_client.compiler import AsyncCompiler, CompileOptions, PlanOptions, compile_request, plan_request
-from kiln_client.completion import Completion, CompletionBuilder, collect
+from kiln_client.completion import Completion, CompletionBuilder, collect, collect_sequences
 from kiln_client.endpoint import Timeouts, TlsOptions
 from kiln_client.errors import FieldViolation, KilnError
 from kiln_client.prompts import GenerateOptions, Prompt, chat
@@ -47,6 +47,7 @@ __all__ = [
     "__version__",
     "chat",
     "collect",
+    "collect_sequences",
     "compile_request",
     "plan_request",
 ]

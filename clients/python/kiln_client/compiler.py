@@ -36,7 +36,8 @@ class CompileOptions(TypedDict, total=False):
     target: str
     """Hardware: `cpu` (default), `inf2`, `trn1`, `trn2` or `trn3`."""
     isa: str
-    """CPU instruction set: `x86-64-v3`, `x86-64-v4`, `x86-64-v4-vnni`, `x86-64-v4-bf16` or `native`.
+    """CPU instruction set: `x86-64-v3`, `x86-64-v4`, `x86-64-v4-vnni`, `x86-64-v4-bf16`, `x86-64-v4-amx` or
+    `native`.
 
     Default: the compiler's.
     """

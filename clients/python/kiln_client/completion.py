@@ -1,9 +1,9 @@
-"""Collects the events of a stream into a whole generation."""
+"""Collects the events of a stream into whole generations."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kiln.runtime.v1.generation_pb2 import Accepted, Finished, FinishReason, GenerateResponse, Token, Usage
 
@@ -44,16 +44,23 @@ class Completion:
         return [token.id for token in self.tokens]
 
 
+@dataclass(slots=True)
+class _Sequence:
+    """The events of one sequence so far."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    finished: Finished | None = None
+    weight_epoch: int = 0
+
+
 class CompletionBuilder:
     """Collects the events of one stream."""
 
     def __init__(self) -> None:
         self._num_events = 0
         self._accepted: Accepted | None = None
-        self._texts: list[str] = []
-        self._tokens: list[Token] = []
-        self._finished: Finished | None = None
-        self._weight_epoch = 0
+        self._sequences: dict[int, _Sequence] = {}
 
     def add(self, event: GenerateResponse) -> None:
         """Adds the next event.
@@ -64,52 +71,88 @@ class CompletionBuilder:
         if event.sequence_number != self._num_events:
             raise StreamIncomplete(f"event {self._num_events} is missing, event {event.sequence_number} came")
         self._num_events += 1
-        self._weight_epoch = event.weight_epoch
+        sequence = self._sequences.setdefault(event.sequence_index, _Sequence())
+        sequence.weight_epoch = event.weight_epoch
         match event.WhichOneof("event"):
             case "accepted":
                 self._accepted = event.accepted
             case "delta":
-                self._texts.append(event.delta.text)
-                self._tokens.extend(event.delta.tokens)
+                sequence.texts.append(event.delta.text)
+                sequence.tokens.extend(event.delta.tokens)
             case "finished":
-                self._finished = event.finished
+                sequence.finished = event.finished
 
     def build(self) -> Completion:
-        """Makes the completion after the last event.
+        """Makes the completion of a stream of one sequence after the last event.
 
         Raises:
             StreamIncomplete: The stream lacked its first or its last event.
+            ValueError: The stream has several sequences.
         """
-        if self._accepted is None or self._finished is None:
-            raise StreamIncomplete(f"no {'accepted' if self._accepted is None else 'finished'} event")
-        match self._finished.WhichOneof("matched_stop"):
+        if len(self._sequences) > 1:
+            raise ValueError(f"the stream has {len(self._sequences)} sequences; build_sequences makes them all")
+        return self.build_sequence(0)
+
+    def build_sequences(self) -> list[Completion]:
+        """Makes the completion of each sequence after the last event, by index.
+
+        Raises:
+            StreamIncomplete: The stream lacked its first event, or the last one of a sequence.
+        """
+        return [self.build_sequence(index) for index in range(max(self._sequences, default=0) + 1)]
+
+    def build_sequence(self, index: int) -> Completion:
+        """Makes the completion of one sequence that has ended.
+
+        Raises:
+            StreamIncomplete: The stream lacked its first event, or the sequence its last one.
+        """
+        sequence = self._sequences.get(index, _Sequence())
+        finished = sequence.finished
+        if self._accepted is None or finished is None:
+            missing = "accepted event" if self._accepted is None else "finished event"
+            raise StreamIncomplete(f"no {missing}" if not index else f"no {missing} of sequence {index}")
+        match finished.WhichOneof("matched_stop"):
             case "stop_string":
-                stop: str | int | None = self._finished.stop_string
+                stop: str | int | None = finished.stop_string
             case "stop_token_id":
-                stop = self._finished.stop_token_id
+                stop = finished.stop_token_id
             case _:
                 stop = None
-        status = self._finished.capture_status
         return Completion(
-            text="".join(self._texts),
-            tokens=tuple(self._tokens),
-            finish_reason=enum_name(FinishReason.DESCRIPTOR, self._finished.reason),
+            text="".join(sequence.texts),
+            tokens=tuple(sequence.tokens),
+            finish_reason=enum_name(FinishReason.DESCRIPTOR, finished.reason),
             stop=stop,
-            usage=self._finished.usage,
-            weight_epoch=self._weight_epoch,
+            usage=finished.usage,
+            weight_epoch=sequence.weight_epoch,
             accepted=self._accepted,
-            captured_inputs_path=self._finished.captured_inputs_path,
-            capture_error=error_from_status(status) if self._finished.HasField("capture_status") else None,
+            captured_inputs_path=finished.captured_inputs_path,
+            capture_error=error_from_status(finished.capture_status) if finished.HasField("capture_status") else None,
         )
 
 
 async def collect(events: AsyncIterable[GenerateResponse]) -> Completion:
-    """Reads a stream to its end.
+    """Reads a stream of one sequence to its end.
 
     Raises:
         KilnError: The stream has failed; StreamIncomplete if it ends early.
+        ValueError: The stream has several sequences.
     """
+    return (await _read(events)).build()
+
+
+async def collect_sequences(events: AsyncIterable[GenerateResponse]) -> list[Completion]:
+    """Reads a stream to its end; returns its sequences by index.
+
+    Raises:
+        KilnError: The stream has failed, as it does if one sequence has; StreamIncomplete if it ends early.
+    """
+    return (await _read(events)).build_sequences()
+
+
+async def _read(events: AsyncIterable[GenerateResponse]) -> CompletionBuilder:
     builder = CompletionBuilder()
     async for event in events:
         builder.add(event)
-    return builder.build()
+    return builder

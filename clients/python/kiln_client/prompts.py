@@ -46,6 +46,9 @@ class GenerateOptions(TypedDict, total=False):
     """Keeps the smallest set of tokens whose probability reaches p, in (0, 1]."""
     seed: int
     """Equal seeds give equal tokens, whichever requests share the batch. Default: random."""
+    num_sequences: int
+    """Sequences to generate for the prompt, at most the deployment's `max_num_sequences`. Each has a seed of its own:
+    `seed` plus its index. Default 1."""
     stop_strings: Sequence[str]
     """Texts that end generation."""
     stop_token_ids: Sequence[int]
@@ -64,6 +67,11 @@ class GenerateOptions(TypedDict, total=False):
     """Longest time without reading, from 1 second to the server's bound for the action, which is the default."""
     cache_salt: str
     """Share cached prefixes with requests of the same salt only. At most 256 characters."""
+    session_id: str
+    """Session that the request continues: what its prompt shares with the sequence before it is not computed again. One
+    request at a time."""
+    session_ttl_s: float
+    """Time for which the session is kept after the request, from 1 second to the server's bound."""
 
 
 def chat(messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> Chat:
@@ -158,6 +166,8 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         ),
         output=OutputOptions(logprobs=options.get("logprobs"), logits=options.get("logits", False)),
         cache_salt=options.get("cache_salt", ""),
+        session_id=options.get("session_id", ""),
+        num_sequences=options.get("num_sequences"),
     )
     if (steps := options.get("capture_inputs")) is not None:
         request.output.capture_inputs.CopyFrom(InputCapture(first_step=steps[0], num_steps=steps[1]))
@@ -166,6 +176,8 @@ def generate_request(deployment_id: str, prompt: Prompt, **options: Unpack[Gener
         request.stall_policy.action = StallPolicy.Action.ValueType(number)
     if (timeout_s := options.get("stall_timeout_s")) is not None:
         request.stall_policy.timeout.FromNanoseconds(round(timeout_s * 1e9))
+    if (ttl_s := options.get("session_ttl_s")) is not None:
+        request.session_ttl.FromNanoseconds(round(ttl_s * 1e9))
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Chat):

@@ -10,7 +10,7 @@ from kiln.runtime.v1 import generation_pb2, runtime_pb2
 from kiln.runtime.v1.generation_pb2_grpc import GenerationServiceStub
 from kiln.runtime.v1.runtime_pb2_grpc import RuntimeServiceStub
 
-from kiln_client.completion import Completion, collect
+from kiln_client.completion import Completion, collect, collect_sequences
 from kiln_client.enums import enum_name, enum_number
 from kiln_client.errors import StreamIncomplete
 from kiln_client.prompts import GenerateOptions, Prompt, generate_request
@@ -51,7 +51,7 @@ class AsyncRuntime(ServiceClient):
         timeout_s: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncStream[generation_pb2.GenerateResponse]:
-        """Generates and returns a stream of events: one Accepted, TokenDelta events, one Finished.
+        """Generates and returns a stream of events: one Accepted, TokenDelta events, one Finished for each sequence.
 
         Dropping, closing or leaving the stream cancels the request and frees its slot.
 
@@ -72,9 +72,30 @@ class AsyncRuntime(ServiceClient):
         timeout_s: float | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """Generates and waits for the end. Takes the arguments of `generate`."""
+        """Generates one sequence and waits for its end. Takes the arguments of `generate`.
+
+        Raises:
+            ValueError: `num_sequences` is more than 1.
+        """
+        if options.get("num_sequences", 1) > 1:
+            raise ValueError("complete returns one sequence; complete_sequences returns all")
         async with self.generate(deployment_id, prompt, timeout_s=timeout_s, **options) as events:
             return await collect(events)
+
+    async def complete_sequences(
+        self,
+        deployment_id: str,
+        prompt: Prompt,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Completion]:
+        """Generates `num_sequences` sequences and waits for the end of all; returns them by index.
+
+        Takes the arguments of `generate`, whose events also tell what other sequences had when one failed.
+        """
+        async with self.generate(deployment_id, prompt, timeout_s=timeout_s, **options) as events:
+            return await collect_sequences(events)
 
     async def abort(self, deployment_id: str, request_id: str) -> str:
         """Ends a request; returns `aborted`, or `already_finished` if no such request runs."""
@@ -108,6 +129,7 @@ class AsyncRuntime(ServiceClient):
         cores: Sequence[int] = (),
         threads_per_core: int | None = None,
         follow_alias: bool = False,
+        target_inter_token_latency_s: float | None = None,
         on_progress: OnProgress = lambda _: None,
         timeout_s: float | None = None,
     ) -> runtime_pb2.Deployment:
@@ -122,6 +144,8 @@ class AsyncRuntime(ServiceClient):
             threads_per_core: Number of threads of each rank. Default: the server's.
             follow_alias: Whenever the alias moves, load the weights of the version that it names; `ref` must be
                 NAME@ALIAS.
+            target_inter_token_latency_s: Time between two tokens of a sequence, in seconds, a chunk of another one's
+                prompt included, that chunks are chosen for. Default: the server's.
             on_progress: Called with every progress event.
             timeout_s: Deadline, in seconds. Default: `timeouts.load_s`.
         """
@@ -132,6 +156,8 @@ class AsyncRuntime(ServiceClient):
             threads_per_core=threads_per_core,
             follow_alias=follow_alias,
         )
+        if target_inter_token_latency_s is not None:
+            request.target_inter_token_latency.FromNanoseconds(round(target_inter_token_latency_s * 1e9))
         async with self._stream(self._runtime.LoadBundle, request, timeout_s or self.timeouts.load_s) as events:
             async for event in events:
                 if event.WhichOneof("event") == "deployment":
@@ -185,21 +211,40 @@ class AsyncRuntime(ServiceClient):
         raise StreamIncomplete("no result")
 
     async def reset_kv_cache(
-        self, deployment_id: str, *, in_flight: InFlight | None = None, prefix_cache: bool = False
+        self,
+        deployment_id: str,
+        *,
+        in_flight: InFlight | None = None,
+        prefix_cache: bool = False,
+        session_id: str | None = None,
     ) -> runtime_pb2.ResetKVCacheResponse:
         """Clears the KV cache of a deployment; returns the receipt.
 
         Args:
             deployment_id: The deployment.
-            in_flight: What the runtime does about running requests; only without `prefix_cache`.
+            in_flight: What the runtime does about running requests; only without `prefix_cache` and `session_id`.
             prefix_cache: Clear only what later requests could share of earlier ones; running requests go on.
+            session_id: Clear only this session of the caller, and forget it; running requests go on.
+
+        Raises:
+            ValueError: `prefix_cache` and `session_id` are both set.
         """
+        if prefix_cache and session_id is not None:
+            raise ValueError("prefix_cache and session_id exclude each other")
         request = runtime_pb2.ResetKVCacheRequest(
             deployment_id=deployment_id, in_flight_policy=_in_flight_policy(in_flight)
         )
         if prefix_cache:
             request.prefix_cache.SetInParent()
+        if session_id is not None:
+            request.session.session_id = session_id
+            request.session.SetInParent()
         return await self._ask(self._runtime.ResetKVCache, request, self.timeouts.change_s)
+
+    async def list_sessions(self, deployment_id: str) -> list[runtime_pb2.Session]:
+        """Lists the caller's sessions with a deployment, ordered by id."""
+        request = runtime_pb2.ListSessionsRequest(deployment_id=deployment_id)
+        return [*(await self._ask(self._runtime.ListSessions, request, self.timeouts.read_s)).sessions]
 
     async def list_deployments(self) -> list[runtime_pb2.Deployment]:
         """Lists every deployment, ordered by id."""

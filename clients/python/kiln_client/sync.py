@@ -55,6 +55,7 @@ class Runtime(BlockingClient[AsyncRuntime]):
 
     generate = streaming(AsyncRuntime.generate)
     complete = blocking(AsyncRuntime.complete)
+    complete_sequences = blocking(AsyncRuntime.complete_sequences)
     abort = blocking(AsyncRuntime.abort)
     tokenize = blocking(AsyncRuntime.tokenize)
     detokenize = blocking(AsyncRuntime.detokenize)
@@ -62,6 +63,7 @@ class Runtime(BlockingClient[AsyncRuntime]):
     unload_bundle = blocking(AsyncRuntime.unload_bundle)
     load_weights = blocking(AsyncRuntime.load_weights)
     reset_kv_cache = blocking(AsyncRuntime.reset_kv_cache)
+    list_sessions = blocking(AsyncRuntime.list_sessions)
     list_deployments = blocking(AsyncRuntime.list_deployments)
     get_deployment = blocking(AsyncRuntime.get_deployment)
     get_server_info = blocking(AsyncRuntime.get_server_info)

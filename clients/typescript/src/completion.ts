@@ -25,39 +25,72 @@ export interface Completion {
   readonly stop: string | number | undefined;
   /** What it cost. */
   readonly usage: Usage | undefined;
-  /** Weight epoch of the last event. */
+  /** Weight epoch of its last event. */
   readonly weightEpoch: bigint;
   /** How the server understood the request: its id, the prompt's length, every sampling value. */
   readonly accepted: Accepted;
 }
 
+/** The events of one sequence so far. */
+interface Sequence {
+  readonly texts: string[];
+  readonly tokens: Token[];
+  finished: Finished | undefined;
+  weightEpoch: bigint;
+}
+
 /**
- * Reads a stream to its end.
+ * Reads a stream of one sequence to its end.
  *
  * @throws KilnError - What the stream throws; reason STREAM_INCOMPLETE where it ends early or has a gap.
+ * @throws TypeError - The stream has several sequences.
  */
 export async function collect(events: AsyncIterable<GenerateResponse>): Promise<Completion> {
+  const [completion, ...others] = await collectSequences(events);
+  if (completion === undefined || others.length > 0) {
+    throw new TypeError(`the stream has ${others.length + 1} sequences; collectSequences gives them all`);
+  }
+  return completion;
+}
+
+/**
+ * Reads a stream to its end and gives its sequences, by index.
+ *
+ * @throws KilnError - What the stream throws, also if one sequence failed; reason STREAM_INCOMPLETE where it ends early or
+ *   has a gap.
+ */
+export async function collectSequences(events: AsyncIterable<GenerateResponse>): Promise<Completion[]> {
   let accepted: Accepted | undefined;
-  let finished: Finished | undefined;
-  let weightEpoch = 0n;
   let eventCount = 0n;
-  const texts: string[] = [];
-  const tokens: Token[] = [];
+  const sequences: Sequence[] = [newSequence()];
   for await (const { event, ...response } of events) {
     if (response.sequenceNumber !== eventCount) {
       throw streamIncomplete(`event ${eventCount} is missing, event ${response.sequenceNumber} came`);
     }
     eventCount += 1n;
-    weightEpoch = response.weightEpoch;
+    while (sequences.length <= response.sequenceIndex) {
+      sequences.push(newSequence());
+    }
+    const sequence = sequences[response.sequenceIndex] as Sequence;
+    sequence.weightEpoch = response.weightEpoch;
     if (event.case === "accepted") {
       accepted = event.value;
     } else if (event.case === "delta") {
-      texts.push(event.value.text);
-      tokens.push(...event.value.tokens);
+      sequence.texts.push(event.value.text);
+      sequence.tokens.push(...event.value.tokens);
     } else if (event.case === "finished") {
-      finished = event.value;
+      sequence.finished = event.value;
     }
   }
+  return sequences.map((sequence) => completionOf(accepted, sequence));
+}
+
+function newSequence(): Sequence {
+  return { texts: [], tokens: [], finished: undefined, weightEpoch: 0n };
+}
+
+function completionOf(accepted: Accepted | undefined, sequence: Sequence): Completion {
+  const { texts, tokens, finished, weightEpoch } = sequence;
   if (accepted === undefined || finished === undefined) {
     throw streamIncomplete(`no ${accepted === undefined ? "accepted" : "finished"} event`);
   }

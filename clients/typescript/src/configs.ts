@@ -28,7 +28,7 @@ interface BuildOptions {
   readonly config: Config;
   /** Hardware to compile for. Default `cpu`. */
   readonly target?: "cpu" | "inf2" | "trn1" | "trn2" | "trn3";
-  /** CPU instruction set: `x86-64-v3`, `x86-64-v4`, `x86-64-v4-vnni`, `x86-64-v4-bf16` or `native`. */
+  /** CPU instruction set: `x86-64-v3`, `x86-64-v4`, `x86-64-v4-vnni`, `x86-64-v4-bf16`, `x86-64-v4-amx` or `native`. */
   readonly isa?: string;
   /** 0 ships the exported graph, 1 (default) and 2 compile ahead of time. */
   readonly optimizationLevel?: 0 | 1 | 2;

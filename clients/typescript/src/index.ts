@@ -11,7 +11,7 @@ export type { CallOptions } from "./calls.js";
 export type { RunOptions, ShardOptions, WaitOptions } from "./compiler.js";
 export { Compiler } from "./compiler.js";
 export type { Completion } from "./completion.js";
-export { collect, text } from "./completion.js";
+export { collect, collectSequences, text } from "./completion.js";
 export type { CompileOptions, Config, PlanOptions } from "./configs.js";
 export { compileRequest, inferenceConfig, planRequest } from "./configs.js";
 export { durationToMs } from "./durations.js";

@@ -67,6 +67,11 @@ export interface GenerateOptions extends CallOptions {
   readonly topP?: number;
   /** Reproduces the same tokens whatever shares the batch, in [0, 2^64). A `number` must be a safe integer. */
   readonly seed?: number | bigint;
+  /**
+   * Sequences to generate for the prompt, up to the deployment's `maxNumSequences`. Each has the seed plus its index as
+   * its own seed. Default 1.
+   */
+  readonly numSequences?: number;
   /** Texts that end generation. */
   readonly stopStrings?: readonly string[];
   /** Tokens that end generation, besides the bundle's own. */
@@ -105,6 +110,7 @@ export function generateRequest(deploymentId: string, prompt: Prompt, options: G
   return create(GenerateRequestSchema, {
     deploymentId,
     requestId: options.requestId,
+    numSequences: options.numSequences,
     prompt: promptOf(prompt),
     sampling: {
       temperature: options.temperature,

@@ -1,7 +1,7 @@
 /** The client of kiln.runtime.v1.RuntimeService and GenerationService. */
 
 import type { CallOptions } from "./calls.js";
-import { type Completion, collect } from "./completion.js";
+import { type Completion, collect, collectSequences } from "./completion.js";
 import type { ClientOptions } from "./endpoint.js";
 import { enumName, enumNumber } from "./enums.js";
 import { present, streamIncomplete } from "./errors.js";
@@ -65,7 +65,7 @@ export class Runtime extends ServiceClient {
   }
 
   /**
-   * Generates, as a stream of events: one `accepted`, `delta` events, one `finished`.
+   * Generates, as a stream of events: one `accepted`, `delta` events, one `finished` for each sequence.
    *
    * Leaving the loop, cancelling the stream and aborting the signal cancel the request and free its slot.
    */
@@ -74,9 +74,14 @@ export class Runtime extends ServiceClient {
     return this.stream(GenerationService.method.generate, request, this.timeouts.generateMs, options);
   }
 
-  /** Generates and waits for the whole. */
+  /** Generates one sequence and waits for the whole. */
   async complete(deploymentId: string, prompt: Prompt, options: GenerateOptions = {}): Promise<Completion> {
     return collect(this.generate(deploymentId, prompt, options));
+  }
+
+  /** Generates `numSequences` sequences and waits for all; gives them by index. */
+  async completeSequences(deploymentId: string, prompt: Prompt, options: GenerateOptions = {}): Promise<Completion[]> {
+    return collectSequences(this.generate(deploymentId, prompt, options));
   }
 
   /** Ends a request, after which its slots are free; gives `already_finished` where there is none. */

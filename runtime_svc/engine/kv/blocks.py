@@ -3,6 +3,12 @@
 A full block is known by a key: a hash over its tokens and all before them. A request finds blocks by the keys of its
 own tokens and holds them without a copy, also while other requests hold them: nothing writes a full block again. Blocks
 that no request holds keep what they contain until their room is needed; those unused for longest go first.
+
+Without prefix caching only the sequences of one call find each other's blocks, because a key of that call is part of
+all keys of theirs.
+
+A session keeps the blocks of its last request, whose last one may be part full. Its next request continues them at any
+position that it may write: in a block with a key it may not, so that it goes back to the beginning of that block.
 """
 
 from __future__ import annotations
@@ -10,45 +16,90 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
+from runtime_svc.engine.kv.kept_sequences import SessionKeeper, choose_evicted
 from runtime_svc.engine.kv.manager import Placement
-from runtime_svc.engine.request import Request
+from runtime_svc.engine.request import Request, Session
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Keys of a request's full blocks, as far as they have been asked for: a plan asks for those of all that wait.
+
+    Attributes:
+        num_resets: Resets before it began, which its root depends on.
+        root: Where it begins: requests with other roots share nothing.
+        keys: One for each of the first blocks.
+    """
+
+    num_resets: int
+    root: bytes
+    keys: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, share: bytes, num_resets: int, prompt_class: int) -> _Chain:
+        """Begins the chain of a request; those of other classes of prompts have other keys in the ranks.
+
+        Args:
+            share: The same for all requests that may share blocks with it.
+        """
+        salt, person = num_resets.to_bytes(16, "little"), prompt_class.to_bytes(16, "little")
+        root = hashlib.blake2b(share, digest_size=32, salt=salt, person=person).digest()
+        return cls(num_resets, root)
+
+    def find_key(self, request: Request, index: int, block_tokens: int) -> bytes:
+        """Returns the key of a full block: a hash over its tokens and the key of the block before it."""
+        keys = self.keys
+        while len(keys) <= index:
+            tokens = array("q", request.tokens_at(len(keys) * block_tokens, block_tokens))
+            keys.append(hashlib.blake2b(tokens, digest_size=32, key=keys[-1] if keys else self.root).digest())
+        return keys[index]
 
 
 @dataclass(slots=True)
 class _Holding:
-    """What a request holds.
+    """What a request holds, or a session between its requests.
 
     Attributes:
-        root: Where the chain of its keys begins.
+        chain: Of its keys.
         placement: Its blocks.
-        keys: Keys of its first blocks: of those that are full of computed tokens.
+        num_full: Its first blocks that are full of computed tokens.
     """
 
-    root: bytes
-    placement: Placement = field(default_factory=lambda: Placement(()))
-    keys: list[bytes] = field(default_factory=list)
+    chain: _Chain
+    placement: Placement
+    num_full: int
 
 
 class BlockManager:
     """Hands out blocks 0 to `num_blocks - 1` and counts who holds each.
 
-    A block is in one of three states: held by one or more requests; idle, if no request holds it and its key is known;
-    or free.
+    A block is in one of three states: held by one or more requests and sessions; idle, if none holds it and its key is
+    known; or free.
     """
 
-    def __init__(self, num_blocks: int, block_tokens: int, *, caches_prefixes: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_tokens: int, *, caches_prefixes: bool, keeper: SessionKeeper | None = None
+    ) -> None:
         """Starts with every block free; each has room for `block_tokens` tokens.
 
         Args:
-            caches_prefixes: Let requests find blocks that others have computed.
+            caches_prefixes: Let requests find blocks that any others have computed, not those of their call only.
+            keeper: Says what sessions continue, and which prompts may share blocks.
         """
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self._caches_prefixes = caches_prefixes
+        self.caches_prefixes = caches_prefixes
+        self._keeper = keeper or SessionKeeper()
+        self.num_evictions = 0
         self._held: dict[Request, _Holding] = {}
+        # Those unused for longest come first.
+        self._kept: dict[Session, _Holding] = {}
+        # Of requests that may hold nothing yet, which end without a word to this manager.
+        self._chains: WeakKeyDictionary[Request, _Chain] = WeakKeyDictionary()
         self._num_holders = [0] * num_blocks
         # The lowest is taken first, and what was freed last: it may still be in a processor's cache.
         self._free = list(reversed(range(num_blocks)))
@@ -62,23 +113,30 @@ class BlockManager:
     @property
     def num_used_blocks(self) -> int:
         """Blocks that requests hold; a block that several share counts once."""
+        if self._kept:
+            return len(self._list_used())
         return self.num_blocks - len(self._free) - len(self._idle)
 
     def find_prefix(self, request: Request) -> int:
-        """Counts the tokens at the beginning of a request that the cache holds, in whole blocks.
+        """Counts the tokens at the beginning of a request that the cache holds: in whole blocks, or for its session.
 
         The newest token never counts, because a step has to compute it: its logits are what the request wants.
         """
         if request in self._held:
             return 0
-        return len(self._match(request, request.num_tokens - 1)) * self.block_tokens
+        num_shared = len(self._match(request, request.num_tokens - 1)) * self.block_tokens
+        return max(num_shared, self._count_kept(request))
 
     def will_find_more(self, request: Request, num_cached: int, other: Request) -> bool:
         """Tells whether another request has the same next block, and the same tokens before it."""
+        index = num_cached // self.block_tokens
         end = num_cached + self.block_tokens
-        if not self._caches_prefixes or request.cache_salt != other.cache_salt:
+        if end >= request.num_tokens or end > other.num_tokens:
             return False
-        return end < request.num_tokens and request.tokens_at(0, end) == other.tokens_at(0, end)
+        if not (self._may_share(request) and self._may_share(other)):
+            return False
+        keys = [self._find_chain(one).find_key(one, index, self.block_tokens) for one in (request, other)]
+        return keys[0] == keys[1]
 
     def reserve(self, request: Request, num_tokens: int, *, num_cached: int = 0) -> Placement | None:
         """Gives a request blocks for its next tokens; None if too few are free or idle."""
@@ -88,60 +146,88 @@ class BlockManager:
         assert not num_cached, f"{request.request_id} holds blocks already"
         num_missing = self._count_blocks(request.num_computed_tokens + num_tokens) - len(holding.placement.blocks)
         if num_missing > 0:
-            if num_missing > len(self._free) + len(self._idle):
+            if not self._has_room(num_missing):
                 return None
             holding.placement = Placement(holding.placement.blocks + self._take(num_missing))
         return holding.placement
 
     def commit(self, request: Request) -> None:
         """Makes the full blocks of a request's computed tokens known by their keys, unless other blocks are."""
-        if not self._caches_prefixes:
+        if not self._may_share(request):
             return
         holding = self._held[request]
-        for index in range(len(holding.keys), request.num_computed_tokens // self.block_tokens):
-            key = self._hash(holding.keys[-1] if index else holding.root, request, index)
-            holding.keys.append(key)
+        num_full = request.num_computed_tokens // self.block_tokens
+        for index in range(holding.num_full, num_full):
+            key = holding.chain.find_key(request, index, self.block_tokens)
             block = holding.placement.blocks[index]
             if key not in self._blocks:
                 self._blocks[key] = block
                 self._keys[block] = key
+        holding.num_full = num_full
 
     def release(self, request: Request) -> int:
         """Takes back the blocks of a request, if it holds any; returns how many it held."""
         holding = self._held.pop(request, None)
         if holding is None:
             return 0
-        # The end of a sequence goes first: its beginning is what others may share.
-        for block in reversed(holding.placement.blocks):
-            self._num_holders[block] -= 1
-            if self._num_holders[block]:
-                continue
-            if block in self._keys:
-                self._idle[block] = None
-            else:
-                self._free.append(block)
+        self._let_go(holding.placement.blocks)
         return len(holding.placement.blocks)
 
+    def keep(self, request: Request) -> int:
+        """Leaves the blocks of a request's computed tokens to its session, unless some are of before a reset."""
+        holding = self._held.get(request)
+        session = (
+            None if holding is None or holding.chain.num_resets != self._num_resets else self._keeper.note(request)
+        )
+        if holding is None or session is None:
+            return self.release(request)
+        blocks, num_kept = holding.placement.blocks, self._count_blocks(len(session.token_ids))
+        self._let_go(blocks[num_kept:])
+        holding.placement = Placement(blocks[:num_kept])
+        self._kept[session] = self._held.pop(request)
+        return len(blocks)
+
+    def forget(self, session: Session) -> None:
+        """Gives up the blocks that a session keeps; those with keys are idle unless others hold them."""
+        holding = self._kept.pop(session, None)
+        if holding is not None:
+            session.token_ids = []
+            self._let_go(holding.placement.blocks)
+
+    def erase(self, session: Session) -> list[int]:
+        """Frees the blocks that a session keeps and nothing else holds, and forgets their keys; returns them."""
+        holding = self._kept.get(session)
+        self.forget(session)
+        freed = [] if holding is None else [one for one in holding.placement.blocks if not self._num_holders[one]]
+        for block in freed:
+            if block in self._idle:
+                del self._idle[block]
+                del self._blocks[self._keys.pop(block)]
+                self._free.append(block)
+        return freed
+
     def reset(self) -> list[int]:
-        """Forgets every key, so that idle blocks are free; returns these."""
-        idle = list(self._idle)
+        """Forgets every key and what sessions keep, so that idle blocks are free; returns what became free."""
+        erased = [block for session in list(self._kept) for block in self.erase(session)]
+        idle = [*self._idle]
         self._idle.clear()
         self._free += idle
         self._blocks.clear()
         self._keys.clear()
         self._num_resets += 1
-        return idle
+        return [*idle, *erased]
 
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Asserts that holders, states and keys of all blocks agree, and that only `requests` hold any."""
         holders: Counter[int] = Counter()
         for request, holding in self._held.items():
             assert request in requests, f"{request.request_id} holds blocks and does not run"
-            blocks = holding.placement.blocks
-            holders.update(blocks)
-            assert len(set(blocks)) == len(blocks), f"{request.request_id} holds a block twice: {blocks}"
-            for block in blocks[len(holding.keys) :]:
-                assert self._num_holders[block] == 1, f"{request.request_id} shares block {block}, which is not full"
+            assert request.session not in self._kept, f"{request.request_id} left blocks to its session"
+            holders.update(self._check_holding(request.request_id, holding))
+        for session, holding in self._kept.items():
+            holders.update(self._check_holding(session.session_id, holding))
+            num_needed, num_held = self._count_blocks(len(session.token_ids)), len(holding.placement.blocks)
+            assert 0 < num_needed == num_held, f"{session.session_id} keeps {num_held} blocks and needs {num_needed}"
         for request in requests:
             held = self._held.get(request)
             num_held = 0 if held is None else len(held.placement.blocks)
@@ -158,21 +244,76 @@ class BlockManager:
     def _begin(self, request: Request, num_tokens: int, num_cached: int) -> Placement | None:
         """Gives a request that holds nothing the blocks of `num_cached` tokens that the cache holds, and new ones."""
         assert not request.num_computed_tokens, f"{request.request_id} has computed tokens and no blocks"
-        matched = self._match(request, num_cached)
-        assert len(matched) * self.block_tokens == num_cached, f"{num_cached} tokens of {request.request_id} are gone"
-        num_missing = self._count_blocks(num_cached + num_tokens) - len(matched)
-        num_idle = sum([not self._num_holders[block] for block in matched.values()])
-        if num_missing > len(self._free) + len(self._idle) - num_idle:
+        session = request.session
+        blocks: tuple[int, ...] = ()
+        num_full = 0
+        if num_cached and session is not None and num_cached <= self._count_kept(request):
+            kept = self._kept[session]
+            blocks = kept.placement.blocks[: self._count_blocks(num_cached)]
+            num_full = min(kept.num_full, num_cached // self.block_tokens)
+        elif num_cached:
+            matched = self._match(request, num_cached)
+            num_full = len(matched)
+            assert num_full * self.block_tokens == num_cached, f"{num_cached} tokens of {request.request_id} are gone"
+            blocks = tuple(matched)
+        num_missing = self._count_blocks(num_cached + num_tokens) - len(blocks)
+        if not self._has_room(num_missing, reused=blocks):
             return None
-        for block in matched.values():
+        for block in blocks:
             self._idle.pop(block, None)
             self._num_holders[block] += 1
-        placement = Placement((*matched.values(), *self._take(num_missing)))
-        self._held[request] = _Holding(self._root(request), placement, list(matched))
+        if session is not None:
+            # What it does not take over, it will compute anew.
+            self.forget(session)
+        placement = Placement((*blocks, *self._take(num_missing)))
+        self._held[request] = _Holding(self._find_chain(request), placement, num_full)
         return placement
 
+    def _has_room(self, num_missing: int, *, reused: Collection[int] = ()) -> bool:
+        """Tells whether enough blocks are neither held by requests nor among those that are about to be."""
+        num_idle = sum([not self._num_holders[block] for block in reused])
+        if num_missing <= len(self._free) + len(self._idle) - num_idle:
+            return True
+        return bool(self._kept) and num_missing <= self.num_blocks - len(self._list_used() | {*reused})
+
+    def _list_used(self) -> set[int]:
+        """Lists the blocks that requests hold."""
+        return {block for holding in self._held.values() for block in holding.placement.blocks}
+
+    def _let_go(self, blocks: Sequence[int]) -> None:
+        """Takes one holder off each of a sequence's blocks."""
+        # The end of a sequence goes first: its beginning is what others may share.
+        for block in reversed(blocks):
+            self._num_holders[block] -= 1
+            if self._num_holders[block]:
+                continue
+            if block in self._keys:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def _check_holding(self, name: str, holding: _Holding) -> tuple[int, ...]:
+        """Asserts that a sequence holds no block twice, and no block with others that is not full."""
+        blocks = holding.placement.blocks
+        assert len(set(blocks)) == len(blocks), f"{name} holds a block twice: {blocks}"
+        for block in blocks[holding.num_full :]:
+            assert self._num_holders[block] == 1, f"{name} shares block {block}, which is not full"
+        return blocks
+
+    def _count_kept(self, request: Request) -> int:
+        """Counts the tokens behind which a request continues its session, and may write."""
+        num_kept = 0 if request.session is None else self._keeper.count(request)
+        if request.session is None or not num_kept:
+            return 0
+        if num_kept < self._kept[request.session].num_full * self.block_tokens:
+            return num_kept // self.block_tokens * self.block_tokens
+        return num_kept
+
     def _take(self, count: int) -> tuple[int, ...]:
-        """Takes free blocks, and then idle ones, of which there must be enough."""
+        """Takes free blocks, then idle ones, then those of the sessions unused for longest; there must be enough."""
+        while count > len(self._free) + len(self._idle):
+            self.num_evictions += 1
+            self.forget(choose_evicted(self._kept))
         taken = []
         for _ in range(count):
             if self._free:
@@ -184,30 +325,33 @@ class BlockManager:
             taken.append(block)
         return tuple(taken)
 
-    def _match(self, request: Request, max_tokens: int) -> dict[bytes, int]:
-        """Finds the known blocks at the beginning of a request, at most `max_tokens` tokens: block by key, in order."""
-        matched: dict[bytes, int] = {}
-        if not self._blocks:
+    def _may_share(self, request: Request) -> bool:
+        """Tells whether a request may share blocks: with all requests of its salt, or with its call's sequences."""
+        return self.caches_prefixes or bool(request.call_key)
+
+    def _match(self, request: Request, max_tokens: int) -> list[int]:
+        """Finds the known blocks at the beginning of a request, in order, of at most `max_tokens` tokens."""
+        matched: list[int] = []
+        if not self._blocks or not self._may_share(request):
             return matched
-        key = self._root(request)
+        chain = self._find_chain(request)
         for index in range(max_tokens // self.block_tokens):
-            key = self._hash(key, request, index)
-            block = self._blocks.get(key)
+            block = self._blocks.get(chain.find_key(request, index, self.block_tokens))
             if block is None:
                 break
-            matched[key] = block
+            matched.append(block)
         return matched
 
-    def _root(self, request: Request) -> bytes:
-        """Where the chain of a request's keys begins: requests with other roots share nothing."""
-        return hashlib.blake2b(
-            request.cache_salt.encode(), digest_size=32, salt=self._num_resets.to_bytes(16, "little")
-        ).digest()
-
-    def _hash(self, previous: bytes, request: Request, index: int) -> bytes:
-        """The key of a request's block: a hash over its tokens and the key of the block before it."""
-        tokens = request.tokens_at(index * self.block_tokens, self.block_tokens)
-        return hashlib.blake2b(array("q", tokens), digest_size=32, key=previous).digest()
+    def _find_chain(self, request: Request) -> _Chain:
+        """Returns a request's chain: one that holds blocks keeps it, others begin a new one after each reset."""
+        holding = self._held.get(request)
+        if holding is not None:
+            return holding.chain
+        chain = self._chains.get(request)
+        if chain is None or chain.num_resets != self._num_resets:
+            share = request.cache_salt.encode() if self.caches_prefixes else request.call_key
+            chain = self._chains[request] = _Chain.begin(share, self._num_resets, self._keeper.classify(request))
+        return chain
 
     def _count_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.submodels import SubmodelName
@@ -13,6 +13,9 @@ from bundle.manifest import Executable, Manifest
 from runtime_svc.engine.scheduler.plan import ScheduledRow
 from runtime_svc.engine.scheduler.prefix_buckets import Bucket, CachedPrompt, choose_prefill
 from runtime_svc.errors import BucketExceeded
+
+#: Besides its tokens, a step costs about as much time as so many tokens of a prompt: on cpu it reads all weights.
+STEP_TOKENS: Final = 16
 
 
 class ContextChoice(NamedTuple):
@@ -99,14 +102,27 @@ class BucketTable:
         """Returns how many tokens behind `num_cached` ones in the KV cache a row of context_encoding has room for."""
         return max([0, *(min(width, width + depth - num_cached) for width, depth in self._list_rooms(num_cached))])
 
-    def find_chunk_tokens(self, max_tokens: int) -> int:
-        """Returns the tokens of a row of the largest context_encoding step that has at most `max_tokens`, or else of
-        the smallest one; of the largest one if none reads the KV cache, so that a second chunk would repeat the first.
+    @property
+    def skips_padding(self) -> bool:
+        """Whether a context_encoding step costs as much as the tokens that it computes, whatever its bucket."""
+        return all(LIVE_ROWS in one.flags for one in self.context_encoding)
+
+    def list_chunk_tokens(self, max_tokens: int) -> list[int]:
+        """Lists how many tokens of a row the context_encoding steps of at most `max_tokens` compute, ascending.
+
+        Executables that skip padding compute as many, or a half, a quarter and so on. Others compute their buckets, of
+        which the smallest is always in the list. If none reads the KV cache, a second chunk would repeat the first:
+        then the largest bucket is all.
         """
         widths = sorted({width for width, _ in self.rooms})
         if not self._list_rooms(num_cached=1):
-            return widths[-1]
-        return max((width for width in widths if width <= max_tokens), default=widths[0])
+            return widths[-1:]
+        if self.skips_padding:
+            # Smaller chunks would spend more time on what a step costs than on tokens.
+            largest = min(max_tokens, widths[-1])
+            halvings = range(max(1, (largest // STEP_TOKENS).bit_length()))
+            return [largest >> halving for halving in reversed(halvings)]
+        return [width for width in widths if width <= max_tokens] or widths[:1]
 
     def for_prompts(self, prompts: Sequence[CachedPrompt]) -> ContextChoice | None:
         """Finds the executable for prompts whose beginnings are in the KV cache, by the rule of `choose_prefill`.
@@ -136,14 +152,26 @@ class BucketTable:
             return ContextChoice(executable, num_moved)
         return None
 
+    def count_tokens(self, choice: ContextChoice, prompts: Sequence[CachedPrompt]) -> int:
+        """Counts the tokens that a step pays for: those of the prompts, or all that it has room for."""
+        if self.skips_padding:
+            return sum(prompt.num_active for prompt in prompts) + sum(choice.num_moved)
+        return choice.executable.batch_size * choice.executable.bucket[0]
+
     def for_tokens(self, rows: Sequence[ScheduledRow]) -> Executable:
         """Finds the token_generation executable of the fewest rows, then the fewest positions, that has room.
 
         Args:
             rows: One or more, of one token each.
         """
-        num_rows, position = max([row.row for row in rows]) + 1, max([row.start for row in rows])
-        return next(one for one in self.token_generation if one.batch_size >= num_rows and one.bucket[-1] > position)
+        # Loops: every step comes here, twice with async scheduling, and each comprehension would be a call.
+        last_row = position = 0
+        for row in rows:
+            last_row, position = max(last_row, row.row), max(position, row.start)
+        for executable in self.token_generation:
+            if executable.batch_size > last_row and executable.bucket[-1] > position:
+                return executable
+        raise AssertionError(f"no executable has room for row {last_row}, position {position}")
 
     def _list_rooms(self, num_cached: int) -> list[Bucket]:
         """Lists what rows behind `num_cached` tokens may have room for.

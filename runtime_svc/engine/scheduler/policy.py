@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
+from bundle.abi.submodels import SUBMODELS
+from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.kv.manager import KvManager, Placement
 from runtime_svc.engine.request import Request
-from runtime_svc.engine.scheduler.buckets import BucketTable
+from runtime_svc.engine.scheduler.buckets import STEP_TOKENS, BucketTable
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.prefix_buckets import CachedPrompt
+
+#: Weight of the newest step in the time of its size.
+_SMOOTHING: Final = 0.5
+#: Steps of prompts for which a measured time counts: what was slow once is tried again.
+_MEMORY_STEPS: Final = 100
 
 
 class Policy(Protocol):
     """Picks rows, token counts and the executable of a step."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a prompt that a step computes while sequences wait for their next token."""
+
+    def observe(self, plan: StepPlan, duration_s: float) -> None:
+        """Takes in how long the ranks took for a step."""
 
     def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
         """Plans the next step, while none is in flight.
@@ -34,29 +48,99 @@ class Policy(Protocol):
         """
 
 
+class ChunkSize:
+    """Picks how many tokens of a prompt a step computes while sequences wait for their next token.
+
+    It is the number of a compiled step, or a free one if steps skip padding. If there is a target, it is the largest
+    one whose steps are expected to meet it, or else the smallest one. A number that has not run yet, or long ago, is
+    expected to take the time per token of the next smaller one that has, or else of the next larger one; the smallest
+    one comes first.
+    """
+
+    def __init__(self, buckets: BucketTable, limits: ChunkLimits) -> None:
+        """Starts with no step measured."""
+        self._sizes = buckets.list_chunk_tokens(limits.max_tokens)
+        self._skips_padding = buckets.skips_padding
+        self._target_s = limits.target_s
+        self._token_step_s = 0.0
+        # Of steps by their tokens a row: the time, and how many steps of prompts had been measured by then.
+        self._measured: dict[int, tuple[float, int]] = {}
+        self._num_measured = 0
+        #: The choice.
+        self.tokens = self._sizes[-1] if limits.target_s is None else self._sizes[0]
+
+    def observe(self, plan: StepPlan, duration_s: float) -> None:
+        """Takes in how long the ranks took for a step."""
+        if self._target_s is None:
+            return
+        if SUBMODELS[plan.executable.submodel].tokens == 1:
+            self._token_step_s = _smooth(self._token_step_s or duration_s, duration_s)
+        else:
+            self._note_prompts(plan, duration_s)
+        expected = [(size, self._expect(size)) for size in self._sizes[1:]]
+        meeting = [size for size, step_s in expected if step_s and step_s + self._token_step_s <= self._target_s]
+        self.tokens = max(meeting, default=self._sizes[0])
+
+    def _note_prompts(self, plan: StepPlan, duration_s: float) -> None:
+        longest = max(row.num_tokens for row in plan.rows)
+        size = plan.executable.bucket[0]
+        if self._skips_padding:
+            size = next((one for one in self._sizes if one >= longest), longest)
+        known_s, _ = self._measured.get(size, (0.0, 0))
+        self._num_measured += 1
+        # A step whose rows have room left may take less time than a chunk does.
+        if longest == size or 0 < known_s < duration_s:
+            self._measured[size] = _smooth(known_s or duration_s, duration_s), self._num_measured
+        oldest = self._num_measured - _MEMORY_STEPS
+        self._measured = {size: measured for size, measured in self._measured.items() if measured[1] > oldest}
+
+    def _expect(self, size: int) -> float | None:
+        """Returns the seconds that a step of so many tokens a row is expected to take; None before any is measured."""
+        if not self._measured:
+            return None
+        smaller = [one for one in self._measured if one <= size]
+        nearest = max(smaller) if smaller else min(self._measured)
+        return self._measured[nearest][0] * size / nearest
+
+
+def _smooth(known_s: float, newest_s: float) -> float:
+    return known_s + _SMOOTHING * (newest_s - known_s)
+
+
 class AlternatingSteps:
     """Alternates between context_encoding steps, which compute prompts, and token_generation steps, one token a row.
 
-    Prompts go in order of arrival, but never twice in a row while a sequence is ready for its next token: neither long
-    prompts nor a stream of short ones stall the running sequences. Long prompts are computed in chunks: as large as the
-    executables allow while no sequence is ready, else of at most `max_chunk_tokens`. What no executable of
-    context_encoding takes is computed token by token. A prompt lets others pass while one with which it can share a
-    beginning is computed.
+    Prompts go in order of arrival. Long ones are computed in chunks: as large as the executables allow while no
+    sequence is ready for its next token, else as `ChunkSize` picks. Between two tokens of a ready sequence there is one
+    such step, or several that together cost no more than one chunk: those behind the first compute whole prompts, or
+    all that is left of them, so that each gives a first token. So neither long prompts nor a stream of short ones stall
+    the running sequences. What no executable of context_encoding takes is computed token by token. A prompt lets others
+    pass while one with which it can share a beginning is computed.
     """
 
-    def __init__(self, buckets: BucketTable, *, max_chunk_tokens: int) -> None:
+    def __init__(self, buckets: BucketTable, chunks: ChunkLimits) -> None:
         """Starts with no step planned.
 
         Args:
             buckets: Executables to choose from.
-            max_chunk_tokens: Tokens of a row that a context_encoding step computes between two tokens of a sequence, if
-                there is an executable for so few.
+            chunks: How long sequences may wait for a context_encoding step between two of their tokens.
         """
         self._buckets = buckets
-        self._chunk_tokens = buckets.find_chunk_tokens(max_chunk_tokens)
-        self._prompts_ran_last = False
+        self._chunk_size = ChunkSize(buckets, chunks)
+        self._max_tokens = chunks.max_tokens
+        # What the context_encoding steps behind the newest token_generation step cost, in tokens.
+        self._spent_tokens = 0
         # The last row of the newest token_generation step that had no room for all.
         self._served_last: Request | None = None
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a prompt that a step computes while sequences wait; see `ChunkSize`."""
+        return self._chunk_size.tokens
+
+    def observe(self, plan: StepPlan, duration_s: float) -> None:
+        """Takes in how long the ranks took for a step."""
+        self._chunk_size.observe(plan, duration_s)
 
     def plan(self, running: Collection[Request], waiting: Collection[Request], kv: KvManager) -> StepPlan | None:
         """Plans prompts or tokens; see `Policy`."""
@@ -66,15 +150,21 @@ class AlternatingSteps:
             if not request.is_paused:
                 (ready if self._is_ready(request) else prompts).append(request)
         plan = None
-        if (prompts or waiting) and not (ready and self._prompts_ran_last):
+        num_left = min(self.chunk_tokens, self._max_tokens) - self._spent_tokens
+        if (prompts or waiting) and (not ready or not self._spent_tokens or num_left > 0):
             # Nothing starts in the room of the next token of what runs: it would have to make room at once.
             if any(kv.reserve(request, 1) is None for request in ready):
                 return None
-            max_tokens = self._chunk_tokens if ready else self._buckets.max_chunk_tokens
-            plan = self._plan_prompts(chain(prompts, waiting), max_tokens, kv)
-        self._prompts_ran_last = plan is not None
-        if plan is None and ready:
-            plan = self._plan_tokens(ready, kv)
+            requests = chain(prompts, waiting)
+            if ready and self._spent_tokens:
+                plan = self._plan_prompts(requests, num_left, kv, only_whole=True)
+            else:
+                max_tokens = self.chunk_tokens if ready else self._buckets.max_chunk_tokens
+                plan = self._plan_prompts(requests, max_tokens, kv, only_whole=False)
+        if plan is None:
+            self._spent_tokens = 0
+            if ready:
+                plan = self._plan_tokens(ready, kv)
         return plan
 
     def _is_ready(self, request: Request) -> bool:
@@ -84,7 +174,17 @@ class AlternatingSteps:
             return True
         return not self._buckets.find_room(num_computed)
 
-    def _plan_prompts(self, requests: Iterable[Request], max_tokens: int, kv: KvManager) -> StepPlan | None:
+    def _plan_prompts(
+        self, requests: Iterable[Request], max_tokens: int, kv: KvManager, *, only_whole: bool
+    ) -> StepPlan | None:
+        """Plans a step of prompts and adds up what it costs; None if none of them can run.
+
+        Args:
+            requests: The prompts, or what is left of them, in the order in which they run.
+            max_tokens: Tokens that a row computes at most.
+            kv: Makes room for them.
+            only_whole: Take only prompts of which the step computes all, and which together cost `max_tokens` at most.
+        """
         prompts: list[CachedPrompt] = []
         placed: list[tuple[Request, Placement]] = []
         choice = None
@@ -100,6 +200,12 @@ class AlternatingSteps:
             num_lacking = request.num_tokens - start
             prompt = CachedPrompt(min(num_lacking, max_tokens, self._buckets.find_room(start)), start)
             wider = self._buckets.for_prompts([*prompts, prompt])
+            if only_whole and (
+                prompt.num_active < num_lacking
+                or wider is None
+                or self._buckets.count_tokens(wider, [*prompts, prompt]) > max_tokens
+            ):
+                break
             # Room for all of the prompt, so that it is not given up half-way.
             num_cached = start - request.num_computed_tokens
             placement = None if wider is None else kv.reserve(request, num_lacking, num_cached=num_cached)
@@ -110,6 +216,7 @@ class AlternatingSteps:
             placed.append((request, placement))
         if choice is None:
             return None
+        self._spent_tokens += self._buckets.count_tokens(choice, prompts) + STEP_TOKENS
         rows = [
             ScheduledRow(
                 index,

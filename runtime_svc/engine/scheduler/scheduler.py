@@ -7,8 +7,9 @@ its step gives new tokens. A policy picks which requests compute how many tokens
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
+from typing import Final
 
 from bundle.abi.submodels import SUBMODELS
 from runtime_svc.engine.kv.manager import KvManager
@@ -16,6 +17,10 @@ from runtime_svc.engine.request import BucketKey, Finish, FinishReason, Request
 from runtime_svc.engine.scheduler.plan import RowTokens, ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import Policy
 from runtime_svc.engine.statistics import EngineStatistics
+
+#: The oldest waiting requests, of which a plan picks those that start: more would cost each step time, and a step has
+#: room for a few.
+MAX_CANDIDATES: Final = 32
 
 
 class Scheduler:
@@ -64,18 +69,29 @@ class Scheduler:
         """Tokens of waiting requests."""
         return sum(request.num_tokens for request in self._waiting)
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a prompt that a step computes while sequences wait for their next token."""
+        return self._policy.chunk_tokens
+
     def add(self, request: Request) -> None:
         """Queues a new request."""
         assert request.finish is None
         self._waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Takes an ended request out and frees its part of the KV cache at once; see `KvManager.release`."""
+        """Takes an ended request out, and leaves its part of the KV cache to its session or frees it, at once."""
+        session, finish = request.session, request.finish
         if request in self._running:
             del self._running[request]
-            self._release(request)
+            # What failed may have written anything.
+            keeps = session is not None and finish is not None and finish.reason is not FinishReason.ERROR
+            self._give_back(request, self.kv.keep if keeps else self.kv.release)
         else:
             self._waiting.remove(request)
+        if session is not None:
+            session.user = None
+            session.last_used_s = request.timeline.ended_s or session.last_used_s
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step, while none is in flight; None if no request can run."""
@@ -88,6 +104,10 @@ class Scheduler:
             for row in plan.rows:
                 self._start(row)
         return plan
+
+    def observe(self, plan: StepPlan, duration_s: float) -> None:
+        """Takes in how long the ranks took for a step, which chunks are chosen by."""
+        self._policy.observe(plan, duration_s)
 
     def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]], now_s: float) -> list[RowTokens]:
         """Takes in the result of a step.
@@ -153,16 +173,20 @@ class Scheduler:
             self._waiting.remove(request)
             self._running[request] = None
             request.num_cached_tokens = row.num_cached
+            if self.kv.caches_prefixes or request.session is not None:
+                self.statistics.looked_up_tokens += request.num_tokens
             self.statistics.cached_prompt_tokens += row.num_cached
+            if request.session is not None:
+                self.statistics.session_tokens += row.num_cached
         request.num_computed_tokens = row.num_cached
 
     def _list_startable(self) -> Sequence[Request]:
-        """Lists the waiting requests that may start now, oldest first: one that runs alone, or any others."""
+        """Lists the oldest waiting requests that may start now, oldest first: one that runs alone, or any others."""
         if any(request.runs_alone for request in self._running):
             return ()
         if self._waiting[0].runs_alone:
             return () if self._running else (self._waiting[0],)
-        oldest = islice(self._waiting, self.max_running - len(self._running))
+        oldest = islice(self._waiting, min(MAX_CANDIDATES, self.max_running - len(self._running)))
         return tuple(takewhile(lambda request: not request.runs_alone, oldest))
 
     def _preempt(self) -> bool:
@@ -176,13 +200,13 @@ class Scheduler:
             return False
         newest = next((one for one in reversed(self._running) if one.num_computed_tokens and one is not oldest), None)
         assert newest is not None, f"{oldest.request_id} does not fit the KV cache alone"
-        self._release(newest)
+        self._give_back(newest, self.kv.release)
         newest.num_computed_tokens = 0
         self.statistics.preemptions += 1
         return True
 
-    def _release(self, request: Request) -> None:
-        request.num_kv_blocks = max(request.num_kv_blocks, self.kv.release(request))
+    def _give_back(self, request: Request, give: Callable[[Request], int]) -> None:
+        request.num_kv_blocks = max(request.num_kv_blocks, give(request))
 
     def _count_tokens(self, request: Request, count: int, now_s: float) -> None:
         timeline, statistics = request.timeline, self.statistics

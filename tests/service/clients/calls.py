@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from google.longrunning import operations_pb2
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 from kiln.bundle.v1 import bundle_pb2
@@ -258,10 +259,15 @@ RUNTIME_CASES = [
         "load_bundle",
         ("tiny@prod", "demo"),
         runtime_pb2.LoadBundleRequest(
-            ref="tiny@prod", deployment_id="demo", cores=[1], threads_per_core=4, follow_alias=True
+            ref="tiny@prod",
+            deployment_id="demo",
+            cores=[1],
+            threads_per_core=4,
+            follow_alias=True,
+            target_inter_token_latency=Duration(nanos=250_000_000),
         ),
         samples.deployment(),
-        {"cores": [1], "threads_per_core": 4, "follow_alias": True},
+        {"cores": [1], "threads_per_core": 4, "follow_alias": True, "target_inter_token_latency_s": 0.25},
     ),
     Case(
         "UnloadBundle",
@@ -294,6 +300,14 @@ RUNTIME_CASES = [
         ("demo",),
         runtime_pb2.ResetKVCacheRequest(deployment_id="demo"),
         RECEIPT,
+    ),
+    Case(
+        "ListSessions",
+        runtime_pb2.ListSessionsResponse(sessions=[runtime_pb2.Session(id="s")]),
+        "list_sessions",
+        ("demo",),
+        runtime_pb2.ListSessionsRequest(deployment_id="demo"),
+        [runtime_pb2.Session(id="s")],
     ),
     Case(
         "ListDeployments",

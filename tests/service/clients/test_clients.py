@@ -85,6 +85,7 @@ async def test_what_is_left_out_is_unset(server: ScriptedServer) -> None:
     assert not server.requests["CollectGarbage"][0].HasField("max_cache_age")
     assert not server.requests["ImportBundle"][0].HasField("alias_etag")
     assert not server.requests["LoadBundle"][0].HasField("threads_per_core")
+    assert not server.requests["LoadBundle"][0].HasField("target_inter_token_latency")
 
 
 async def test_import_that_ends_silently(server: ScriptedServer) -> None:

@@ -23,6 +23,26 @@ async def test_whole_generation(server: ScriptedServer) -> None:
     assert completion.accepted.sampling.seed == 2**63 + 1
 
 
+async def test_several_sequences(server: ScriptedServer) -> None:
+    server.script("Generate", samples.several_sequences())
+    async with AsyncRuntime(server.address) as runtime:
+        both = await runtime.complete_sequences("demo", "x", num_sequences=2)
+        assert [(one.text, one.token_ids) for one in both] == [("Once upon", [11, 12]), ("One ", [13])]
+        assert {one.accepted.request_id for one in both} == {"r1"}
+        assert server.requests["Generate"][0].num_sequences == 2
+        with pytest.raises(ValueError, match="complete_sequences"):
+            await runtime.complete("demo", "x", num_sequences=2)
+        with pytest.raises(ValueError, match="2 sequences"):
+            await runtime.complete("demo", "x")
+
+
+async def test_a_sequence_without_an_end(server: ScriptedServer) -> None:
+    server.script("Generate", [*samples.several_sequences()[:4], samples.finished(4)])
+    async with AsyncRuntime(server.address) as runtime:
+        with pytest.raises(errors.StreamIncomplete, match="no finished event of sequence 1"):
+            await runtime.complete_sequences("demo", "x", num_sequences=2)
+
+
 @pytest.mark.parametrize(
     ("event", "reason", "stop"),
     [

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 
+from bundle.abi.inputs import COMPUTED_CONTEXT
 from bundle.manifest import GenerationDefaults, Serving
 from runtime_svc.capabilities import MAX_LOGITS_BYTES, Capabilities
+from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens, make_manifest
-from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, token_request, tokens_of
+from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, serve_runtime, token_request, tokens_of
 
 CUTTING = Serving(input_truncation=True)
 
@@ -35,6 +39,7 @@ async def test_every_capability_is_told(served: Runtime) -> None:
         max_logprobs=20,
         max_stop_strings=16,
         max_stop_token_ids=1024,
+        max_num_sequences=16,
         padding_side="right",
         async_mode=True,
         submodels=[
@@ -45,8 +50,38 @@ async def test_every_capability_is_told(served: Runtime) -> None:
     assert deployment.capabilities == expected
     assert (await served.get()).capabilities == expected
     assert list((await served.info()).deployments) == [
-        pb.DeploymentInfo(id="d", state=pb.Deployment.STATE_READY, capabilities=expected)
+        pb.DeploymentInfo(id="d", state=pb.Deployment.STATE_READY, capabilities=expected, chunk_tokens=16)
     ]
+
+
+async def test_a_deployment_may_have_its_own_time_between_tokens(tmp_path: Path) -> None:
+    target = Duration(nanos=1000)
+    async with serve_runtime(tmp_path, "--target-inter-token-latency=1000") as served:
+        served.publish(flags=(*DYNAMIC_FLAGS, COMPUTED_CONTEXT))
+        own = (await served.load("story", "own", target_inter_token_latency=target))[-1].deployment
+        default = (await served.load("story", "default"))[-1].deployment
+        assert (own.target_inter_token_latency, default.target_inter_token_latency) == (target, Duration(seconds=1000))
+        assert (await served.load("story", "own"))[-1].deployment.target_inter_token_latency == target
+        async with raises("ALREADY_EXISTS", "DEPLOYMENT_EXISTS") as caught:
+            await served.load("story", "own", target_inter_token_latency=Duration(seconds=1))
+        assert "target_inter_token_latency_s 1e-06" in str(caught[0].details())
+
+
+@pytest.mark.parametrize("target", [Duration(), Duration(seconds=-1)])
+async def test_a_time_between_tokens_is_more_than_0(served: Runtime, target: Duration) -> None:
+    served.publish()
+    async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+        await served.load("story", target_inter_token_latency=target)
+    assert fields_of(caught[0]) == ["target_inter_token_latency"]
+
+
+async def test_chunks_are_chosen_for_the_time_of_their_deployment(served: Runtime) -> None:
+    served.publish(flags=(*DYNAMIC_FLAGS, COMPUTED_CONTEXT))
+    await served.load("story", "own", target_inter_token_latency=Duration(seconds=1))
+    default = (await served.load("story", "default"))[-1].deployment
+    assert not default.HasField("target_inter_token_latency")
+    chunks = {one.id: one.chunk_tokens for one in (await served.info()).deployments}
+    assert chunks == {"own": 8, "default": 16}, "the smallest, until a larger one is known to meet the target"
 
 
 async def test_unset_sampling_values_are_those_that_the_checkpoint_names(served: Runtime) -> None:

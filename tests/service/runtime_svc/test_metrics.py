@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bundle.abi.inputs import COMPUTED_CONTEXT
+from bundle.manifest import Serving
 from edge.errors import AddressUnavailable
 from runtime_svc.metrics import list_metrics
+from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.servers.metrics import moved, scrape
 from tests.servers.runtime import hold, raises, serve_runtime, token_request, tokens_of
 
@@ -47,6 +50,7 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
 
         change = moved(loaded, await scrape(served.server.edge.metrics_port))
         assert change["vllm:prompt_tokens_total{model_name=d}"] == 9
+        assert "vllm:prefix_cache_queries_total{model_name=d}" not in change, "there is no cache to look them up in"
         assert change["vllm:generation_tokens_total{model_name=d}"] == 12
         assert change["vllm:request_success_total{finished_reason=length,model_name=d}"] == 3
         assert change["vllm:time_to_first_token_seconds_count{model_name=d}"] == 3
@@ -87,6 +91,18 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
         names = {row.name for row in list_metrics(served.server.deployments)}
         missing = [name for name in names if not any(key.startswith(name) for key in before)]
         assert missing == []
+
+
+async def test_of_the_tokens_that_were_looked_up_some_were_cached(tmp_path: Path) -> None:
+    flags = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT)
+    blocks = {"num_blocks": 64, "block_tokens": 4, "serving": Serving(prefix_caching=True)}
+    async with serve_runtime(tmp_path, "--metrics-address=127.0.0.1:0") as served:
+        await served.deploy(flags=flags, **blocks)
+        for _ in range(2):
+            await served.generate([8] * 10)
+        samples = await scrape(served.server.edge.metrics_port)
+        assert samples["vllm:prefix_cache_queries_total{model_name=d}"] == 20
+        assert samples["vllm:prefix_cache_hits_total{model_name=d}"] == 8
 
 
 async def test_metrics_of_a_deployment_end_with_it(tmp_path: Path) -> None:

@@ -56,16 +56,17 @@ def toy(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def real(tmp_path_factory: pytest.TempPathFactory, toy: ToyBundle) -> AsyncIterator[Runtime]:
+async def real(
+    tmp_path_factory: pytest.TempPathFactory, toy: ToyBundle, forkservers: RankForkservers
+) -> AsyncIterator[Runtime]:
     """A runtime that serves the toy as `d`, other weights published as `other`; tests leave it as they found it."""
-    with RankForkservers() as forkservers:
-        start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open)
-        captures = f"--capture-directory={tmp_path_factory.mktemp('captures')}"
-        async with serve_runtime(tmp_path_factory.mktemp("runtime"), captures, start_ranks=start_ranks) as served:
-            for name, seed in (("story", 0), ("other", 1)):
-                served.bundles.names[name] = publish_toy(served.store, toy, seed)
-            await served.load("story")
-            yield served
+    start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open)
+    captures = f"--capture-directory={tmp_path_factory.mktemp('captures')}"
+    async with serve_runtime(tmp_path_factory.mktemp("runtime"), captures, start_ranks=start_ranks) as served:
+        for name, seed in (("story", 0), ("other", 1)):
+            served.bundles.names[name] = publish_toy(served.store, toy, seed)
+        await served.load("story")
+        yield served
 
 
 def greedy(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], list[float]]:

@@ -91,9 +91,7 @@ UNSERVED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("sampling.logit_bias", {"sampling": pb.SamplingParams(logit_bias={5: 0})}, "got set; accepted: unset"),
     ("constraint", {"constraint": pb.OutputConstraint(json_schema="{}")}, "got set; accepted: unset"),
-    ("num_sequences", {"num_sequences": 2}, "got 2; accepted: unset or 1"),
     ("priority", {"priority": -1}, "got -1; accepted: unset or 0"),
-    ("session_id", {"session_id": "s"}, "got 's'; accepted: unset"),
     ("adapter", {"adapter": "sql"}, "got 'sql'; accepted: unset"),
 ]
 

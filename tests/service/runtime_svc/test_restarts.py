@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from bundle.layout import Layout
@@ -28,7 +29,7 @@ async def test_deployments_are_loaded_again_as_they_were(tmp_path: Path) -> None
     async with serve_runtime(tmp_path) as first:
         story, pair = first.publish(), first.publish("pair", tp_degree=2)
         pirate = first.publish("pirate", bias=31)
-        await first.load("pair", "b", [3, 1], threads_per_core=2)
+        await first.load("pair", "b", [3, 1], threads_per_core=2, target_inter_token_latency=Duration(nanos=1))
         await first.load("story", "a")
         await first.load_weights("pirate", "a")
         before = [await first.get("a"), await first.get("b")]
@@ -38,6 +39,8 @@ async def test_deployments_are_loaded_again_as_they_were(tmp_path: Path) -> None
             new = await second.wait_for_state("READY", old.id)
             assert (new.roles, new.cores, new.threads_per_core) == (old.roles, old.cores, old.threads_per_core)
             assert new.create_time == old.create_time
+            assert new.target_inter_token_latency == old.target_inter_token_latency
+        assert (await second.get("b")).target_inter_token_latency.nanos == 1
         role = (await second.get("a")).roles[0]
         assert (role.bundle_digest, role.weights_digest, role.weight_epoch) == (story, pirate, 2)
         events = await second.generate([5], deployment_id="a")

@@ -39,8 +39,11 @@ async def silent_channel(served: Runtime) -> AsyncIterator[grpc.aio.Channel]:
         yield channel
 
 
-def generate(channel: grpc.aio.Channel, policy: pb.StallPolicy | None, num_tokens: int = NUM_TOKENS) -> Any:
+def generate(
+    channel: grpc.aio.Channel, policy: pb.StallPolicy | None, num_tokens: int = NUM_TOKENS, num_sequences: int = 1
+) -> Any:
     request = token_request([5], num_tokens)
+    request.num_sequences = num_sequences
     if policy is not None:
         request.stall_policy.CopyFrom(policy)
     return generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
@@ -54,14 +57,14 @@ async def wait_until_paused(served: Runtime) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("action", [None, Policy.ACTION_PAUSE])
+@pytest.mark.parametrize(("action", "num_sequences"), [(None, 1), (None, 4), (Policy.ACTION_PAUSE, 1)])
 async def test_clients_that_never_read_hold_every_slot_no_longer_than_the_stall_timeout(
-    tmp_path: Path, action: Any
+    tmp_path: Path, action: Any, num_sequences: int
 ) -> None:
     """Whatever they choose: a client that reads is served, and the slots are free again."""
     async with serve(tmp_path, num_slots=4) as served, silent_channel(served) as channel:
         policy = None if action is None else Policy(action=action)
-        silent = [generate(channel, policy) for _ in range(4)]
+        silent = [generate(channel, policy, num_sequences=num_sequences) for _ in range(4 // num_sequences)]
         await served.wait_for_slots(4)
         async with asyncio.timeout(20):
             assert tokens_of(await served.generate([7], 5)) == expected_tokens([7], 5)

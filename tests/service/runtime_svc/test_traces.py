@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 import structlog
+from kiln.runtime.v1 import runtime_pb2 as pb
 from structlog.testing import capture_logs
 
 from edge.errors import TracingUnavailable
@@ -57,6 +60,24 @@ async def test_faults_of_the_server_are_errors_and_mistakes_of_callers_are_not(t
         assert [span.status.code == ERROR for span in calls] == [False, True]
         codes = [{one.key: one.value.int_value for one in span.attributes}["rpc.grpc.status_code"] for span in calls]
         assert codes == [5, 14]
+
+
+async def test_a_missed_deadline_is_no_cancellation(tmp_path: Path) -> None:
+    with collect_traces() as collector:
+        async with serve_runtime(tmp_path, f"--trace-endpoint={collector.endpoint}") as served:
+            await served.deploy()
+            served.ranks.gate.clear()
+            stream = asyncio.create_task(generate(served, UNSAMPLED))
+            await served.wait_for_slots(1)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.control.ResetKVCache(
+                    pb.ResetKVCacheRequest(deployment_id="d"), timeout=0.2, metadata=TRACED
+                )
+            served.ranks.gate.set()
+            await stream
+        reset = collector.find("kiln.runtime.v1.RuntimeService/ResetKVCache")
+        assert {one.key: one.value.int_value for one in reset.attributes}["rpc.grpc.status_code"] == 4
+        assert reset.status.code == ERROR
 
 
 async def test_the_client_decides_what_is_sampled(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def kiln(home: Path) -> Kiln:
     return run
 
 
-def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path) -> None:
+def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path) -> None:
     model = _MODELS / "kiln-tiny"
     first = kiln("run", model, "Once upon a time", *_SMALL, *_ANSWER)
     assert any(event["event"] == "progress" and event.get("stage") == "lower" for event in first.events)
@@ -76,10 +77,11 @@ def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path) -> None:
     assert kiln("run", "kiln-tiny.auto:v1", "Hello", *_ANSWER).last["deployment_id"] == "kiln-tiny"
 
     # A checkpoint that the services may not read yet: they start again, and their deployments with them.
-    kiln("run", _MODELS / "kiln-tiny-pirate", "Ahoy", *_SMALL, *_ANSWER)
+    elsewhere = shutil.copytree(model, tmp_path / "elsewhere")
+    assert kiln("run", elsewhere, "Once upon a time", *_SMALL, *_ANSWER).last["text"] == first.last["text"]
     restarted = kiln("ps").last
     assert restarted["services"]["pid"] != shown["services"]["pid"]
-    assert {one["id"] for one in restarted["deployments"]} == {"kiln-tiny", "kiln-tiny-pirate"}
+    assert {one["id"] for one in restarted["deployments"]} == {"kiln-tiny", "elsewhere"}
     assert any("Compile" in event.get("line", "") for event in kiln("logs", "compiler").events)
     assert kiln("down").last["stopped"]
 

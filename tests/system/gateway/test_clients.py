@@ -29,11 +29,13 @@ def client(fleet: Fleet) -> openai.OpenAI:
     return fleet.client()
 
 
-def generate(fleet: Fleet, *, temperature: float | None = None, **prompt: object) -> tuple[str, list[int]]:
-    """Text and token ids that GenerationService gives for SEED, with the checkpoint's sampling."""
+def generate(
+    fleet: Fleet, *, temperature: float | None = None, seed: int = SEED, **prompt: object
+) -> tuple[str, list[int]]:
+    """Text and token ids that GenerationService gives for a seed, with the checkpoint's sampling."""
     request = generation.GenerateRequest(
         deployment_id=MODEL,
-        sampling=generation.SamplingParams(seed=SEED, temperature=temperature),
+        sampling=generation.SamplingParams(seed=seed, temperature=temperature),
         stop=generation.StopConditions(max_new_tokens=24),
         **prompt,  # type: ignore[arg-type]
     )
@@ -41,9 +43,9 @@ def generate(fleet: Fleet, *, temperature: float | None = None, **prompt: object
     return "".join(event.delta.text for event in events), tokens_of(events)
 
 
-def chat(fleet: Fleet) -> str:
+def chat(fleet: Fleet, seed: int = SEED) -> str:
     messages = [generation.ChatMessage(**message) for message in MESSAGES]
-    return generate(fleet, chat=generation.Chat(messages=messages))[0]
+    return generate(fleet, seed=seed, chat=generation.Chat(messages=messages))[0]
 
 
 def test_models_are_the_ids_of_deployments(client: openai.OpenAI) -> None:
@@ -54,6 +56,12 @@ def test_models_are_the_ids_of_deployments(client: openai.OpenAI) -> None:
 def test_chat_completions_equal_generation_service(fleet: Fleet, client: openai.OpenAI, stream: bool) -> None:
     text = answer(client, stream=stream, max_tokens=24, seed=SEED)
     assert text == chat(fleet) != ""
+
+
+def test_choices_are_the_sequences_of_one_request(fleet: Fleet, client: openai.OpenAI) -> None:
+    answered = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=24, seed=SEED, n=3)  # type: ignore[call-overload]
+    texts = [one.message.content for one in sorted(answered.choices, key=lambda choice: choice.index)]
+    assert texts == [chat(fleet, SEED + index) for index in range(3)]
 
 
 def test_streams_tell_usage_at_their_end(client: openai.OpenAI) -> None:

@@ -65,6 +65,12 @@ def test_stall_policy() -> None:
         generate_request("demo", "Once", stall_action="wait")  # type: ignore[arg-type]
 
 
+def test_session() -> None:
+    request = generate_request("demo", "Once", session_id="talk", session_ttl_s=1.5)
+    assert (request.session_id, request.session_ttl.ToMilliseconds()) == ("talk", 1500)
+    assert not generate_request("demo", "Once", session_id="talk").HasField("session_ttl")
+
+
 def test_conversation() -> None:
     prompt = chat([{"role": "user", "content": "hi"}], tools=[{"name": "f", "parameters": {"type": "object"}}])
     request = generate_request("demo", prompt)

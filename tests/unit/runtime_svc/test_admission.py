@@ -47,6 +47,7 @@ def requests(draw: st.DrawFn) -> pb.GenerateRequest:
         (request.stop, "max_new_tokens", INT32 | st.integers(1, 100)),
         (request.stop, "ignore_eos", st.booleans()),
         (request.output, "logprobs", INT32 | st.integers(0, 20)),
+        (request, "num_sequences", INT32 | st.integers(1, 16)),
     ):
         if draw(st.booleans()):
             setattr(message, field, draw(values))
@@ -55,8 +56,8 @@ def requests(draw: st.DrawFn) -> pb.GenerateRequest:
     return request
 
 
-def validate(call: GenerationCall, capabilities: Capabilities) -> Request | RuntimeServiceError:
-    """The request, or why there is none."""
+def validate(call: GenerationCall, capabilities: Capabilities) -> tuple[Request, ...] | RuntimeServiceError:
+    """The requests of the sequences, or why there are none."""
     try:
         check_call(call, capabilities)
         token_ids = call.prompt.token_ids if isinstance(call.prompt, TokenPrompt) else [5] * 3
@@ -69,11 +70,12 @@ def validate(call: GenerationCall, capabilities: Capabilities) -> Request | Runt
 def test_anything_is_admitted_or_refused_by_name(request_: pb.GenerateRequest, capabilities: Capabilities) -> None:
     call = call_from_pb(request_, request_id=request_.request_id or "made")
     outcome = validate(call, capabilities)
-    if not isinstance(outcome, Request):
+    if not isinstance(outcome, tuple):
         assert outcome.violations
         assert all(violation.field and violation.accepted for violation in outcome.violations)
         return
-    request = outcome
+    assert len(outcome) == call.num_sequences <= capabilities.max_num_sequences
+    request = outcome[0]
     assert request.request_id == (request_.request_id or "made")
     assert request.request_id.isascii()
     assert 1 <= request.num_tokens <= capabilities.max_context_length
@@ -97,4 +99,4 @@ def test_salt_is_bounded_and_reaches_the_request() -> None:
     with pytest.raises(RequestInvalid) as caught:
         check_call(GenerationCall("a", prompt, cache_salt="s" * 257), CAPABILITIES[0])
     assert [(one.field, one.value) for one in caught.value.violations] == [("cache_salt", "257 characters")]
-    assert admit(GenerationCall("a", prompt, cache_salt="s"), [5], CAPABILITIES[0], now_s=0.0).cache_salt == "s"
+    assert admit(GenerationCall("a", prompt, cache_salt="s"), [5], CAPABILITIES[0], now_s=0.0)[0].cache_salt == "s"

@@ -46,6 +46,8 @@ def test_every_option_is_read() -> None:
             "--compiler-key=k.pem",
             "--queue-capacity=3",
             "--stream-capacity=5",
+            "--max-chunk-tokens=32",
+            "--no-async-scheduling",
             "--stall-timeout=4",
             "--max-stall-timeout=40",
             "--drain-timeout=1.5",
@@ -64,6 +66,7 @@ def test_every_option_is_read() -> None:
     assert settings.verify_always
     assert (settings.num_cores, settings.threads_per_core) == (8, 2)
     assert (settings.queue_capacity, settings.stream_capacity) == (3, 5)
+    assert (settings.chunks.max_tokens, settings.async_scheduling) == (32, False)
     assert settings.stall_timeouts == StallTimeouts(4.0, 40.0)
     assert settings.state == Path("state").absolute()
     assert settings.memory_bytes == 3 << 30

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
+from uuid import uuid4
 
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from kiln.runtime.v1.runtime_pb2 import Deployment
@@ -40,20 +41,22 @@ class Conversation:
         self._runtime = runtime
         self._deployment_id = deployment.id
         self._options = options
-        self._turns: list[dict[str, str]] = []
+        self._has_session = self.has_turns and deployment.capabilities.sessions
+        self.reset()
 
     def ask(self, text: str) -> AsyncStream[GenerateResponse]:
         """Sends the conversation with one more turn of the person, which stays only if `keep` follows."""
         prompt: Prompt = chat([*self._turns, {"role": "user", "content": text}]) if self.has_turns else text
-        return self._runtime.generate(self._deployment_id, prompt, **self._options)
+        return self._runtime.generate(self._deployment_id, prompt, **self._options, **self._session)
 
     def keep(self, text: str, answered: str) -> None:
         """Remembers a turn of the person, and its answer, as far as it came."""
         self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answered}]
 
     def reset(self) -> None:
-        """Forgets every turn."""
-        self._turns.clear()
+        """Forgets every turn, and begins another session of the runtime."""
+        self._turns: list[dict[str, str]] = []
+        self._session: Mapping[str, Any] = {"session_id": f"chat-{uuid4().hex}"} if self._has_session else {}
 
 
 async def answer(output: Output, conversation: Conversation, text: str) -> Completion:

@@ -27,7 +27,10 @@ _SKIP_CACHE_LOOKUP = click.option("--skip-cache-lookup", is_flag=True, help="Bui
     "-O", "--optimization-level", type=click.Choice(["0", "1", "2"]), help="Level 0 needs no C++ toolchain. Default: 1."
 )
 @click.option("--target", type=enum_choice(Target.Kind), help="Hardware to compile for. Default: cpu.")
-@click.option("--isa", help="CPU instruction set: x86-64-v3, -v4, -v4-vnni, -v4-bf16, native. Default: the compiler's.")
+@click.option(
+    "--isa",
+    help="CPU instruction set: x86-64-v3, -v4, -v4-vnni, -v4-bf16, -v4-amx, native. Default: the compiler's.",
+)
 @_SKIP_CACHE_LOOKUP
 @click.option("--salt", help="Text that enters every cache key.")
 @click.option("--debug", is_flag=True, help="Keep every graph, with its source lines, beside the bundle.")

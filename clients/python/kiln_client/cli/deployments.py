@@ -1,4 +1,4 @@
-"""The commands that change or show deployments: load, unload, status, load-weights, reset-kv."""
+"""The commands that change or show deployments: load, unload, status, load-weights, sessions, reset-kv."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from kiln.runtime.v1 import runtime_pb2
 from rich.console import Group
 from rich.text import Text
 
-from kiln_client.cli.parameters import INT32, IntegerList, enum_choice
+from kiln_client.cli.parameters import INT32, SECONDS, IntegerList, enum_choice
 from kiln_client.cli.progress import ProgressView
 from kiln_client.cli.records import record_from_message
 from kiln_client.cli.session import Session, remote_command
-from kiln_client.cli.views import deployment_view, deployments_view, pairs, server_view, weights_view
+from kiln_client.cli.views import deployment_view, deployments_view, pairs, server_view, sessions_view, weights_view
 from kiln_client.runtime import InFlight, KvPolicy, Role
 
 _IN_FLIGHT = enum_choice(runtime_pb2.InFlightPolicy)
@@ -29,6 +29,13 @@ _IN_FLIGHT = enum_choice(runtime_pb2.InFlightPolicy)
     is_flag=True,
     help="Follow the alias of REF, NAME@ALIAS: whenever it moves, the runtime loads the weights that it names.",
 )
+@click.option(
+    "--target-inter-token-latency",
+    "target_s",
+    type=SECONDS,
+    help="Seconds between two tokens of a sequence, a chunk of another one's prompt included, that the runtime chooses "
+    "chunks for. Default: the runtime's own.",
+)
 @remote_command
 async def load_command(
     session: Session,
@@ -38,6 +45,7 @@ async def load_command(
     cores: tuple[int, ...] | None,
     threads_per_core: int | None,
     follow_alias: bool,
+    target_s: float | None,
 ) -> None:
     """Load a bundle and wait until it serves.
 
@@ -52,6 +60,7 @@ async def load_command(
                 cores=cores or (),
                 threads_per_core=threads_per_core,
                 follow_alias=follow_alias,
+                target_inter_token_latency_s=target_s,
                 on_progress=progress.loaded,
             )
     record = {"event": "result", **record_from_message(deployment)}
@@ -124,6 +133,17 @@ async def load_weights_command(
     session.output.result(record, weights_view(result))
 
 
+@click.command("sessions")
+@click.argument("deployment_id", metavar="ID")
+@remote_command
+async def sessions_command(session: Session, *, deployment_id: str) -> None:
+    """List your sessions with a deployment."""
+    async with session.runtime() as runtime:
+        sessions = await runtime.list_sessions(deployment_id)
+    record = {"deployment_id": deployment_id, "sessions": [record_from_message(one) for one in sessions]}
+    session.output.result(record, sessions_view(sessions))
+
+
 @click.command("reset-kv")
 @click.argument("deployment_id", metavar="ID")
 @click.option("--in-flight", type=_IN_FLIGHT, help="What the runtime does about running requests. Default: wait.")
@@ -132,22 +152,31 @@ async def load_weights_command(
     is_flag=True,
     help="Forget only what later requests could share of earlier ones. Running requests go on; not with --in-flight.",
 )
+@click.option(
+    "--session",
+    "session_id",
+    help="Forget only this session of yours. Running requests go on; not with --in-flight or --prefix-cache.",
+)
 @remote_command
 async def reset_kv_command(
-    session: Session, *, deployment_id: str, in_flight: InFlight | None, prefix_cache: bool
+    session: Session, *, deployment_id: str, in_flight: InFlight | None, prefix_cache: bool, session_id: str | None
 ) -> None:
     """Make a deployment forget its KV cache.
 
     Shows how many sequences ended, and how much of the cache was freed and zeroed.
     """
+    if prefix_cache and session_id is not None:
+        raise click.UsageError("--prefix-cache and --session exclude each other")
     async with session.runtime() as runtime:
-        receipt = await runtime.reset_kv_cache(deployment_id, in_flight=in_flight, prefix_cache=prefix_cache)
+        receipt = await runtime.reset_kv_cache(
+            deployment_id, in_flight=in_flight, prefix_cache=prefix_cache, session_id=session_id
+        )
     record = {"deployment_id": deployment_id, **record_from_message(receipt)}
     view = pairs(
         (
             ("deployment", deployment_id),
             ("ended", f"{receipt.affected_sequences} sequences"),
-            ("freed", f"{receipt.freed_slots} slots"),
+            ("freed", f"{receipt.freed_slots} slots, {receipt.freed_blocks} kept blocks"),
             ("zeroed", f"{receipt.zeroed_bytes} bytes"),
             ("epoch", receipt.weight_epoch),
         )

@@ -11,7 +11,7 @@ from rich.text import Text
 from kiln_client.cli.option_rows import add_options
 from kiln_client.cli.output import Output
 from kiln_client.cli.parameters import DOCUMENT, INT32, SECONDS, IntegerList, StepRange, read_document
-from kiln_client.cli.records import record_from_completion, record_from_message
+from kiln_client.cli.records import record_from_completion, record_from_completions, record_from_message
 from kiln_client.cli.sampling import SAMPLING
 from kiln_client.cli.session import Session, remote_command
 from kiln_client.cli.views import usage_line
@@ -47,7 +47,19 @@ _CHAT = click.option(
     type=StepRange(),
     help="Make the runtime write the inputs of COUNT steps, from the request's step FIRST on, to a file on its host.",
 )
+@click.option(
+    "--cache-salt",
+    metavar="TEXT",
+    help="Share cached prefixes only with requests of the same salt. Default: with all that have none.",
+)
+@click.option(
+    "--num-sequences",
+    type=INT32,
+    help="Sequences to generate for the prompt. Each is printed when it has ended; its seed is the given one plus its "
+    "number.",
+)
 @click.option("--request-id", help="Id for logs and aborts. Default: the runtime chooses.")
+@click.option("--session", "session_id", help="Session that the request continues; its prompt is whole all the same.")
 @click.option("--timeout", "timeout_s", type=SECONDS, help="Deadline, in seconds.")
 @remote_command
 async def generate_command(
@@ -65,25 +77,29 @@ async def generate_command(
     """
     given_prompt = _read_prompt(prompt, chat, token_ids)
     given = {name: value for name, value in options.items() if value is not None}
-    builder = CompletionBuilder()
+    builder, output, has_several = CompletionBuilder(), session.output, given.get("num_sequences", 1) > 1
     async with session.runtime() as runtime, runtime.generate(deployment_id, given_prompt, **given) as events:
         try:
             async for event in events:
                 builder.add(event)
-                show_event(session.output, event)
+                show_event(output, event, shows_text=not has_several)
+                if has_several and event.HasField("finished"):
+                    _show_sequence(output, event.sequence_index, builder.build_sequence(event.sequence_index))
         finally:
-            session.output.end_text()
-    completion = builder.build()
+            output.end_text()
+    completions = builder.build_sequences()
+    completion = completions[0]
     if completion.accepted.truncated_tokens:
-        session.output.remark(f"the first {completion.accepted.truncated_tokens} tokens of the prompt were cut")
-    session.output.remark(
-        usage_line(completion.usage, finish=_finish(completion), weight_epoch=completion.weight_epoch)
-    )
+        output.remark(f"the first {completion.accepted.truncated_tokens} tokens of the prompt were cut")
+    if has_several:
+        output.result({"event": "result", **record_from_completions(completions)})
+        return
+    output.remark(usage_line(completion.usage, finish=_finish(completion), weight_epoch=completion.weight_epoch))
     if completion.captured_inputs_path:
-        session.output.remark(f"inputs are in {completion.captured_inputs_path} on the runtime's host")
+        output.remark(f"inputs are in {completion.captured_inputs_path} on the runtime's host")
     if completion.capture_error is not None:
-        session.output.remark(f"inputs were not captured: {completion.capture_error.message}")
-    session.output.result({"event": "result", **record_from_completion(completion)})
+        output.remark(f"inputs were not captured: {completion.capture_error.message}")
+    output.result({"event": "result", **record_from_completion(completion)})
 
 
 @click.command("tokenize")
@@ -116,14 +132,21 @@ def _read_prompt(prompt: str | None, chat: BinaryIO | None, token_ids: tuple[int
     return prompts[0]
 
 
-def show_event(output: Output, event: GenerateResponse) -> None:
-    """Shows one event of a generation: to a program all of it, to a person its text."""
+def show_event(output: Output, event: GenerateResponse, *, shows_text: bool = True) -> None:
+    """Shows one event of a generation: to a program all of it, to a person its text if `shows_text`."""
     kind = event.WhichOneof("event") or "unknown"
     record = record_from_message(event)
     payload = {name: record.pop(name) for name in ("accepted", "delta", "finished")}.get(kind)
     output.event(kind, record | (payload or {}))
-    if kind == "delta":
+    if kind == "delta" and shows_text:
         output.text(event.delta.text)
+
+
+def _show_sequence(output: Output, index: int, completion: Completion) -> None:
+    """Shows one of several sequences to a person, whole, because the pieces of all would be mixed."""
+    output.text(f"sequence {index}:\n{completion.text}")
+    output.end_text()
+    output.remark(usage_line(completion.usage, finish=_finish(completion), weight_epoch=completion.weight_epoch))
 
 
 def _finish(completion: Completion) -> str:

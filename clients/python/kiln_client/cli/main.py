@@ -14,6 +14,7 @@ from kiln_client.cli.deployments import (
     load_command,
     load_weights_command,
     reset_kv_command,
+    sessions_command,
     status_command,
     unload_command,
 )
@@ -70,6 +71,7 @@ for _command in (
     status_command,
     generate_command,
     load_weights_command,
+    sessions_command,
     reset_kv_command,
     tokenize_command,
     operations_group,

@@ -11,7 +11,7 @@ import base64
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from google.protobuf import descriptor_pool, message_factory
@@ -57,7 +57,17 @@ def record_from_error(error: KilnError) -> Record:
 
 def record_from_completion(completion: Completion) -> Record:
     """Converts a whole generation to a JSON object."""
-    accepted = record_from_message(completion.accepted)
+    return record_from_sequence(completion) | record_from_message(completion.accepted)
+
+
+def record_from_completions(completions: Sequence[Completion]) -> Record:
+    """Converts all sequences of a generation to a JSON object."""
+    sequences = [record_from_sequence(completion) for completion in completions]
+    return {"sequences": sequences} | record_from_message(completions[0].accepted)
+
+
+def record_from_sequence(completion: Completion) -> Record:
+    """Converts what one sequence has of its own to a JSON object."""
     return {
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -68,7 +78,6 @@ def record_from_completion(completion: Completion) -> Record:
         "weight_epoch": completion.weight_epoch,
         "captured_inputs_path": completion.captured_inputs_path,
         "capture_error": None if completion.capture_error is None else record_from_error(completion.capture_error),
-        **accepted,
     }
 
 

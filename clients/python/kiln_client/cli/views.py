@@ -13,6 +13,7 @@ from kiln.runtime.v1.runtime_pb2 import (
     Load,
     LoadWeightsResult,
     Role,
+    Session,
 )
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
@@ -108,6 +109,24 @@ def deployments_view(deployments: Sequence[Deployment]) -> RenderableType:
     return Group(table, *(Text(f"{one.id}: {one.message}") for one in deployments if one.message))
 
 
+def sessions_view(sessions: Sequence[Session]) -> RenderableType:
+    """Shows a table of sessions."""
+    if not sessions:
+        return Text("no sessions", style="dim")
+    return rows(
+        ("session", "held tokens", "last use", "expires"),
+        (
+            (
+                session.id,
+                session.held_tokens,
+                f"{session.last_use_time.ToDatetime():%Y-%m-%d %H:%M:%S}",
+                "in use" if session.running else f"{session.expire_time.ToDatetime():%Y-%m-%d %H:%M:%S}",
+            )
+            for session in sessions
+        ),
+    )
+
+
 def deployment_view(deployment: Deployment) -> RenderableType:
     """Shows one deployment in full."""
     capabilities, load = deployment.capabilities, deployment.load
@@ -130,6 +149,7 @@ def deployment_view(deployment: Deployment) -> RenderableType:
             *roles,
             *_following(deployment),
             ("cores", f"{','.join(map(str, deployment.cores))}, {deployment.threads_per_core} threads each"),
+            *_target(deployment),
             ("memory", f"{decimal(deployment.weights_bytes)} weights, {decimal(deployment.kv_bytes)} KV cache"),
             ("lengths", f"prompt {capabilities.max_context_length}, sequence {capabilities.max_length} tokens"),
             (
@@ -139,8 +159,16 @@ def deployment_view(deployment: Deployment) -> RenderableType:
             *_accepted_requests(capabilities),
             ("load", f"{load.used_slots}/{load.total_slots} slots, {load.queued_requests} queued, {load.steps} steps"),
             *_kv_cache(load),
+            *((("prefix cache", "prompts share equal beginnings"),) if capabilities.prefix_caching else ()),
         )
     )
+
+
+def _target(deployment: Deployment) -> Iterable[tuple[str, str]]:
+    """Yields the time between tokens that chunks are chosen for, if there is one."""
+    if deployment.HasField("target_inter_token_latency"):
+        target_s = deployment.target_inter_token_latency.ToNanoseconds() / 1e9
+        yield "chunks", f"for {target_s:g} s between two tokens"
 
 
 def _kv_cache(load: Load) -> Iterable[tuple[str, str]]:

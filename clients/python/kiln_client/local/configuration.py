@@ -16,7 +16,6 @@ from kiln_client.local.lookup import Checkpoint
 MAX_SEQ_LEN: Final = 4096
 _STEP_TOKENS: Final = 128
 _SHORTEST_PROMPT: Final = 128
-_SHORTEST_CACHE: Final = 512
 #: Each bucket costs a compile. With factor 2 there would be twice as many, and a prompt would be padded half as much.
 _BUCKET_FACTOR: Final = 4
 
@@ -60,6 +59,12 @@ class Given:
     def says_something(self) -> bool:
         """Whether a person says anything of how the model is compiled."""
         return bool(self.document) or self.optimization_level is not None
+
+    @property
+    def skips_padding(self) -> bool:
+        """Whether what is compiled for this host's processor spends no time on padding."""
+        neuron_config = self.document.get("neuron_config") or {}
+        return self.optimization_level != 0 and neuron_config.get("padding_side") != "left"
 
     @property
     def build_options(self) -> BuildOptions:
@@ -112,20 +117,21 @@ async def configure(
         planned = {**given.document, "neuron_config": derived | said}
         derived["seq_len"] = await _find_seq_len(compiler, model, planned, memory_bytes, given.build_options)
     if not given.is_file and not said.keys() & _LENGTHS:
-        derived |= {"enable_bucketing": True, **choose_buckets((derived | said)["seq_len"])}
+        buckets = choose_buckets((derived | said)["seq_len"], skips_padding=given.skips_padding)
+        derived |= {"enable_bucketing": True, **buckets}
     return Configuration({**given.document, "neuron_config": derived | said}, derived)
 
 
-def choose_buckets(seq_len: int) -> dict[str, list[int]]:
-    """Chooses few buckets, each four times as long as the one before, so that a first compile takes minutes.
+def choose_buckets(seq_len: int, *, skips_padding: bool) -> dict[str, list[int]]:
+    """Chooses few buckets, so that a first compile is short.
 
     Args:
         seq_len: Longest sequence, in tokens; the last bucket of both submodels.
+        skips_padding: Whether executables spend no time on padding, so that one serves prompts of all lengths.
+            Otherwise their buckets are each four times as long as the one before.
     """
-    return {
-        "context_encoding_buckets": _grow(_SHORTEST_PROMPT, seq_len),
-        "token_generation_buckets": _grow(_SHORTEST_CACHE, seq_len),
-    }
+    prompts = [seq_len] if skips_padding else _grow(_SHORTEST_PROMPT, seq_len)
+    return {"context_encoding_buckets": prompts, "token_generation_buckets": [seq_len]}
 
 
 def _grow(shortest: int, longest: int) -> list[int]:

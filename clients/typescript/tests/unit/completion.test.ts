@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { it } from "node:test";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { collect, text } from "kiln-client";
+import { collect, collectSequences, text } from "kiln-client";
 import { FinishReason, type GenerateResponse, GenerateResponseSchema } from "kiln-client/messages";
 import { rejection } from "../waiting.js";
 
@@ -34,6 +34,32 @@ it("puts a generation together", async () => {
   assert.equal(completion.weightEpoch, 3n);
   assert.equal(completion.accepted.requestId, "r");
   assert.equal(await text(stream([ACCEPTED, delta("a", 1), FINISHED])), "a");
+});
+
+it("puts several sequences together", async () => {
+  const mixed: [number, Event][] = [
+    [0, ACCEPTED],
+    [0, delta("a", 1)],
+    [1, delta("c", 3)],
+    [0, delta("b", 2)],
+    [1, FINISHED],
+    [0, FINISHED],
+  ];
+  async function* sequences(events: [number, Event][]): AsyncGenerator<GenerateResponse> {
+    for (const [index, [sequenceIndex, event]] of events.entries()) {
+      yield create(GenerateResponseSchema, { sequenceNumber: BigInt(index), sequenceIndex, event });
+    }
+  }
+  const both = await collectSequences(sequences(mixed));
+  assert.deepEqual(
+    both.map((one) => [one.text, one.tokenIds, one.accepted.requestId]),
+    [
+      ["ab", [1, 2], "r"],
+      ["c", [3], "r"],
+    ],
+  );
+  await assert.rejects(collect(sequences(mixed)), TypeError);
+  assert.match((await rejection(collectSequences(sequences(mixed.slice(0, 5))))).message, /no finished event/);
 });
 
 it("refuses a stream with a gap, without a beginning or without an end", async () => {

@@ -169,8 +169,8 @@ class Target(_message.Message):
     kind: Global___Target.Kind.ValueType
     """Default: cpu."""
     isa: _builtins.str
-    """CPU instruction set: "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16", or "native", the highest of them
-    that the compiler's host has. Default: the compiler's, "x86-64-v3" unless its
+    """CPU instruction set: "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16", "x86-64-v4-amx", or "native", the
+    highest of them that the compiler's host has. Default: the compiler's, "x86-64-v3" unless its
     --default-isa says otherwise. A runtime refuses a bundle whose instruction set its host lacks.
     """
     def __init__(

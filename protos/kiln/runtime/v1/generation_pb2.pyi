@@ -82,6 +82,7 @@ class GenerateRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     STALL_POLICY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    SESSION_TTL_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment to use. Required."""
     request_id: _builtins.str
@@ -92,11 +93,18 @@ class GenerateRequest(_message.Message):
     text: _builtins.str
     """Text, tokenized with the tokenizer's own special tokens."""
     num_sequences: _builtins.int
-    """Sequences to generate for the prompt; at least 1. Default 1; more are not served yet."""
+    """Sequences to generate for the prompt: 1 to `Capabilities.max_num_sequences`, default 1. Sequence i is the one that a
+    request for a single sequence gets with `sampling.seed` + i, modulo 2^64; greedy ones are equal. Each counts as a
+    request in the queue. More than one not with `session_id` or `output.capture_inputs`.
+    """
     priority: _builtins.int
     """Requests of higher priority start first. Default 0; others are not served yet."""
     session_id: _builtins.str
-    """Session whose keys and values the request continues. Not served yet."""
+    """Session whose keys and values the request continues: 1 to 128 printable characters of ASCII, no spaces. The caller's
+    first request of a name begins the session. The prompt is the whole text or conversation, as without a session, and so
+    is the answer: the longest beginning that the prompt shares with the sequence before it is not computed again, as far
+    as the KV cache has kept it. One request at a time. Only where `Capabilities.sessions` is true.
+    """
     adapter: _builtins.str
     """Adapter to use, one of `Capabilities.adapters`. Not served yet."""
     cache_salt: _builtins.str
@@ -131,6 +139,10 @@ class GenerateRequest(_message.Message):
     def stall_policy(self) -> Global___StallPolicy:
         """What becomes of the sequence while the client does not read. Default: ABORT after the server's stall timeout."""
 
+    @_builtins.property
+    def session_ttl(self) -> _duration_pb2.Duration:
+        """How long the session is kept after the request: from one second to the server's bound. Default: the server's time."""
+
     def __init__(
         self,
         *,
@@ -149,10 +161,11 @@ class GenerateRequest(_message.Message):
         adapter: _builtins.str = ...,
         stall_policy: Global___StallPolicy | None = ...,
         cache_salt: _builtins.str = ...,
+        session_ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "chat", b"chat", "constraint", b"constraint", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "session_ttl", b"session_ttl", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences", "_priority", b"_priority", "adapter", b"adapter", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "deployment_id", b"deployment_id", "num_sequences", b"num_sequences", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session_id", b"session_id", "session_ttl", b"session_ttl", "stall_policy", b"stall_policy", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_sequences: _TypeAlias = _typing.Literal["num_sequences"]  # noqa: Y015
     _WhichOneofArgType__num_sequences: _TypeAlias = _typing.Literal["_num_sequences", b"_num_sequences"]  # noqa: Y015
@@ -562,7 +575,9 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """Keeps the smallest set of tokens whose probability reaches p. In (0, 1]."""
     seed: _builtins.int
-    """Seeds the request's own random numbers: the same seed gives the same tokens whatever shares the batch. Default: random."""
+    """Seeds the request's own random numbers: the same seed gives the same tokens whatever shares the batch; with several
+    sequences, `num_sequences` says which seed each has. Default: random.
+    """
     min_p: _builtins.float
     """Drops tokens less likely than this share of the most likely one. In [0, 1]; default 0; others are not served yet."""
     frequency_penalty: _builtins.float
@@ -764,7 +779,7 @@ class GenerateResponse(_message.Message):
     """Weight epoch of the target role that produced the event."""
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """The request was admitted. Always first."""
+        """The request was admitted. Always first, once for all sequences; its `sequence_index` is 0."""
 
     @_builtins.property
     def delta(self) -> Global___TokenDelta:
@@ -815,7 +830,7 @@ class Accepted(_message.Message):
     """Tokens that were cut from the prompt's beginning because it was too long; see `allow_input_truncation`."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
-        """Every sampling value as used, defaults filled in."""
+        """Every sampling value as used, defaults filled in. The seed is that of sequence 0."""
 
     def __init__(
         self,
@@ -1008,9 +1023,9 @@ class Usage(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens of the prompt."""
+    """Tokens of the prompt, which every sequence of a request counts."""
     cached_prompt_tokens: _builtins.int
-    """Of those, tokens found in the KV cache."""
+    """Of those, tokens found in the KV cache: by the session, or shared with other sequences."""
     generated_tokens: _builtins.int
     """Tokens generated, a stop token included."""
     kv_blocks: _builtins.int

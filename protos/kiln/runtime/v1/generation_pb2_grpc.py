@@ -63,13 +63,17 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Generates one or more sequences for a prompt. The stream is: one Accepted, any number of TokenDelta, and exactly one
-        Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status, and the call
-        then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
+        Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status. The call ends
+        after the last Finished, with the first such status. What a sequence's own tokens, text and numbers bring about, such
+        as a stop string or NUMERICS_INVALID, ends it alone; everything else ends all. Cancelling the call, its deadline and a
+        lost connection free the slots.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
         with a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
         the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
         were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
-        ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
+        ALREADY_EXISTS/REQUEST_ID_IN_USE, ABORTED/SESSION_BUSY where a request of the session has not ended,
+        RESOURCE_EXHAUSTED/TOO_MANY_SESSIONS with RetryInfo where requests use as many as the caller may have,
+        RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
         RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
         where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
         UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
@@ -81,7 +85,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a running or queued request; answers after its slots are free.
+        """Ends a running or queued request, all its sequences; answers after their slots are free.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

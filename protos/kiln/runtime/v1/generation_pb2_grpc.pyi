@@ -35,13 +35,17 @@ class GenerationServiceStub:
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Generates one or more sequences for a prompt. The stream is: one Accepted, any number of TokenDelta, and exactly one
-    Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status, and the call
-    then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
+    Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status. The call ends
+    after the last Finished, with the first such status. What a sequence's own tokens, text and numbers bring about, such
+    as a stop string or NUMERICS_INVALID, ends it alone; everything else ends all. Cancelling the call, its deadline and a
+    lost connection free the slots.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
     with a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
     the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
     were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
-    ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
+    ALREADY_EXISTS/REQUEST_ID_IN_USE, ABORTED/SESSION_BUSY where a request of the session has not ended,
+    RESOURCE_EXHAUSTED/TOO_MANY_SESSIONS with RetryInfo where requests use as many as the caller may have,
+    RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
     RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
     where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
     UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
@@ -49,7 +53,7 @@ class GenerationServiceStub:
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
-    """Ends a running or queued request; answers after its slots are free.
+    """Ends a running or queued request, all its sequences; answers after their slots are free.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
@@ -70,13 +74,17 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates one or more sequences for a prompt. The stream is: one Accepted, any number of TokenDelta, and exactly one
-    Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status, and the call
-    then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
+    Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status. The call ends
+    after the last Finished, with the first such status. What a sequence's own tokens, text and numbers bring about, such
+    as a stop string or NUMERICS_INVALID, ends it alone; everything else ends all. Cancelling the call, its deadline and a
+    lost connection free the slots.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
     with a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
     the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
     were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
-    ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
+    ALREADY_EXISTS/REQUEST_ID_IN_USE, ABORTED/SESSION_BUSY where a request of the session has not ended,
+    RESOURCE_EXHAUSTED/TOO_MANY_SESSIONS with RetryInfo where requests use as many as the caller may have,
+    RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
     RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
     where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
     UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
@@ -84,7 +92,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends a running or queued request; answers after its slots are free.
+    """Ends a running or queued request, all its sequences; answers after their slots are free.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -108,13 +116,17 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Generates one or more sequences for a prompt. The stream is: one Accepted, any number of TokenDelta, and exactly one
-        Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status, and the call
-        then ends with that status. Cancelling the call, its deadline and a lost connection free the slot.
+        Finished per sequence. When a sequence fails, its Finished carries the partial usage and the status. The call ends
+        after the last Finished, with the first such status. What a sequence's own tokens, text and numbers bring about, such
+        as a stop string or NUMERICS_INVALID, ends it alone; everything else ends all. Cancelling the call, its deadline and a
+        lost connection free the slots.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY, INVALID_ARGUMENT/REQUEST_INVALID
         with a field violation per mistake, INVALID_ARGUMENT/PROMPT_TOO_LONG, INVALID_ARGUMENT/PROMPT_LIMIT_EXCEEDED where
         the chat template or the tokenizer does not end with the prompt, FAILED_PRECONDITION/PROMPT_QUARANTINED where ranks
         were lost over it before, INVALID_ARGUMENT/FEATURE_NOT_SERVED, INVALID_ARGUMENT/REQUEST_TOO_LARGE,
-        ALREADY_EXISTS/REQUEST_ID_IN_USE, RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
+        ALREADY_EXISTS/REQUEST_ID_IN_USE, ABORTED/SESSION_BUSY where a request of the session has not ended,
+        RESOURCE_EXHAUSTED/TOO_MANY_SESSIONS with RetryInfo where requests use as many as the caller may have,
+        RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
         RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
         where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
         UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
@@ -128,7 +140,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.AbortResponse, _abc.Awaitable[_generation_pb2.AbortResponse]]:
-        """Ends a running or queued request; answers after its slots are free.
+        """Ends a running or queued request, all its sequences; answers after their slots are free.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND.
         """
 

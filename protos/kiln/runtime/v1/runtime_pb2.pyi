@@ -159,6 +159,7 @@ class Deployment(_message.Message):
     THREADS_PER_CORE_FIELD_NUMBER: _builtins.int
     FOLLOWED_ALIAS_FIELD_NUMBER: _builtins.int
     FOLLOW_MESSAGE_FIELD_NUMBER: _builtins.int
+    TARGET_INTER_TOKEN_LATENCY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Client-chosen id."""
     state: Global___Deployment.State.ValueType
@@ -195,6 +196,10 @@ class Deployment(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was asked for."""
 
+    @_builtins.property
+    def target_inter_token_latency(self) -> _duration_pb2.Duration:
+        """Time between two tokens of a sequence that chunks of prompts are chosen for; unset where none is."""
+
     def __init__(
         self,
         *,
@@ -211,10 +216,11 @@ class Deployment(_message.Message):
         threads_per_core: _builtins.int = ...,
         followed_alias: _builtins.str = ...,
         follow_message: _builtins.str = ...,
+        target_inter_token_latency: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "create_time", b"create_time", "load", b"load", "target_inter_token_latency", b"target_inter_token_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "id", b"id", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "cores", b"cores", "create_time", b"create_time", "follow_message", b"follow_message", "followed_alias", b"followed_alias", "id", b"id", "kv_bytes", b"kv_bytes", "load", b"load", "message", b"message", "roles", b"roles", "state", b"state", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,6 +302,8 @@ class Capabilities(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     SPECULATION_LENGTH_FIELD_NUMBER: _builtins.int
     PREFIX_CACHING_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
     max_context_length: _builtins.int
     """Longest prompt, in tokens."""
     max_length: _builtins.int
@@ -336,6 +344,10 @@ class Capabilities(_message.Message):
     """Tokens that are proposed and verified in one step; 0 is no speculation."""
     prefix_caching: _builtins.bool
     """Whether requests share what the KV cache holds of equal beginnings."""
+    sessions: _builtins.bool
+    """Whether requests can continue sessions."""
+    max_num_sequences: _builtins.int
+    """Most sequences of a request; 0 from runtimes that generate one."""
     @_builtins.property
     def default_sampling(self) -> Global___DefaultSampling:
         """Values that unset sampling fields take."""
@@ -379,10 +391,12 @@ class Capabilities(_message.Message):
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         speculation_length: _builtins.int = ...,
         prefix_caching: _builtins.bool = ...,
+        sessions: _builtins.bool = ...,
+        max_num_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "prefix_caching", b"prefix_caching", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "async_mode", b"async_mode", "chat", b"chat", "default_sampling", b"default_sampling", "dynamic_sampling", b"dynamic_sampling", "eos_token_ids", b"eos_token_ids", "input_capture", b"input_capture", "input_truncation", b"input_truncation", "logits", b"logits", "logprobs", b"logprobs", "max_batch_size", b"max_batch_size", "max_context_length", b"max_context_length", "max_length", b"max_length", "max_logprobs", b"max_logprobs", "max_new_tokens", b"max_new_tokens", "max_num_sequences", b"max_num_sequences", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_k", b"max_top_k", "padding_side", b"padding_side", "prefix_caching", b"prefix_caching", "sessions", b"sessions", "speculation_length", b"speculation_length", "submodels", b"submodels", "text", b"text", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -519,6 +533,7 @@ class LoadBundleRequest(_message.Message):
     CORES_FIELD_NUMBER: _builtins.int
     THREADS_PER_CORE_FIELD_NUMBER: _builtins.int
     FOLLOW_ALIAS_FIELD_NUMBER: _builtins.int
+    TARGET_INTER_TOKEN_LATENCY_FIELD_NUMBER: _builtins.int
     ref: _builtins.str
     """Bundle reference, as in BundleService. Required."""
     deployment_id: _builtins.str
@@ -531,6 +546,12 @@ class LoadBundleRequest(_message.Message):
     def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Cores to use; as many as the bundle has ranks. Unset lets the server place it."""
 
+    @_builtins.property
+    def target_inter_token_latency(self) -> _duration_pb2.Duration:
+        """Time between two tokens of a sequence, a chunk of another one's prompt included, that chunks are chosen for; more
+        than 0. Default: the server's.
+        """
+
     def __init__(
         self,
         *,
@@ -539,10 +560,11 @@ class LoadBundleRequest(_message.Message):
         cores: _abc.Iterable[_builtins.int] | None = ...,
         threads_per_core: _builtins.int | None = ...,
         follow_alias: _builtins.bool = ...,
+        target_inter_token_latency: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core", "threads_per_core", b"threads_per_core"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core", "cores", b"cores", "deployment_id", b"deployment_id", "follow_alias", b"follow_alias", "ref", b"ref", "threads_per_core", b"threads_per_core"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core", "cores", b"cores", "deployment_id", b"deployment_id", "follow_alias", b"follow_alias", "ref", b"ref", "target_inter_token_latency", b"target_inter_token_latency", "threads_per_core", b"threads_per_core"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threads_per_core: _TypeAlias = _typing.Literal["threads_per_core"]  # noqa: Y015
     _WhichOneofArgType__threads_per_core: _TypeAlias = _typing.Literal["_threads_per_core", b"_threads_per_core"]  # noqa: Y015
@@ -795,6 +817,7 @@ class ResetKVCacheRequest(_message.Message):
     DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
     DEPLOYMENT_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_POLICY_FIELD_NUMBER: _builtins.int
     deployment_id: _builtins.str
     """Deployment. Required."""
@@ -810,19 +833,24 @@ class ResetKVCacheRequest(_message.Message):
         where `Capabilities.prefix_caching` is true.
         """
 
+    @_builtins.property
+    def session(self) -> Global___SessionScope:
+        """One of the caller's sessions. Other requests go on, so `in_flight_policy` must be unset."""
+
     def __init__(
         self,
         *,
         deployment_id: _builtins.str = ...,
         deployment: Global___DeploymentScope | None = ...,
         prefix_cache: Global___PrefixCacheScope | None = ...,
+        session: Global___SessionScope | None = ...,
         in_flight_policy: Global___InFlightPolicy.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "prefix_cache", b"prefix_cache", "scope", b"scope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "prefix_cache", b"prefix_cache", "scope", b"scope", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "deployment_id", b"deployment_id", "in_flight_policy", b"in_flight_policy", "prefix_cache", b"prefix_cache", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "deployment_id", b"deployment_id", "in_flight_policy", b"in_flight_policy", "prefix_cache", b"prefix_cache", "scope", b"scope", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["deployment", "prefix_cache"]  # noqa: Y015
+    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["deployment", "prefix_cache", "session"]  # noqa: Y015
     _WhichOneofArgType_scope: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_scope) -> _WhichOneofReturnType_scope | None: ...
 
@@ -847,7 +875,7 @@ Global___DeploymentScope: _TypeAlias = DeploymentScope  # noqa: Y015
 
 @_typing.final
 class PrefixCacheScope(_message.Message):
-    """PrefixCacheScope is every prefix that the KV cache keeps for later requests."""
+    """PrefixCacheScope is every prefix that the KV cache keeps for later requests, and all that it keeps for sessions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -863,6 +891,28 @@ class PrefixCacheScope(_message.Message):
 Global___PrefixCacheScope: _TypeAlias = PrefixCacheScope  # noqa: Y015
 
 @_typing.final
+class SessionScope(_message.Message):
+    """SessionScope is one session, and what the KV cache keeps for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session. Required."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionScope: _TypeAlias = SessionScope  # noqa: Y015
+
+@_typing.final
 class ResetKVCacheResponse(_message.Message):
     """ResetKVCacheResponse is the receipt."""
 
@@ -873,6 +923,7 @@ class ResetKVCacheResponse(_message.Message):
     ZEROED_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHT_EPOCH_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
+    FREED_BLOCKS_FIELD_NUMBER: _builtins.int
     affected_sequences: _builtins.int
     """Sequences that the call ended."""
     freed_slots: _builtins.int
@@ -881,6 +932,10 @@ class ResetKVCacheResponse(_message.Message):
     """Bytes of KV cache set to zero, over all ranks."""
     weight_epoch: _builtins.int
     """Weight epoch of the target role now."""
+    freed_blocks: _builtins.int
+    """Blocks of the KV cache that were kept for later requests only, and that the call freed. In a contiguous cache a slot is
+    a block.
+    """
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """From the call to the answer."""
@@ -893,14 +948,103 @@ class ResetKVCacheResponse(_message.Message):
         zeroed_bytes: _builtins.int = ...,
         weight_epoch: _builtins.int = ...,
         duration: _duration_pb2.Duration | None = ...,
+        freed_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected_sequences", b"affected_sequences", "duration", b"duration", "freed_slots", b"freed_slots", "weight_epoch", b"weight_epoch", "zeroed_bytes", b"zeroed_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["affected_sequences", b"affected_sequences", "duration", b"duration", "freed_blocks", b"freed_blocks", "freed_slots", b"freed_slots", "weight_epoch", b"weight_epoch", "zeroed_bytes", b"zeroed_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResetKVCacheResponse: _TypeAlias = ResetKVCacheResponse  # noqa: Y015
+
+@_typing.final
+class ListSessionsRequest(_message.Message):
+    """ListSessionsRequest names a deployment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    deployment_id: _builtins.str
+    """Deployment. Required."""
+    def __init__(
+        self,
+        *,
+        deployment_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment_id", b"deployment_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    """ListSessionsResponse holds the caller's sessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Session]:
+        """Sessions by id."""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___Session] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
+
+@_typing.final
+class Session(_message.Message):
+    """Session is what requests continue one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    LAST_USE_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id that the client chose."""
+    held_tokens: _builtins.int
+    """Tokens whose keys and values the KV cache has; 0 where it made room for others, was reset, or lost them."""
+    running: _builtins.bool
+    """Whether a request uses it now."""
+    @_builtins.property
+    def last_use_time(self) -> _timestamp_pb2.Timestamp:
+        """When its last request came or ended."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is forgotten unless it is used; unset while a request uses it."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        held_tokens: _builtins.int = ...,
+        running: _builtins.bool = ...,
+        last_use_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "last_use_time", b"last_use_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "held_tokens", b"held_tokens", "id", b"id", "last_use_time", b"last_use_time", "running", b"running"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Session: _TypeAlias = Session  # noqa: Y015
 
 @_typing.final
 class LoadWeightsRequest(_message.Message):
@@ -1108,10 +1252,15 @@ class DeploymentInfo(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id."""
     state: Global___Deployment.State.ValueType
     """State now."""
+    chunk_tokens: _builtins.int
+    """Tokens of a prompt that a step computes while sequences wait for their next token, as the server has chosen last: by
+    its options, and by measured times of steps where these state a target. 0 until the deployment serves.
+    """
     @_builtins.property
     def capabilities(self) -> Global___Capabilities:
         """What a request may ask."""
@@ -1122,10 +1271,11 @@ class DeploymentInfo(_message.Message):
         id: _builtins.str = ...,
         state: Global___Deployment.State.ValueType = ...,
         capabilities: Global___Capabilities | None = ...,
+        chunk_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "chunk_tokens", b"chunk_tokens", "id", b"id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

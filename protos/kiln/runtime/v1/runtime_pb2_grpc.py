@@ -60,6 +60,11 @@ class RuntimeServiceStub:
                 request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ResetKVCacheRequest.SerializeToString,
                 response_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ResetKVCacheResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/kiln.runtime.v1.RuntimeService/ListSessions',
+                request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
         self.LoadWeights = channel.unary_stream(
                 '/kiln.runtime.v1.RuntimeService/LoadWeights',
                 request_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.LoadWeightsRequest.SerializeToString,
@@ -119,7 +124,16 @@ class RuntimeServiceServicer:
         """Forgets cached keys and values, and proves it with a receipt.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
         FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-        RESOURCE_EXHAUSTED/QUEUE_FULL.
+        RESOURCE_EXHAUSTED/QUEUE_FULL; with scope session INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/SESSION_NOT_FOUND, and
+        ABORTED/SESSION_BUSY while a request uses it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Lists the caller's sessions with a deployment, by id. Nobody sees those of others.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,6 +188,11 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
                     servicer.ResetKVCache,
                     request_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ResetKVCacheRequest.FromString,
                     response_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ResetKVCacheResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListSessionsRequest.FromString,
+                    response_serializer=kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListSessionsResponse.SerializeToString,
             ),
             'LoadWeights': grpc.unary_stream_rpc_method_handler(
                     servicer.LoadWeights,
@@ -322,6 +341,33 @@ class RuntimeService:
             '/kiln.runtime.v1.RuntimeService/ResetKVCache',
             kiln_dot_runtime_dot_v1_dot_runtime__pb2.ResetKVCacheRequest.SerializeToString,
             kiln_dot_runtime_dot_v1_dot_runtime__pb2.ResetKVCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kiln.runtime.v1.RuntimeService/ListSessions',
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListSessionsRequest.SerializeToString,
+            kiln_dot_runtime_dot_v1_dot_runtime__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,7 +59,12 @@ class RuntimeServiceStub:
     """Forgets cached keys and values, and proves it with a receipt.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
     FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-    RESOURCE_EXHAUSTED/QUEUE_FULL.
+    RESOURCE_EXHAUSTED/QUEUE_FULL; with scope session INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/SESSION_NOT_FOUND, and
+    ABORTED/SESSION_BUSY while a request uses it.
+    """
+    ListSessions: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.ListSessionsRequest, _runtime_pb2.ListSessionsResponse]
+    """Lists the caller's sessions with a deployment, by id. Nobody sees those of others.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY.
     """
     LoadWeights: _grpc.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
@@ -106,7 +111,12 @@ class RuntimeServiceAsyncStub(RuntimeServiceStub):
     """Forgets cached keys and values, and proves it with a receipt.
     Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
     FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-    RESOURCE_EXHAUSTED/QUEUE_FULL.
+    RESOURCE_EXHAUSTED/QUEUE_FULL; with scope session INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/SESSION_NOT_FOUND, and
+    ABORTED/SESSION_BUSY while a request uses it.
+    """
+    ListSessions: _aio.UnaryUnaryMultiCallable[_runtime_pb2.ListSessionsRequest, _runtime_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Lists the caller's sessions with a deployment, by id. Nobody sees those of others.
+    Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY.
     """
     LoadWeights: _aio.UnaryStreamMultiCallable[_runtime_pb2.LoadWeightsRequest, _runtime_pb2.LoadWeightsResponse]  # type: ignore[assignment]
     """Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
@@ -180,7 +190,18 @@ class RuntimeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Forgets cached keys and values, and proves it with a receipt.
         Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
         FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-        RESOURCE_EXHAUSTED/QUEUE_FULL.
+        RESOURCE_EXHAUSTED/QUEUE_FULL; with scope session INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/SESSION_NOT_FOUND, and
+        ABORTED/SESSION_BUSY while a request uses it.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _runtime_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.ListSessionsResponse, _abc.Awaitable[_runtime_pb2.ListSessionsResponse]]:
+        """Lists the caller's sessions with a deployment, by id. Nobody sees those of others.
+        Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY.
         """
 
     @_abc_1.abstractmethod

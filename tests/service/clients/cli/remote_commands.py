@@ -27,6 +27,7 @@ CALLS: Final = {
     ("generate",): ("--deployment", "d", "--prompt", "x"),
     ("load-weights",): ("d", "tiny"),
     ("reset-kv",): ("d",),
+    ("sessions",): ("d",),
     ("tokenize",): ("--deployment", "d", "--prompt", "x"),
     ("operations", "list"): (),
     ("operations", "cancel"): ("operations/1",),

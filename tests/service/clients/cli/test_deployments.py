@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from kiln.runtime.v1 import runtime_pb2
 
 from tests.servers import responses as samples
@@ -50,6 +51,18 @@ def test_load_with_threads_and_a_followed_alias(loading: ScriptedServer, kiln: K
     assert loading.requests["LoadBundle"] == [
         runtime_pb2.LoadBundleRequest(ref="tiny@prod", deployment_id="demo", threads_per_core=4, follow_alias=True)
     ]
+
+
+def test_load_with_a_time_between_tokens(loading: ScriptedServer, kiln: Kiln) -> None:
+    deployment = samples.deployment(target_inter_token_latency=Duration(nanos=250_000_000))
+    loading.script("LoadBundle", [runtime_pb2.LoadBundleResponse(deployment=deployment)])
+    outcome = kiln("load", "tiny", "--deployment", "demo", "--target-inter-token-latency", "0.25")
+    assert "for 0.25 s between two tokens" in outcome.out
+    (request,) = loading.requests["LoadBundle"]
+    assert request.target_inter_token_latency == Duration(nanos=250_000_000)
+    assert kiln("load", "tiny", "--deployment", "demo", "--target-inter-token-latency", "0").exit_code == 2
+    loading.script("GetDeployment", runtime_pb2.GetDeploymentResponse(deployment=samples.deployment()))
+    assert "between two tokens" not in kiln("status", "demo").out
 
 
 def test_deployment_that_awaits_its_weights(server: ScriptedServer, kiln: Kiln) -> None:
@@ -133,6 +146,7 @@ def test_status(server: ScriptedServer, kiln: Kiln) -> None:
 
 def test_status_counts_the_blocks_of_the_kv_cache(server: ScriptedServer, kiln: Kiln) -> None:
     deployment = samples.deployment()
+    deployment.capabilities.prefix_caching = False
     deployment.load.MergeFrom(
         runtime_pb2.Load(
             used_slots=1,
@@ -154,6 +168,9 @@ def test_status_counts_the_blocks_of_the_kv_cache(server: ScriptedServer, kiln: 
     one, listed = show()
     assert "1/2 blocks of 256 tokens, 57 tokens held, 9 queued" in one
     assert "blocks" not in listed, "its blocks are its slots"
+    assert "prefix cache" not in one
+    deployment.capabilities.prefix_caching = True
+    assert "prefix cache" in show()[0]
     deployment.load.total_blocks = 64
     assert "1/64" in show()[1]
     deployment.load.ClearField("total_blocks")
@@ -255,7 +272,12 @@ def test_weights_that_do_not_fit(server: ScriptedServer, kiln: Kiln) -> None:
 
 def test_reset_kv(server: ScriptedServer, kiln: Kiln) -> None:
     receipt = runtime_pb2.ResetKVCacheResponse(
-        affected_sequences=2, freed_slots=2, zeroed_bytes=1_000_000, weight_epoch=3, duration=samples.seconds(0.25)
+        affected_sequences=2,
+        freed_slots=2,
+        zeroed_bytes=1_000_000,
+        weight_epoch=3,
+        duration=samples.seconds(0.25),
+        freed_blocks=1,
     )
     server.script("ResetKVCache", receipt)
     assert kiln("reset-kv", "demo", "--json").last == {
@@ -265,9 +287,32 @@ def test_reset_kv(server: ScriptedServer, kiln: Kiln) -> None:
         "zeroed_bytes": 1_000_000,
         "weight_epoch": 3,
         "seconds": 0.25,
+        "freed_blocks": 1,
     }
     assert "1000000 bytes" in kiln("reset-kv", "demo", "--in-flight", "abort").out
     assert server.requests["ResetKVCache"][1].in_flight_policy == runtime_pb2.IN_FLIGHT_POLICY_ABORT
     assert kiln("reset-kv", "demo", "--prefix-cache").exit_code == 0
+    assert kiln("reset-kv", "demo", "--session", "s").exit_code == 0
     scopes = [request.WhichOneof("scope") for request in server.requests["ResetKVCache"]]
-    assert scopes == [None, None, "prefix_cache"]
+    assert scopes == [None, None, "prefix_cache", "session"]
+    assert server.requests["ResetKVCache"][3].session.session_id == "s"
+    assert kiln("reset-kv", "demo", "--session", "s", "--prefix-cache").exit_code == 2
+
+
+def test_sessions(server: ScriptedServer, kiln: Kiln) -> None:
+    used = runtime_pb2.Session(id="used", held_tokens=7, running=True)
+    idle = runtime_pb2.Session(id="idle", held_tokens=17)
+    idle.last_use_time.FromSeconds(1_800_000_000)
+    idle.expire_time.FromSeconds(1_800_000_060)
+    server.script("ListSessions", runtime_pb2.ListSessionsResponse(sessions=[idle, used]))
+    record = kiln("sessions", "demo", "--json").last
+    assert [(one["id"], one["held_tokens"], one["running"]) for one in record["sessions"]] == [
+        ("idle", 17, False),
+        ("used", 7, True),
+    ]
+    assert record["sessions"][0]["expire_time"] == "2027-01-15T08:01:00Z"
+    shown = kiln("sessions", "demo").out
+    assert "2027-01-15 08:01:00" in shown
+    assert "in use" in shown
+    server.script("ListSessions", runtime_pb2.ListSessionsResponse())
+    assert "no sessions" in kiln("sessions", "demo").out

@@ -68,6 +68,21 @@ def test_json(generating: ScriptedServer, kiln: Kiln) -> None:
     assert outcome.err == ""
 
 
+def test_several_sequences(server: ScriptedServer, kiln: Kiln) -> None:
+    server.script("Generate", samples.several_sequences())
+    arguments = ("generate", "--deployment", "demo", "--prompt", "x", "--num-sequences", "2")
+    outcome = kiln(*arguments, "--json")
+    assert [line["event"] for line in outcome.lines] == ["accepted", *["delta"] * 3, *["finished"] * 2, "result"]
+    assert [line["sequence_index"] for line in outcome.lines[:-1]] == [0, 0, 1, 0, 1, 0]
+    assert [one["text"] for one in outcome.last["sequences"]] == ["Once upon", "One "]
+    assert outcome.last["sequences"][1]["usage"]["cached_prompt_tokens"] == 1
+    assert (outcome.last["request_id"], outcome.last["prompt_token_count"]) == ("r1", 4)
+    shown = kiln(*arguments)
+    assert shown.out == "sequence 1:\nOne \nsequence 0:\nOnce upon\n"
+    assert shown.err.count("4 prompt tokens (1 cached), 2 generated, finish length") == 2
+    assert server.requests["Generate"][0].num_sequences == 2
+
+
 def test_for_a_person(generating: ScriptedServer, kiln: Kiln) -> None:
     outcome = kiln("generate", "--deployment", "demo", "--prompt", "x")
     assert outcome.out == "Once upon\n"
@@ -154,14 +169,19 @@ def test_every_option_reaches_the_server(generating: ScriptedServer, kiln: Kiln)
     kiln(
         *("generate", "--deployment", "demo", "--token-ids", "5, 6,7", "--max-new-tokens", "3"),
         *("--temperature", "-1", "--top-k", "4", "--top-p", "0.75", "--seed", "18446744073709551615"),
+        *("--cache-salt", "us", "--session", "talk"),
         *("--stop", "END", "--stop", "\n", "--stop-token-id", "7", "--stop-token-id", "8", "--ignore-eos"),
         *("--logprobs", "2", "--logits", "--capture-inputs", "1:3", "--request-id", "r", "--timeout", "12.5"),
+        *("--num-sequences", "1"),
     )
     assert generating.requests["Generate"] == [
         generation_pb2.GenerateRequest(
             deployment_id="demo",
             request_id="r",
             token_ids={"ids": [5, 6, 7]},
+            cache_salt="us",
+            session_id="talk",
+            num_sequences=1,
             sampling={"temperature": -1, "top_k": 4, "top_p": 0.75, "seed": 2**64 - 1},
             stop={"max_new_tokens": 3, "stop_strings": ["END", "\n"], "stop_token_ids": [7, 8], "ignore_eos": True},
             output={"logprobs": 2, "logits": True, "capture_inputs": {"first_step": 1, "num_steps": 3}},

@@ -71,6 +71,7 @@ def test_the_commands_of_the_contract_are_there() -> None:
         "generate",
         "load-weights",
         "reset-kv",
+        "sessions",
         "tokenize",
         "operations list",
         "operations cancel",

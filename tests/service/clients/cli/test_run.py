@@ -109,15 +109,7 @@ def test_json(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
     assert (outcome.last["text"], outcome.last["deployment_id"]) == ("Once upon", "tiny")
 
 
-@pytest.mark.parametrize(
-    ("fitting", "seq_len", "buckets"),
-    [
-        (1 << 20, 4096, ([128, 512, 4096], [512, 4096])),
-        (2048, 2048, ([128, 512, 2048], [512, 2048])),
-        (1023, 896, ([128, 896], [896])),
-        (64, 64, ([64], [64])),
-    ],
-)
+@pytest.mark.parametrize(("fitting", "seq_len"), [(1 << 20, 4096), (2048, 2048), (1023, 896), (64, 64)])
 def test_the_sequence_length_is_what_fits(
     services: ScriptedServer,
     kiln: Kiln,
@@ -125,7 +117,6 @@ def test_the_sequence_length_is_what_fits(
     *,
     fitting: int,
     seq_len: int,
-    buckets: tuple[list[int], list[int]],
 ) -> None:
     services.script("PlanCompile", samples.plan(largest=compiler_pb2.LargestSizes(seq_len=fitting)))
     assert kiln("run", "tiny", "Hello").exit_code == 0
@@ -136,8 +127,8 @@ def test_the_sequence_length_is_what_fits(
         "on_device_sampling_config": {"dynamic": True},
         "seq_len": seq_len,
         "enable_bucketing": True,
-        "context_encoding_buckets": buckets[0],
-        "token_generation_buckets": buckets[1],
+        "context_encoding_buckets": [seq_len],
+        "token_generation_buckets": [seq_len],
     }
     (plan,) = services.requests["PlanCompile"]
     assert plan.core_memory_bytes == 8 * GIB
@@ -150,6 +141,24 @@ def test_a_person_overrides_what_is_derived(services: ScriptedServer, kiln: Kiln
     assert (neuron["seq_len"], neuron["batch_size"], neuron["token_generation_buckets"]) == (256, 2, [256])
     assert services.requests["Compile"][0].optimization_level == compiler_pb2.OPTIMIZATION_LEVEL_O0
     assert services.requests["PlanCompile"] == []
+
+
+@pytest.mark.parametrize("words", [("--override", "neuron_config.padding_side=left"), ("-O", "0")])
+def test_prompts_get_several_buckets_if_padding_costs(
+    services: ScriptedServer, kiln: Kiln, tiny: Path, words: tuple[str, ...]
+) -> None:
+    assert kiln("run", "tiny", "Hello", "--override", "neuron_config.seq_len=2048", *words).exit_code == 0
+    neuron = compiled(services)["neuron_config"]
+    assert neuron["context_encoding_buckets"] == [128, 512, 2048]
+    assert neuron["token_generation_buckets"] == [2048]
+
+
+def test_buckets_that_a_person_lists_are_kept(services: ScriptedServer, kiln: Kiln, tiny: Path) -> None:
+    words = ("neuron_config.enable_bucketing=true", "neuron_config.context_encoding_buckets=[64, 512]")
+    assert kiln("run", "tiny", "Hello", *(part for word in words for part in ("--override", word))).exit_code == 0
+    neuron = compiled(services)["neuron_config"]
+    assert neuron["context_encoding_buckets"] == [64, 512]
+    assert "token_generation_buckets" not in neuron
 
 
 def test_a_file_says_everything_but_the_sizes(services: ScriptedServer, kiln: Kiln, tiny: Path, tmp_path: Path) -> None:
@@ -300,6 +309,20 @@ def test_a_chat_remembers(services: ScriptedServer, kiln: Kiln, tiny: Path, say:
         [first, ("assistant", "Once upon"), ("user", "And then?")],
         [("user", "Hello again")],
     ]
+
+
+@pytest.mark.parametrize("has_sessions", [True, False])
+def test_a_chat_is_a_session_where_there_are_some(
+    services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None], has_sessions: bool
+) -> None:
+    made = deployment()
+    made.capabilities.sessions = has_sessions
+    services.script("LoadBundle", [runtime_pb2.LoadBundleResponse(deployment=made)])
+    say("Hello", "And then?", "/reset", "Hello again")
+    assert kiln("run", "tiny").exit_code == 0
+    first, second, third = (request.session_id for request in services.requests["Generate"])
+    assert first == second
+    assert (third != first) is bool(first) is has_sessions
 
 
 def test_a_chat_survives_a_refusal(services: ScriptedServer, kiln: Kiln, tiny: Path, say: Callable[..., None]) -> None:

@@ -186,6 +186,16 @@ async def test_weights_are_quarantined_apart_from_their_deployment(tmp_path: Pat
         assert [record.is_under_way for record in await one.noted()] == [True], "a load that runs stays recorded"
 
 
+async def test_two_who_lift_a_quarantine_at_once(tmp_path: Path) -> None:
+    for name in "aaww":
+        async with process(tmp_path) as one:
+            assert await one.begin(name) == {name}
+    async with process(tmp_path) as one:
+        assert quarantined(one.quarantine) == {"a", "w"}
+        await asyncio.gather(one.quarantine.lift("a"), one.quarantine.lift("a"))
+        assert (quarantined(one.quarantine), await one.noted()) == (set(), ())
+
+
 @pytest.mark.parametrize("error", [DeploymentNotReady("a", "RECOVERING"), LoadInProgress("a")])
 async def test_weights_that_wait_for_their_deployment_stay_suspects(tmp_path: Path, error: Exception) -> None:
     async with process(tmp_path) as one:

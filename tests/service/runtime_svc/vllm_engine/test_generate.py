@@ -30,6 +30,19 @@ async def test_a_stream_has_the_tokens_of_generation_service(served: Runtime) ->
     assert not last.complete.HasField("output_logprobs")
 
 
+async def test_several_sequences_are_told_apart_by_their_index(served: Runtime) -> None:
+    await served.deploy()
+    expected = [expected_tokens([5, 6], 7, seed=11 + index) for index in range(3)]
+    options = {"max_tokens": 7, "temperature": 0.5, "seed": 11, "n": 3}
+    *responses, last = await call(served, make_request([5, 6], **options))
+    assert last.HasField("complete")
+    for index, tokens in enumerate(expected):
+        chunks = [one.chunk for one in responses if one.HasField("chunk") and one.chunk.index == index]
+        assert [token for chunk in chunks for token in chunk.token_ids] == tokens
+    whole = await call(served, make_request([5, 6], stream=False, **options))
+    assert {one.complete.index: list(one.complete.output_ids) for one in whole} == dict(enumerate(expected))
+
+
 async def test_without_stream_one_message_has_everything(served: Runtime) -> None:
     await served.deploy()
     answer = await complete(served, [5, 6])
@@ -163,18 +176,18 @@ async def test_a_deadline_ends_the_sequence_with_an_error_of_kiln(served: Runtim
 async def test_what_kiln_does_not_do_is_refused_by_name(served: Runtime) -> None:
     await served.deploy()
     async with raises("INVALID_ARGUMENT", "FEATURE_NOT_SERVED") as caught:
-        await complete(served, [5], n=2, min_p=0.5, json_schema="{}")
+        await complete(served, [5], min_p=0.5, json_schema="{}")
     assert set(fields_of(caught[0])) == {
-        "sampling_params.n",
         "sampling_params.min_p",
         "sampling_params.json_schema",
     }
     async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
-        await complete(served, [5, VOCAB_SIZE], temperature=-1.0, max_tokens=0)
+        await complete(served, [5, VOCAB_SIZE], temperature=-1.0, max_tokens=0, n=17)
     assert fields_of(caught[0]) == [
         "tokenized.input_ids[1]",
         "sampling_params.temperature",
         "sampling_params.max_tokens",
+        "sampling_params.n",
     ]
     async with raises("INVALID_ARGUMENT", "PROMPT_TOO_LONG") as caught:
         await complete(served, [5] * 17)

@@ -16,9 +16,10 @@ YAML = """
   cores: [0, 1]
   threads_per_core: 2
   follow_alias: true
+  target_inter_token_latency: 0.25
 - {id: plain, ref: "story:v3"}
 """
-CHAT = DeploymentSpec("chat", "story@prod", (0, 1), 2, True)
+CHAT = DeploymentSpec("chat", "story@prod", (0, 1), 2, True, 0.25)
 
 
 def read(tmp_path: Path, text: str | bytes) -> tuple[DeploymentSpec, ...]:
@@ -35,7 +36,10 @@ def mistakes(tmp_path: Path, text: str | bytes) -> list[tuple[str, str]]:
 
 def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
     assert read(tmp_path, YAML) == (CHAT, DeploymentSpec("plain", "story:v3"))
-    json = '[{"id": "chat", "ref": "story@prod", "cores": [0, 1], "threads_per_core": 2, "follow_alias": true}]'
+    json = (
+        '[{"id": "chat", "ref": "story@prod", "cores": [0, 1], "threads_per_core": 2, "follow_alias": true,'
+        ' "target_inter_token_latency": 0.25}]'
+    )
     assert read(tmp_path, json) == (CHAT,)
 
 
@@ -57,6 +61,10 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
 - {id: g, ref: story, follow_alias: true}
 - {id: h, ref: "story@prod", follow_alias: 1}
 - {id: A, ref: "No Such"}
+- {id: i, ref: story, target_inter_token_latency: 0}
+- {id: j, ref: story, target_inter_token_latency: .nan}
+- {id: k, ref: story, target_inter_token_latency: 200ms}
+- {id: l, ref: story, target_inter_token_latency: true}
 - {id: same, ref: story}
 - {id: same, ref: story}
 """
@@ -73,8 +81,12 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
         ("[9].follow_alias", "1"),
         ("[10].id", "'A'"),
         ("[10].ref", "'No Such'"),
-        ("[11].id", "'same'"),
-        ("[12].id", "'same'"),
+        ("[11].target_inter_token_latency", "0 s"),
+        ("[12].target_inter_token_latency", "nan s"),
+        ("[13].target_inter_token_latency", "'200ms'"),
+        ("[14].target_inter_token_latency", "True"),
+        ("[15].id", "'same'"),
+        ("[16].id", "'same'"),
     ]
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from bundle.abi.inputs import PromptLengths
 from runtime_svc.engine.kv.blocks import BlockManager
+from runtime_svc.engine.kv.kept_sequences import SessionKeeper
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 
 
@@ -71,6 +75,19 @@ def test_salts_divide_the_cache() -> None:
     assert kv.find_prefix(make_request(range(9), salt="tenant")) == 8
 
 
+@pytest.mark.parametrize(("each", "found"), [(False, [0, 8, 0, 8]), (True, [0, 8, 0, 0])])
+def test_prompts_whose_lengths_give_other_keys_share_nothing(each: bool, found: list[int]) -> None:
+    """Of 9 and 11, 13 and 14 tokens that begin alike; beyond 12 frequencies are others."""
+    lengths = PromptLengths(limit=12, each=each)
+    kv = BlockManager(20, 4, caches_prefixes=True, keeper=SessionKeeper(prompt_lengths=lengths))
+    cached = []
+    for num_tokens in (9, 11, 13, 14):
+        request = make_request([*range(8), *[60 + num_tokens] * (num_tokens - 8)])
+        cached.append(kv.find_prefix(request))
+        compute(kv, request)
+    assert cached == found
+
+
 def test_the_blocks_unused_for_longest_are_evicted_the_end_of_a_sequence_first() -> None:
     kv = make_kv(5)
     old, new = make_request([1] * 8), make_request([2] * 8)
@@ -110,6 +127,19 @@ def test_nothing_that_was_computed_before_a_reset_is_found_after_it() -> None:
     kv.commit(running)
     assert kv.find_prefix(make_request([*range(4), 7, 7, 7, 7, 9])) == 0, "its beginning is of before"
     kv.check_integrity([running])
+
+
+def test_a_request_that_waits_over_a_reset_finds_what_is_computed_after_it() -> None:
+    kv, waiting = make_kv(), make_request(range(9))
+    before, after = make_request(range(9)), make_request(range(9))
+    compute(kv, before)
+    assert kv.find_prefix(waiting) == 8
+    kv.reset()
+    assert kv.find_prefix(waiting) == 0
+    assert not kv.will_find_more(waiting, 0, before), "what runs over a reset shares with none that starts after it"
+    assert kv.will_find_more(waiting, 0, after)
+    compute(kv, after)
+    assert kv.find_prefix(waiting) == 8
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:

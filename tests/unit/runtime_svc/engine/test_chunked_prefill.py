@@ -10,11 +10,12 @@ import pytest
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.manifest import Serving
-from runtime_svc.engine.config import EngineConfig
+from runtime_svc.engine.config import ChunkLimits, EngineConfig
+from runtime_svc.engine.scheduler.scheduler import Scheduler
 from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.ranks.engines import EngineHarness, StartEngine, collect, tokens_of, wait_until
 from tests.ranks.fakes import expected_tokens, make_manifest
-from tests.ranks.scheduling import make_request, make_scheduler, names, run_step
+from tests.ranks.scheduling import make_block_scheduler, make_request, make_scheduler, names, run_step
 
 FLAGS = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT)
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -51,7 +52,7 @@ async def test_a_prompt_longer_than_every_bucket_is_computed_in_the_largest(
 async def test_a_long_prompt_delays_running_sequences_by_one_chunk_at_a_time(
     start_engine: StartEngine, layout: str
 ) -> None:
-    harness = await start_engine(EngineConfig(max_chunk_tokens=20), step_s=0.001, **BUCKETS | LAYOUTS[layout])
+    harness = await start_engine(EngineConfig(chunks=ChunkLimits(20)), step_s=0.001, **BUCKETS | LAYOUTS[layout])
     running = [harness.submit([number, 7], max_new_tokens=60) for number in range(5, 8)]
     await wait_until(lambda: len(harness.ranks.steps) > 6)
     begin = len(harness.ranks.steps)
@@ -61,14 +62,18 @@ async def test_a_long_prompt_delays_running_sequences_by_one_chunk_at_a_time(
     assert tokens == [*(expected_tokens([number, 7], 60) for number in range(5, 8)), expected_tokens(long, 4)]
     tags = [step.tag for step in harness.ranks.steps[begin:]]
     chunks = [index for index, tag in enumerate(tags) if tag.startswith("context")]
-    assert {tags[index] for index in chunks[:-1]} == {"context_encoding_16"}, "the largest of at most 20"
-    assert len(chunks) == 10
+    if layout == "slots, rows packed":
+        assert {tags[index] for index in chunks[:-1]} == {"context_encoding_32"}, "20 of 32, which costs as many"
+        assert len(chunks) == 8
+    else:
+        assert {tags[index] for index in chunks[:-1]} == {"context_encoding_16"}, "the largest of at most 20"
+        assert len(chunks) == 10
     assert all(second - first == 2 for first, second in pairwise(chunks)), "one step of tokens each"
 
 
 async def test_long_prompts_and_running_sequences_at_once(start_engine: StartEngine) -> None:
     """24 requests over 4 slots."""
-    harness = await start_engine(EngineConfig(max_chunk_tokens=8), **BUCKETS | LAYOUTS["slots, rows packed"])
+    harness = await start_engine(EngineConfig(chunks=ChunkLimits(8)), **BUCKETS | LAYOUTS["slots, rows packed"])
     prompts = [[3 + number] * (1 + number * 37 % 120) for number in range(24)]
     events = await asyncio.gather(*(collect(harness.submit(prompt, max_new_tokens=9)) for prompt in prompts))
     assert [tokens_of(one) for one in events] == [expected_tokens(prompt, 9) for prompt in prompts]
@@ -88,8 +93,73 @@ async def test_more_sequences_than_rows_take_turns(start_engine: StartEngine) ->
 
 
 def test_without_sequences_that_wait_prompts_run_back_to_back() -> None:
-    scheduler = make_scheduler(flags=FLAGS, max_chunk_tokens=8)
+    scheduler = make_scheduler(flags=FLAGS, chunks=ChunkLimits(8))
     scheduler.add(make_request("long", 40))
     scheduler.add(make_request("late", 3))
     plans = [run_step(scheduler) for _ in range(5)]
     assert [names(plan) for plan in plans] == [["long"], ["long"], ["long"], ["long"], ["late"]]
+
+
+def run_steps(scheduler: Scheduler, num_steps: int) -> list[str]:
+    """Runs steps; returns what each computed: the prompts by name, or `tokens`."""
+    plans = [plan for _ in range(num_steps) if (plan := run_step(scheduler))]
+    is_prompt = [plan.executable.submodel == "context_encoding" for plan in plans]
+    return [" ".join(names(plan)) if prompts else "tokens" for plan, prompts in zip(plans, is_prompt, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_sharing"),
+    [
+        # 20 tokens each, and 16 for a step: 36, 72, 108, and what is left is room for one more.
+        ((*FLAGS, LIVE_ROWS), 4),
+        # 32 tokens each, and 16 for a step: 48, 96, and one more.
+        (FLAGS, 3),
+        (DYNAMIC_FLAGS, 3),
+    ],
+)
+def test_short_prompts_share_the_tokens_of_a_chunk(flags: tuple[str, ...], num_sharing: int) -> None:
+    shape = {"prompt_buckets": (32, 128), "token_buckets": (256,), "num_slots": 7, "flags": flags}
+    scheduler = make_scheduler(chunks=ChunkLimits(128), **shape)
+    scheduler.add(make_request("running", 4))
+    assert run_steps(scheduler, 2) == ["running", "tokens"]
+    for index in range(6):
+        scheduler.add(make_request(f"{index}", 20))
+    expected = [f"{index}" for index in range(6)]
+    expected.insert(num_sharing, "tokens")
+    assert run_steps(scheduler, 8) == [*expected, "tokens"]
+
+
+def test_what_does_not_fit_into_the_rest_of_a_chunk_waits_for_the_next_one() -> None:
+    """The rest of a long prompt and a short one share a chunk; no part of a prompt fills it up, and none passes."""
+    shape = {"prompt_buckets": (128,), "token_buckets": (256,), "num_slots": 7, "flags": (*FLAGS, LIVE_ROWS)}
+    scheduler = make_scheduler(chunks=ChunkLimits(64), **shape)
+    scheduler.add(make_request("running", 4))
+    assert run_steps(scheduler, 2) == ["running", "tokens"]
+    for name, num_tokens in {"long": 64 + 10, "short": 30, "medium": 40, "last": 2}.items():
+        scheduler.add(make_request(name, num_tokens))
+    steps = ["long", "tokens", "long", "short", "tokens", "medium", "last", "tokens"]
+    assert run_steps(scheduler, 8) == steps
+
+
+def test_rests_behind_cached_prefixes_share_the_tokens_of_a_chunk() -> None:
+    scheduler = make_block_scheduler(
+        num_blocks=80, num_slots=7, chunks=ChunkLimits(64), prompt_buckets=(64,), token_buckets=(64,)
+    )
+    scheduler.add(make_request("first", 40))
+    assert run_steps(scheduler, 2) == ["first", "tokens"]
+    for index in range(4):
+        scheduler.add(make_request(f"{index}", 40))
+    # 4 tokens each, behind 36 that the first one left.
+    assert run_steps(scheduler, 5) == ["0", "1", "2", "3", "tokens"]
+
+
+async def test_requests_that_come_at_once_have_their_first_tokens_after_few_steps(start_engine: StartEngine) -> None:
+    shape = {"prompt_buckets": (32, 256), "token_buckets": (512,), "num_slots": 17}
+    harness = await start_engine(flags=(*FLAGS, LIVE_ROWS), step_s=0.001, **shape)
+    prompts = [[number, *range(5, 36)] for number in range(5, 22)]
+    events = await asyncio.gather(*(collect(harness.submit(prompt, max_new_tokens=20)) for prompt in prompts))
+    assert [tokens_of(one) for one in events] == [expected_tokens(prompt, 20) for prompt in prompts]
+    tags = [step.tag.split("_")[0] for step in harness.ranks.steps]
+    last = len(tags) - tags[::-1].index("context")
+    # 32 tokens each, and 16 for a step: five fit into a chunk of 256.
+    assert tags[:last].count("token") <= 5

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
 from edge.errors import ClientStalled
 from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import TokenDelta
@@ -26,6 +27,7 @@ from runtime_svc.engine.request import (
     Timeline,
 )
 from runtime_svc.engine.streams import OutputStream
+from tests.bundles.manifests import DYNAMIC_FLAGS
 from tests.ranks.engines import (
     EngineHarness,
     StartEngine,
@@ -79,20 +81,34 @@ async def test_paused_request_ends_when_others_want_what_it_holds(start_engine: 
 
 async def test_request_that_finds_a_slot_costs_no_paused_one_its_own(start_engine: StartEngine) -> None:
     """It waits for a moment, too, but not for the slot of another."""
-    harness = await start_engine(CONFIG, num_slots=2, **BUCKETS)
+    harness = await start_engine(CONFIG, num_slots=3, **BUCKETS)
     silent = harness.submit([5], stall=PAUSE)
     await wait_until(lambda: is_paused(harness))
     harness.ranks.gate.clear()
     running = harness.submit([6], max_new_tokens=3)
     await wait_until(lambda: harness.ranks.is_running)
     waiting = harness.submit([7], max_new_tokens=3)
-    harness.engine.scheduler.max_running = 3
     await asyncio.sleep(3 * TIMEOUT_S)
     assert silent.finished is None
-    harness.engine.scheduler.max_running = 2
     harness.ranks.gate.set()
     for stream in (running, waiting):
         assert len(tokens_of(await collect(stream))) == 3
+
+
+async def test_paused_request_ends_when_others_want_its_blocks(start_engine: StartEngine) -> None:
+    """A slot is free, but no block."""
+    flags = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT, LIVE_ROWS)
+    harness = await start_engine(CONFIG, num_slots=2, block_tokens=4, num_blocks=16, flags=flags)
+    silent = harness.submit([5] * 40, stall=PAUSE)
+    await wait_until(lambda: is_paused(harness))
+    short = harness.submit([6], max_new_tokens=3)
+    assert len(tokens_of(await collect(short))) == 3
+    await asyncio.sleep(2 * TIMEOUT_S)
+    assert silent.finished is None, "the short one found room beside it"
+    async with asyncio.timeout(10):
+        prompt = [7] * 30
+        assert tokens_of(await collect(harness.submit(prompt, max_new_tokens=3))) == expected_tokens(prompt, 3)
+    assert isinstance(finished_of(await collect(silent)).finish.error, ClientStalled)
 
 
 async def test_paused_request_goes_on_when_its_client_reads(start_engine: StartEngine) -> None:
@@ -110,7 +126,7 @@ class Pauses:
     """Paused requests without an engine, while others want what they hold; `ended` has how long each had waited."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.paused = PausedRequests(timeout_s, is_contended=lambda: True, end=self._end)
+        self.paused = PausedRequests(timeout_s, is_contended=lambda _: True, end=self._end)
         self.ended: list[float] = []
 
     def pause(self, *, age_s: float, paused_s: float) -> tuple[Request, OutputStream]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LIVE_ROWS
 from bundle.abi.submodels import SubmodelName
 from bundle.manifest import Executable, Serving
-from runtime_svc.engine.config import EngineConfig
+from runtime_svc.engine.config import ChunkLimits, EngineConfig
 from runtime_svc.engine.operations import InFlightPolicy
+from runtime_svc.engine.request import Request
+from runtime_svc.engine.scheduler.scheduler import MAX_CANDIDATES
 from tests.bundles.manifests import DYNAMIC_FLAGS, make_executable
 from tests.ranks.engines import NEW_BIAS, EngineHarness, StartEngine, collect, finished_of, swap, tokens_of, wait_until
 from tests.ranks.fakes import STATE_BYTES, VOCAB_SIZE, expected_tokens
+from tests.ranks.scheduling import make_block_scheduler, make_request, names, run_step
 
 FLAGS = (*DYNAMIC_FLAGS, COMPUTED_CONTEXT, LIVE_ROWS)
 #: Sequences of up to 64 tokens on blocks of 4.
@@ -52,6 +56,8 @@ async def test_a_prompt_finds_what_others_computed_and_what_they_generated(start
     turn = [*prompt, *expected_tokens(prompt, 8), 70, 71]
     assert await generate(harness, turn, 3) == 20, "the last generated token has not been computed"
     assert await generate(harness, [*prompt[:6], 99, 98, 97], 3) == 4
+    statistics = harness.engine.scheduler.statistics
+    assert (statistics.looked_up_tokens, statistics.cached_prompt_tokens) == (13 + 13 + 23 + 9, 12 + 20 + 4)
 
 
 @pytest.mark.parametrize("ctx_batch_size", [1, 4])
@@ -75,7 +81,7 @@ async def test_tokens_are_the_same_however_much_room_there_is(
 ) -> None:
     """24 requests on 4 slots, whose sequences do not all fit the smaller caches: some are preempted."""
     options = BLOCKS | {"num_blocks": num_blocks, "serving": Serving(prefix_caching=caches)}
-    harness = await start_engine(EngineConfig(max_chunk_tokens=8), **options)
+    harness = await start_engine(EngineConfig(chunks=ChunkLimits(8)), **options)
     prompts = [[*range(5, 5 + number % 3 * 6), *[number] * (1 + number % 11)] for number in range(24)]
     cached = await asyncio.gather(*(generate(harness, prompt, 24) for prompt in prompts))
     assert (sum(cached) > 0) is caches
@@ -162,6 +168,34 @@ async def test_blocks_of_a_row_with_invalid_numbers_are_zeroed_and_those_before_
     assert [len(blocks) for blocks in harness.ranks.zeroed] == [1]
 
 
+def test_prompts_that_wait_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan looks for the beginnings of those that wait, which one prompt computes in eight chunks."""
+    hashed: list[Any] = []
+    blake2b = hashlib.blake2b
+    monkeypatch.setattr(hashlib, "blake2b", lambda *args, **options: hashed.append(args) or blake2b(*args, **options))
+    options = {"num_slots": 64, "ctx_batch_size": 2, "prompt_buckets": (4,), "token_buckets": (64,)}
+    scheduler = make_block_scheduler(num_blocks=200, chunks=ChunkLimits(4), **options)
+    scheduler.add(make_request("first", 33))
+    for name in range(20):
+        scheduler.add(make_request(f"{name}", 33))
+    plans = [run_step(scheduler) for _ in range(8)]
+    assert [names(plan) for plan in plans] == [["first"]] * 8, "the others wait for its eight blocks"
+    assert len(hashed) == 21 * (1 + 8), "a root and eight blocks for each"
+
+
+def test_a_plan_looks_at_a_few_prompts_of_many() -> None:
+    """Those that wait for a beginning are passed, but not without end."""
+    options = {"num_slots": 600, "ctx_batch_size": 2, "prompt_buckets": (4,), "token_buckets": (64,)}
+    scheduler = make_block_scheduler(num_blocks=200, chunks=ChunkLimits(4), **options)
+    for name in range(500):
+        scheduler.add(make_request(f"{name}", 33))
+    seen: list[Request] = []
+    find_prefix = scheduler.kv.find_prefix
+    scheduler.kv.find_prefix = lambda request: seen.append(request) or find_prefix(request)  # type: ignore[method-assign]
+    run_step(scheduler)
+    assert [request.request_id for request in seen] == [f"{name}" for name in range(MAX_CANDIDATES)]
+
+
 # Two-dimensional buckets
 
 
@@ -192,7 +226,7 @@ async def test_worked_examples_of_the_feature_guide(
 ) -> None:
     grid = make_grid([512, 1024, 2048], [0, 512, 1024])
     options = BLOCKS | {"executables": grid, "num_slots": 1, "num_blocks": 128, "block_tokens": 32}
-    harness = await start_engine(EngineConfig(max_chunk_tokens=2048), **options)
+    harness = await start_engine(EngineConfig(chunks=ChunkLimits(2048)), **options)
     prompt = [5 + number % 91 for number in range(num_tokens)]
     if num_cached:
         await generate(harness, prompt[: num_cached + 1], 1)

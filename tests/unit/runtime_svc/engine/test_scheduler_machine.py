@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bundle.abi.inputs import COMPUTED_CONTEXT, LIVE_ROWS
+from runtime_svc.engine.config import ChunkLimits
 from runtime_svc.engine.kv.blocks import BlockManager
 from runtime_svc.engine.kv.slots import SlotManager
-from runtime_svc.engine.request import Finish, FinishReason, Request
+from runtime_svc.engine.request import Finish, FinishReason, Request, Session
 from runtime_svc.engine.scheduler.plan import ScheduledRow, StepPlan
 from runtime_svc.engine.scheduler.policy import AlternatingSteps
 from runtime_svc.engine.scheduler.scheduler import Scheduler
@@ -26,20 +29,40 @@ from tests.ranks.scheduling import (
 )
 
 ABORTED = Finish(FinishReason.ABORTED)
+#: Chunks of which each is one step, and such that several prompts fit in.
+CHUNKS: Any = st.sampled_from(
+    [
+        {"prompt_buckets": (8, 16), "chunks": ChunkLimits(8)},
+        {"prompt_buckets": (8, 64), "chunks": ChunkLimits(60)},
+        {"prompt_buckets": (8, 64), "chunks": ChunkLimits(200)},
+    ]
+)
+
+
+def make_chunking_scheduler(make: Callable[..., Scheduler], chunks: dict[str, Any], **options: Any) -> Scheduler:
+    return make(**chunks, **options)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps, aborts during and between steps, pauses and holds, in any order.
 
-    On slots and on blocks that do not suffice for all. With the policy that serves, steps are also called
-    asynchronously; the other one gives several tokens a row.
+    Some of them continue sessions, some are sequences of one call. On slots and on blocks that do not suffice for all.
+    With the policy that serves, steps are also called asynchronously; the other one gives several tokens a row.
     """
 
     @initialize(
         scheduler=st.one_of(
-            st.builds(make_scheduler, num_slots=st.integers(1, 4), ctx_batch_size=st.integers(1, 3)),
             st.builds(
-                make_block_scheduler,
+                make_chunking_scheduler,
+                st.just(make_scheduler),
+                CHUNKS,
+                num_slots=st.integers(1, 4),
+                ctx_batch_size=st.integers(1, 3),
+            ),
+            st.builds(
+                make_chunking_scheduler,
+                st.just(make_block_scheduler),
+                CHUNKS,
                 num_blocks=st.integers(16, 30),
                 num_slots=st.integers(1, 4),
                 ctx_batch_size=st.integers(1, 3),
@@ -62,14 +85,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = scheduler
         self.async_scheduling = make_async(scheduler) if isinstance(scheduler._policy, AlternatingSteps) else None
         self.requests: list[Request] = []
+        self.sessions = {name: Session("caller", name, 60.0, 0.0) for name in "abc"}
         self.plan: StepPlan | None = None
         self.in_flight: StepPlan | None = None
+        # Tokens of the steps of prompts since the newest step of tokens.
+        self.prompt_steps: list[int] = []
 
-    @rule(num_prompt_tokens=st.integers(1, 16), max_new_tokens=st.integers(1, 20))
-    def arrive(self, num_prompt_tokens: int, max_new_tokens: int) -> None:
+    @rule(
+        num_prompt_tokens=st.integers(1, 16),
+        max_new_tokens=st.integers(1, 20),
+        name=st.sampled_from(["", "", "a", "b", "c"]),
+        num_sequences=st.sampled_from([1, 1, 2, 4]),
+    )
+    def arrive(self, num_prompt_tokens: int, max_new_tokens: int, name: str, num_sequences: int) -> None:
         request = make_request(f"{len(self.requests)}", num_prompt_tokens, max_new_tokens=max_new_tokens, stop=[9])
-        self.requests.append(request)
-        self.scheduler.add(request)
+        session = self.sessions.get(name)
+        if session is not None and session.user is None:
+            request.session, session.user = session, request
+        for one in request.fan_out(1 if request.session is not None else num_sequences):
+            self.requests.append(one)
+            self.scheduler.add(one)
 
     @rule(choice=st.randoms(use_true_random=False))
     def abort(self, choice: random.Random) -> None:
@@ -92,7 +127,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.plan is None)
     @rule()
     def launch(self) -> None:
+        has_ready = any(
+            not one.is_paused and 0 < one.num_computed_tokens == one.num_tokens - 1 for one in self.scheduler.running
+        )
         self.plan = self.scheduler.schedule()
+        self.check_delay(has_ready)
         if self.plan is None:
             running = self.scheduler.running
             assert all(one.is_paused for one in running), "a request could have run"
@@ -105,6 +144,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         written = [block for row in self.plan.rows for block in row.placement.blocks[row.num_cached // block_tokens :]]
         assert len(written) == len(set(written)), "two rows write the same place"
         assert len({row.row for row in self.plan.rows}) == len(self.plan.rows)
+
+    def check_delay(self, has_ready: bool) -> None:
+        """Between two steps of tokens there is one of prompts, or several that have no more tokens than a chunk."""
+        if self.plan is None or self.plan.executable.submodel == "token_generation":
+            self.prompt_steps.clear()
+            return
+        policy = self.scheduler._policy
+        num_tokens = [row.num_tokens for row in self.plan.rows]
+        self.prompt_steps.append(sum(num_tokens))
+        if has_ready and isinstance(policy, AlternatingSteps):
+            assert max(num_tokens) <= policy.chunk_tokens
+            assert len(self.prompt_steps) == 1 or sum(self.prompt_steps) <= policy.chunk_tokens
+            if len(self.prompt_steps) > 1:
+                assert all(row.samples for row in self.plan.rows), "a step that gives no token delays those who wait"
 
     def check_row(self, plan: StepPlan, row: ScheduledRow) -> None:
         request = row.request

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from execution.step import Step, StepResult
+from runtime_svc.engine.config import EngineConfig
 from runtime_svc.engine.events import Event, Finished, GeneratedToken, TokenDelta
 from runtime_svc.engine.publisher import StepOutcome, StepOutput
 from runtime_svc.engine.request import Finish, FinishReason, Request
@@ -38,10 +39,12 @@ class Table:
 
     def __init__(self, request: Request, *, stop_strings: tuple[str, ...] = ()) -> None:
         self.scheduler = make_scheduler(num_slots=1)
-        self.requests = RequestTable(self.scheduler, queue_capacity=1, stream_capacity=64, wake=lambda: None)
+        self.requests = RequestTable(self.scheduler, EngineConfig(queue_capacity=1), wake=lambda: None)
         self.request = request
         text = SequenceText(LetterTokenizer(), stop_strings)  # type: ignore[arg-type]
-        self.stream: OutputStream = self.requests.submit(request, text, deadline_s=None)
+        stream = self.requests.submit([request], [text], deadline_s=None)
+        assert isinstance(stream, OutputStream)
+        self.stream = stream
 
     def run_step(self, outcome: StepOutcome) -> None:
         """A step of which the request has row 0."""

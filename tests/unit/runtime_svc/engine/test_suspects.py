@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from execution.errors import RankHung
-from runtime_svc.engine.errors import PromptQuarantined
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.engine.request import Request, SamplingParams, StopConditions, Timeline
 from runtime_svc.engine.state import EngineState
 from runtime_svc.engine.streams import OutputStream
 from runtime_svc.engine.suspects import EXPIRY_S, MAX_SUSPECTS, SuspectPrompts
+from runtime_svc.quarantine_errors import PromptQuarantined
 from tests.ranks.engines import NEW_BIAS, EngineHarness, StartEngine, collect, finished_of, swap, tokens_of, wait_until
 from tests.ranks.fakes import expected_tokens
 

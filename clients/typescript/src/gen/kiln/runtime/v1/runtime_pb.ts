@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kiln/runtime/v1/runtime.proto.
  */
 export const file_kiln_runtime_v1_runtime: GenFile = /*@__PURE__*/
-  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIrIECgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkimwEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASEQoNU1RBVEVfTE9BRElORxABEg8KC1NUQVRFX1JFQURZEAISFAoQU1RBVEVfUkVDT1ZFUklORxADEhMKD1NUQVRFX1VOTE9BRElORxAEEhAKDFNUQVRFX0ZBSUxFRBAFEhoKFlNUQVRFX0FXQUlUSU5HX1dFSUdIVFMQBiK5AQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJIuIECgxDYXBhYmlsaXRpZXMSGgoSbWF4X2NvbnRleHRfbGVuZ3RoGAEgASgFEhIKCm1heF9sZW5ndGgYAiABKAUSFgoObWF4X2JhdGNoX3NpemUYAyABKAUSEgoKdm9jYWJfc2l6ZRgEIAEoBRIYChBkeW5hbWljX3NhbXBsaW5nGAUgASgIEhEKCW1heF90b3BfaxgGIAEoBRIQCghsb2dwcm9icxgHIAEoCBIMCgRjaGF0GAggASgIEjoKEGRlZmF1bHRfc2FtcGxpbmcYCSABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVmYXVsdFNhbXBsaW5nEhUKDWVvc190b2tlbl9pZHMYCiADKAUSFgoObWF4X25ld190b2tlbnMYCyABKAUSDAoEdGV4dBgMIAEoCBIOCgZsb2dpdHMYDSABKAgSFAoMbWF4X2xvZ3Byb2JzGA4gASgFEhgKEGlucHV0X3RydW5jYXRpb24YDyABKAgSFQoNaW5wdXRfY2FwdHVyZRgQIAEoCBIYChBtYXhfc3RvcF9zdHJpbmdzGBEgASgFEhoKEm1heF9zdG9wX3Rva2VuX2lkcxgSIAEoBRIUCgxwYWRkaW5nX3NpZGUYEyABKAkSEgoKYXN5bmNfbW9kZRgUIAEoCBIzCglzdWJtb2RlbHMYFSADKAsyIC5raWxuLnJ1bnRpbWUudjEuU3VibW9kZWxCdWNrZXRzEhAKCGFkYXB0ZXJzGBYgAygJEhoKEnNwZWN1bGF0aW9uX2xlbmd0aBgXIAEoBRIWCg5wcmVmaXhfY2FjaGluZxgYIAEoCCJHCg9TdWJtb2RlbEJ1Y2tldHMSEAoIc3VibW9kZWwYASABKAkSEgoKYmF0Y2hfc2l6ZRgCIAEoBRIOCgZ0b2tlbnMYAyADKAUiRAoPRGVmYXVsdFNhbXBsaW5nEhMKC3RlbXBlcmF0dXJlGAEgASgCEg0KBXRvcF9rGAIgASgFEg0KBXRvcF9wGAMgASgCItwBCgRMb2FkEhIKCnVzZWRfc2xvdHMYASABKAUSEwoLdG90YWxfc2xvdHMYAiABKAUSFwoPcXVldWVkX3JlcXVlc3RzGAMgASgFEhYKDnF1ZXVlX2NhcGFjaXR5GAQgASgFEg0KBXN0ZXBzGAUgASgDEhMKC3VzZWRfYmxvY2tzGAYgASgFEhQKDHRvdGFsX2Jsb2NrcxgHIAEoBRIUCgxibG9ja190b2tlbnMYCCABKAUSEwoLdXNlZF90b2tlbnMYCSABKAMSFQoNcXVldWVkX3Rva2VucxgKIAEoAyKQAQoRTG9hZEJ1bmRsZVJlcXVlc3QSCwoDcmVmGAEgASgJEhUKDWRlcGxveW1lbnRfaWQYAiABKAkSDQoFY29yZXMYAyADKAUSHQoQdGhyZWFkc19wZXJfY29yZRgEIAEoBUgAiAEBEhQKDGZvbGxvd19hbGlhcxgFIAEoCEITChFfdGhyZWFkc19wZXJfY29yZSKDAQoSTG9hZEJ1bmRsZVJlc3BvbnNlEjEKCHByb2dyZXNzGAEgASgLMh0ua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzc0gAEjEKCmRlcGxveW1lbnQYAiABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudEgAQgcKBWV2ZW50IvMBCgxMb2FkUHJvZ3Jlc3MSMgoFc3RhZ2UYASABKA4yIy5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzLlN0YWdlEhIKCmRvbmVfYnl0ZXMYAiABKAMSEwoLdG90YWxfYnl0ZXMYAyABKAMihQEKBVN0YWdlEhUKEVNUQUdFX1VOU1BFQ0lGSUVEEAASEQoNU1RBR0VfUkVTT0xWRRABEg8KC1NUQUdFX0ZFVENIEAISEAoMU1RBR0VfVkVSSUZZEAMSDQoJU1RBR0VfTUFQEAQSEAoMU1RBR0VfV0FSTVVQEAUSDgoKU1RBR0VfU1dBUBAGImcKE1VubG9hZEJ1bmRsZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI5ChBpbl9mbGlnaHRfcG9saWN5GAIgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5IjAKFFVubG9hZEJ1bmRsZVJlc3BvbnNlEhgKEGFib3J0ZWRfcmVxdWVzdHMYASABKAUiGAoWTGlzdERlcGxveW1lbnRzUmVxdWVzdCJLChdMaXN0RGVwbG95bWVudHNSZXNwb25zZRIwCgtkZXBsb3ltZW50cxgBIAMoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Ii0KFEdldERlcGxveW1lbnRSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiSAoVR2V0RGVwbG95bWVudFJlc3BvbnNlEi8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCLjAQoTUmVzZXRLVkNhY2hlUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEjYKCmRlcGxveW1lbnQYAiABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudFNjb3BlSAASOQoMcHJlZml4X2NhY2hlGAQgASgLMiEua2lsbi5ydW50aW1lLnYxLlByZWZpeENhY2hlU2NvcGVIABI5ChBpbl9mbGlnaHRfcG9saWN5GAMgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5QgcKBXNjb3BlIhEKD0RlcGxveW1lbnRTY29wZSISChBQcmVmaXhDYWNoZVNjb3BlIqABChRSZXNldEtWQ2FjaGVSZXNwb25zZRIaChJhZmZlY3RlZF9zZXF1ZW5jZXMYASABKAUSEwoLZnJlZWRfc2xvdHMYAiABKAUSFAoMemVyb2VkX2J5dGVzGAMgASgDEhQKDHdlaWdodF9lcG9jaBgEIAEoAxIrCghkdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLGAQoSTG9hZFdlaWdodHNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSCwoDcmVmGAIgASgJEiMKBHJvbGUYAyABKA4yFS5raWxuLnJ1bnRpbWUudjEuUm9sZRI5ChBpbl9mbGlnaHRfcG9saWN5GAQgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5EiwKCWt2X3BvbGljeRgFIAEoDjIZLmtpbG4ucnVudGltZS52MS5LdlBvbGljeSKHAQoTTG9hZFdlaWdodHNSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABI0CgZyZXN1bHQYAiABKAsyIi5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXN1bHRIAEIHCgVldmVudCLGAQoRTG9hZFdlaWdodHNSZXN1bHQSLwoKZGVwbG95bWVudBgBIAEoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Eh0KFXByZXZpb3VzX3dlaWdodF9lcG9jaBgCIAEoAxIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSGAoQYWJvcnRlZF9yZXF1ZXN0cxgEIAEoBRIxCg5wYXVzZV9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCLGAgoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSFwoPc2NoZW1hX3JldmlzaW9uGAIgASgFEh8KF21pbmltdW1fY2xpZW50X3JldmlzaW9uGAMgASgFEg4KBnRhcmdldBgEIAEoCRIMCgRpc2FzGAUgAygJEhMKC3RvdGFsX2NvcmVzGAYgASgFEhIKCmZyZWVfY29yZXMYByABKAUSLgoKc3RhcnRfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoSdG90YWxfbWVtb3J5X2J5dGVzGAkgASgDEhkKEWZyZWVfbWVtb3J5X2J5dGVzGAogASgDEjQKC2RlcGxveW1lbnRzGAsgAygLMh8ua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRJbmZvIoMBCg5EZXBsb3ltZW50SW5mbxIKCgJpZBgBIAEoCRIwCgVzdGF0ZRgCIAEoDjIhLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50LlN0YXRlEjMKDGNhcGFiaWxpdGllcxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5DYXBhYmlsaXRpZXMqPQoEUm9sZRIUChBST0xFX1VOU1BFQ0lGSUVEEAASDwoLUk9MRV9UQVJHRVQQARIOCgpST0xFX0RSQUZUEAIqpQEKDkluRmxpZ2h0UG9saWN5EiAKHElOX0ZMSUdIVF9QT0xJQ1lfVU5TUEVDSUZJRUQQABIZChVJTl9GTElHSFRfUE9MSUNZX1dBSVQQARIaChZJTl9GTElHSFRfUE9MSUNZX0FCT1JUEAISGwoXSU5fRkxJR0hUX1BPTElDWV9SRUZVU0UQAxIdChlJTl9GTElHSFRfUE9MSUNZX0NPTlRJTlVFEAQqUwoIS3ZQb2xpY3kSGQoVS1ZfUE9MSUNZX1VOU1BFQ0lGSUVEEAASGAoUS1ZfUE9MSUNZX0lOVkFMSURBVEUQARISCg5LVl9QT0xJQ1lfS0VFUBACMqUFCg5SdW50aW1lU2VydmljZRJXCgpMb2FkQnVuZGxlEiIua2lsbi5ydW50aW1lLnYxLkxvYWRCdW5kbGVSZXF1ZXN0GiMua2lsbi5ydW50aW1lLnYxLkxvYWRCdW5kbGVSZXNwb25zZTABElsKDFVubG9hZEJ1bmRsZRIkLmtpbG4ucnVudGltZS52MS5VbmxvYWRCdW5kbGVSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLlVubG9hZEJ1bmRsZVJlc3BvbnNlEmQKD0xpc3REZXBsb3ltZW50cxInLmtpbG4ucnVudGltZS52MS5MaXN0RGVwbG95bWVudHNSZXF1ZXN0Gigua2lsbi5ydW50aW1lLnYxLkxpc3REZXBsb3ltZW50c1Jlc3BvbnNlEl4KDUdldERlcGxveW1lbnQSJS5raWxuLnJ1bnRpbWUudjEuR2V0RGVwbG95bWVudFJlcXVlc3QaJi5raWxuLnJ1bnRpbWUudjEuR2V0RGVwbG95bWVudFJlc3BvbnNlElsKDFJlc2V0S1ZDYWNoZRIkLmtpbG4ucnVudGltZS52MS5SZXNldEtWQ2FjaGVSZXF1ZXN0GiUua2lsbi5ydW50aW1lLnYxLlJlc2V0S1ZDYWNoZVJlc3BvbnNlEloKC0xvYWRXZWlnaHRzEiMua2lsbi5ydW50aW1lLnYxLkxvYWRXZWlnaHRzUmVxdWVzdBokLmtpbG4ucnVudGltZS52MS5Mb2FkV2VpZ2h0c1Jlc3BvbnNlMAESXgoNR2V0U2VydmVySW5mbxIlLmtpbG4ucnVudGltZS52MS5HZXRTZXJ2ZXJJbmZvUmVxdWVzdBomLmtpbG4ucnVudGltZS52MS5HZXRTZXJ2ZXJJbmZvUmVzcG9uc2VCiAEKE2Rldi5raWxuLnJ1bnRpbWUudjFQAVona2lsbi5sb2NhbC9nby9raWxuL3J1bnRpbWUvdjE7cnVudGltZXYxqgIPS2lsbi5SdW50aW1lLlYxugINS2lsblJ1bnRpbWVWMcoCD0tpbG5cUnVudGltZVxWMeoCEUtpbG46OlJ1bnRpbWU6OlYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("Ch1raWxuL3J1bnRpbWUvdjEvcnVudGltZS5wcm90bxIPa2lsbi5ydW50aW1lLnYxIvEECgpEZXBsb3ltZW50EgoKAmlkGAEgASgJEjAKBXN0YXRlGAIgASgOMiEua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnQuU3RhdGUSKgoFcm9sZXMYAyADKAsyGy5raWxuLnJ1bnRpbWUudjEuUm9sZVN0YXR1cxINCgVjb3JlcxgEIAMoBRIzCgxjYXBhYmlsaXRpZXMYBSABKAsyHS5raWxuLnJ1bnRpbWUudjEuQ2FwYWJpbGl0aWVzEiMKBGxvYWQYBiABKAsyFS5raWxuLnJ1bnRpbWUudjEuTG9hZBIPCgdtZXNzYWdlGAcgASgJEi8KC2NyZWF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg13ZWlnaHRzX2J5dGVzGAkgASgDEhAKCGt2X2J5dGVzGAogASgDEhgKEHRocmVhZHNfcGVyX2NvcmUYCyABKAUSFgoOZm9sbG93ZWRfYWxpYXMYDCABKAkSFgoOZm9sbG93X21lc3NhZ2UYDSABKAkSPQoadGFyZ2V0X2ludGVyX3Rva2VuX2xhdGVuY3kYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24imwEKBVN0YXRlEhUKEVNUQVRFX1VOU1BFQ0lGSUVEEAASEQoNU1RBVEVfTE9BRElORxABEg8KC1NUQVRFX1JFQURZEAISFAoQU1RBVEVfUkVDT1ZFUklORxADEhMKD1NUQVRFX1VOTE9BRElORxAEEhAKDFNUQVRFX0ZBSUxFRBAFEhoKFlNUQVRFX0FXQUlUSU5HX1dFSUdIVFMQBiK5AQoKUm9sZVN0YXR1cxIjCgRyb2xlGAEgASgOMhUua2lsbi5ydW50aW1lLnYxLlJvbGUSEgoKYnVuZGxlX3JlZhgCIAEoCRIVCg1idW5kbGVfZGlnZXN0GAMgASgJEhMKC3dlaWdodHNfcmVmGAQgASgJEhYKDndlaWdodHNfZGlnZXN0GAUgASgJEhQKDHdlaWdodF9lcG9jaBgGIAEoAxIYChBncmFwaF9hYmlfZGlnZXN0GAcgASgJIo8FCgxDYXBhYmlsaXRpZXMSGgoSbWF4X2NvbnRleHRfbGVuZ3RoGAEgASgFEhIKCm1heF9sZW5ndGgYAiABKAUSFgoObWF4X2JhdGNoX3NpemUYAyABKAUSEgoKdm9jYWJfc2l6ZRgEIAEoBRIYChBkeW5hbWljX3NhbXBsaW5nGAUgASgIEhEKCW1heF90b3BfaxgGIAEoBRIQCghsb2dwcm9icxgHIAEoCBIMCgRjaGF0GAggASgIEjoKEGRlZmF1bHRfc2FtcGxpbmcYCSABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVmYXVsdFNhbXBsaW5nEhUKDWVvc190b2tlbl9pZHMYCiADKAUSFgoObWF4X25ld190b2tlbnMYCyABKAUSDAoEdGV4dBgMIAEoCBIOCgZsb2dpdHMYDSABKAgSFAoMbWF4X2xvZ3Byb2JzGA4gASgFEhgKEGlucHV0X3RydW5jYXRpb24YDyABKAgSFQoNaW5wdXRfY2FwdHVyZRgQIAEoCBIYChBtYXhfc3RvcF9zdHJpbmdzGBEgASgFEhoKEm1heF9zdG9wX3Rva2VuX2lkcxgSIAEoBRIUCgxwYWRkaW5nX3NpZGUYEyABKAkSEgoKYXN5bmNfbW9kZRgUIAEoCBIzCglzdWJtb2RlbHMYFSADKAsyIC5raWxuLnJ1bnRpbWUudjEuU3VibW9kZWxCdWNrZXRzEhAKCGFkYXB0ZXJzGBYgAygJEhoKEnNwZWN1bGF0aW9uX2xlbmd0aBgXIAEoBRIWCg5wcmVmaXhfY2FjaGluZxgYIAEoCBIQCghzZXNzaW9ucxgZIAEoCBIZChFtYXhfbnVtX3NlcXVlbmNlcxgaIAEoBSJHCg9TdWJtb2RlbEJ1Y2tldHMSEAoIc3VibW9kZWwYASABKAkSEgoKYmF0Y2hfc2l6ZRgCIAEoBRIOCgZ0b2tlbnMYAyADKAUiRAoPRGVmYXVsdFNhbXBsaW5nEhMKC3RlbXBlcmF0dXJlGAEgASgCEg0KBXRvcF9rGAIgASgFEg0KBXRvcF9wGAMgASgCItwBCgRMb2FkEhIKCnVzZWRfc2xvdHMYASABKAUSEwoLdG90YWxfc2xvdHMYAiABKAUSFwoPcXVldWVkX3JlcXVlc3RzGAMgASgFEhYKDnF1ZXVlX2NhcGFjaXR5GAQgASgFEg0KBXN0ZXBzGAUgASgDEhMKC3VzZWRfYmxvY2tzGAYgASgFEhQKDHRvdGFsX2Jsb2NrcxgHIAEoBRIUCgxibG9ja190b2tlbnMYCCABKAUSEwoLdXNlZF90b2tlbnMYCSABKAMSFQoNcXVldWVkX3Rva2VucxgKIAEoAyLPAQoRTG9hZEJ1bmRsZVJlcXVlc3QSCwoDcmVmGAEgASgJEhUKDWRlcGxveW1lbnRfaWQYAiABKAkSDQoFY29yZXMYAyADKAUSHQoQdGhyZWFkc19wZXJfY29yZRgEIAEoBUgAiAEBEhQKDGZvbGxvd19hbGlhcxgFIAEoCBI9Chp0YXJnZXRfaW50ZXJfdG9rZW5fbGF0ZW5jeRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkITChFfdGhyZWFkc19wZXJfY29yZSKDAQoSTG9hZEJ1bmRsZVJlc3BvbnNlEjEKCHByb2dyZXNzGAEgASgLMh0ua2lsbi5ydW50aW1lLnYxLkxvYWRQcm9ncmVzc0gAEjEKCmRlcGxveW1lbnQYAiABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudEgAQgcKBWV2ZW50IvMBCgxMb2FkUHJvZ3Jlc3MSMgoFc3RhZ2UYASABKA4yIy5raWxuLnJ1bnRpbWUudjEuTG9hZFByb2dyZXNzLlN0YWdlEhIKCmRvbmVfYnl0ZXMYAiABKAMSEwoLdG90YWxfYnl0ZXMYAyABKAMihQEKBVN0YWdlEhUKEVNUQUdFX1VOU1BFQ0lGSUVEEAASEQoNU1RBR0VfUkVTT0xWRRABEg8KC1NUQUdFX0ZFVENIEAISEAoMU1RBR0VfVkVSSUZZEAMSDQoJU1RBR0VfTUFQEAQSEAoMU1RBR0VfV0FSTVVQEAUSDgoKU1RBR0VfU1dBUBAGImcKE1VubG9hZEJ1bmRsZVJlcXVlc3QSFQoNZGVwbG95bWVudF9pZBgBIAEoCRI5ChBpbl9mbGlnaHRfcG9saWN5GAIgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5IjAKFFVubG9hZEJ1bmRsZVJlc3BvbnNlEhgKEGFib3J0ZWRfcmVxdWVzdHMYASABKAUiGAoWTGlzdERlcGxveW1lbnRzUmVxdWVzdCJLChdMaXN0RGVwbG95bWVudHNSZXNwb25zZRIwCgtkZXBsb3ltZW50cxgBIAMoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Ii0KFEdldERlcGxveW1lbnRSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiSAoVR2V0RGVwbG95bWVudFJlc3BvbnNlEi8KCmRlcGxveW1lbnQYASABKAsyGy5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudCKVAgoTUmVzZXRLVkNhY2hlUmVxdWVzdBIVCg1kZXBsb3ltZW50X2lkGAEgASgJEjYKCmRlcGxveW1lbnQYAiABKAsyIC5raWxuLnJ1bnRpbWUudjEuRGVwbG95bWVudFNjb3BlSAASOQoMcHJlZml4X2NhY2hlGAQgASgLMiEua2lsbi5ydW50aW1lLnYxLlByZWZpeENhY2hlU2NvcGVIABIwCgdzZXNzaW9uGAUgASgLMh0ua2lsbi5ydW50aW1lLnYxLlNlc3Npb25TY29wZUgAEjkKEGluX2ZsaWdodF9wb2xpY3kYAyABKA4yHy5raWxuLnJ1bnRpbWUudjEuSW5GbGlnaHRQb2xpY3lCBwoFc2NvcGUiEQoPRGVwbG95bWVudFNjb3BlIhIKEFByZWZpeENhY2hlU2NvcGUiIgoMU2Vzc2lvblNjb3BlEhIKCnNlc3Npb25faWQYASABKAkitgEKFFJlc2V0S1ZDYWNoZVJlc3BvbnNlEhoKEmFmZmVjdGVkX3NlcXVlbmNlcxgBIAEoBRITCgtmcmVlZF9zbG90cxgCIAEoBRIUCgx6ZXJvZWRfYnl0ZXMYAyABKAMSFAoMd2VpZ2h0X2Vwb2NoGAQgASgDEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGZyZWVkX2Jsb2NrcxgGIAEoBSIsChNMaXN0U2Vzc2lvbnNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkiQgoUTGlzdFNlc3Npb25zUmVzcG9uc2USKgoIc2Vzc2lvbnMYASADKAsyGC5raWxuLnJ1bnRpbWUudjEuU2Vzc2lvbiKfAQoHU2Vzc2lvbhIKCgJpZBgBIAEoCRITCgtoZWxkX3Rva2VucxgCIAEoBRIPCgdydW5uaW5nGAMgASgIEjEKDWxhc3RfdXNlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC2V4cGlyZV90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLGAQoSTG9hZFdlaWdodHNSZXF1ZXN0EhUKDWRlcGxveW1lbnRfaWQYASABKAkSCwoDcmVmGAIgASgJEiMKBHJvbGUYAyABKA4yFS5raWxuLnJ1bnRpbWUudjEuUm9sZRI5ChBpbl9mbGlnaHRfcG9saWN5GAQgASgOMh8ua2lsbi5ydW50aW1lLnYxLkluRmxpZ2h0UG9saWN5EiwKCWt2X3BvbGljeRgFIAEoDjIZLmtpbG4ucnVudGltZS52MS5LdlBvbGljeSKHAQoTTG9hZFdlaWdodHNSZXNwb25zZRIxCghwcm9ncmVzcxgBIAEoCzIdLmtpbG4ucnVudGltZS52MS5Mb2FkUHJvZ3Jlc3NIABI0CgZyZXN1bHQYAiABKAsyIi5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXN1bHRIAEIHCgVldmVudCLGAQoRTG9hZFdlaWdodHNSZXN1bHQSLwoKZGVwbG95bWVudBgBIAEoCzIbLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50Eh0KFXByZXZpb3VzX3dlaWdodF9lcG9jaBgCIAEoAxIUCgx3ZWlnaHRfZXBvY2gYAyABKAMSGAoQYWJvcnRlZF9yZXF1ZXN0cxgEIAEoBRIxCg5wYXVzZV9kdXJhdGlvbhgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCLGAgoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSFwoPc2NoZW1hX3JldmlzaW9uGAIgASgFEh8KF21pbmltdW1fY2xpZW50X3JldmlzaW9uGAMgASgFEg4KBnRhcmdldBgEIAEoCRIMCgRpc2FzGAUgAygJEhMKC3RvdGFsX2NvcmVzGAYgASgFEhIKCmZyZWVfY29yZXMYByABKAUSLgoKc3RhcnRfdGltZRgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASGgoSdG90YWxfbWVtb3J5X2J5dGVzGAkgASgDEhkKEWZyZWVfbWVtb3J5X2J5dGVzGAogASgDEjQKC2RlcGxveW1lbnRzGAsgAygLMh8ua2lsbi5ydW50aW1lLnYxLkRlcGxveW1lbnRJbmZvIpkBCg5EZXBsb3ltZW50SW5mbxIKCgJpZBgBIAEoCRIwCgVzdGF0ZRgCIAEoDjIhLmtpbG4ucnVudGltZS52MS5EZXBsb3ltZW50LlN0YXRlEjMKDGNhcGFiaWxpdGllcxgDIAEoCzIdLmtpbG4ucnVudGltZS52MS5DYXBhYmlsaXRpZXMSFAoMY2h1bmtfdG9rZW5zGAQgASgFKj0KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg8KC1JPTEVfVEFSR0VUEAESDgoKUk9MRV9EUkFGVBACKqUBCg5JbkZsaWdodFBvbGljeRIgChxJTl9GTElHSFRfUE9MSUNZX1VOU1BFQ0lGSUVEEAASGQoVSU5fRkxJR0hUX1BPTElDWV9XQUlUEAESGgoWSU5fRkxJR0hUX1BPTElDWV9BQk9SVBACEhsKF0lOX0ZMSUdIVF9QT0xJQ1lfUkVGVVNFEAMSHQoZSU5fRkxJR0hUX1BPTElDWV9DT05USU5VRRAEKlMKCEt2UG9saWN5EhkKFUtWX1BPTElDWV9VTlNQRUNJRklFRBAAEhgKFEtWX1BPTElDWV9JTlZBTElEQVRFEAESEgoOS1ZfUE9MSUNZX0tFRVAQAjKCBgoOUnVudGltZVNlcnZpY2USVwoKTG9hZEJ1bmRsZRIiLmtpbG4ucnVudGltZS52MS5Mb2FkQnVuZGxlUmVxdWVzdBojLmtpbG4ucnVudGltZS52MS5Mb2FkQnVuZGxlUmVzcG9uc2UwARJbCgxVbmxvYWRCdW5kbGUSJC5raWxuLnJ1bnRpbWUudjEuVW5sb2FkQnVuZGxlUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5VbmxvYWRCdW5kbGVSZXNwb25zZRJkCg9MaXN0RGVwbG95bWVudHMSJy5raWxuLnJ1bnRpbWUudjEuTGlzdERlcGxveW1lbnRzUmVxdWVzdBooLmtpbG4ucnVudGltZS52MS5MaXN0RGVwbG95bWVudHNSZXNwb25zZRJeCg1HZXREZXBsb3ltZW50EiUua2lsbi5ydW50aW1lLnYxLkdldERlcGxveW1lbnRSZXF1ZXN0GiYua2lsbi5ydW50aW1lLnYxLkdldERlcGxveW1lbnRSZXNwb25zZRJbCgxSZXNldEtWQ2FjaGUSJC5raWxuLnJ1bnRpbWUudjEuUmVzZXRLVkNhY2hlUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5SZXNldEtWQ2FjaGVSZXNwb25zZRJbCgxMaXN0U2Vzc2lvbnMSJC5raWxuLnJ1bnRpbWUudjEuTGlzdFNlc3Npb25zUmVxdWVzdBolLmtpbG4ucnVudGltZS52MS5MaXN0U2Vzc2lvbnNSZXNwb25zZRJaCgtMb2FkV2VpZ2h0cxIjLmtpbG4ucnVudGltZS52MS5Mb2FkV2VpZ2h0c1JlcXVlc3QaJC5raWxuLnJ1bnRpbWUudjEuTG9hZFdlaWdodHNSZXNwb25zZTABEl4KDUdldFNlcnZlckluZm8SJS5raWxuLnJ1bnRpbWUudjEuR2V0U2VydmVySW5mb1JlcXVlc3QaJi5raWxuLnJ1bnRpbWUudjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlQogBChNkZXYua2lsbi5ydW50aW1lLnYxUAFaJ2tpbG4ubG9jYWwvZ28va2lsbi9ydW50aW1lL3YxO3J1bnRpbWV2MaoCD0tpbG4uUnVudGltZS5WMboCDUtpbG5SdW50aW1lVjHKAg9LaWxuXFJ1bnRpbWVcVjHqAhFLaWxuOjpSdW50aW1lOjpWMWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Deployment is a loaded bundle.
@@ -112,6 +112,13 @@ export type Deployment = Message<"kiln.runtime.v1.Deployment"> & {
    * @generated from field: string follow_message = 13;
    */
   followMessage: string;
+
+  /**
+   * Time between two tokens of a sequence that chunks of prompts are chosen for; unset where none is.
+   *
+   * @generated from field: google.protobuf.Duration target_inter_token_latency = 14;
+   */
+  targetInterTokenLatency?: Duration;
 };
 
 /**
@@ -419,6 +426,20 @@ export type Capabilities = Message<"kiln.runtime.v1.Capabilities"> & {
    * @generated from field: bool prefix_caching = 24;
    */
   prefixCaching: boolean;
+
+  /**
+   * Whether requests can continue sessions.
+   *
+   * @generated from field: bool sessions = 25;
+   */
+  sessions: boolean;
+
+  /**
+   * Most sequences of a request; 0 from runtimes that generate one.
+   *
+   * @generated from field: int32 max_num_sequences = 26;
+   */
+  maxNumSequences: number;
 };
 
 /**
@@ -622,6 +643,14 @@ export type LoadBundleRequest = Message<"kiln.runtime.v1.LoadBundleRequest"> & {
    * @generated from field: bool follow_alias = 5;
    */
   followAlias: boolean;
+
+  /**
+   * Time between two tokens of a sequence, a chunk of another one's prompt included, that chunks are chosen for; more
+   * than 0. Default: the server's.
+   *
+   * @generated from field: google.protobuf.Duration target_inter_token_latency = 6;
+   */
+  targetInterTokenLatency?: Duration;
 };
 
 /**
@@ -927,6 +956,14 @@ export type ResetKVCacheRequest = Message<"kiln.runtime.v1.ResetKVCacheRequest">
      */
     value: PrefixCacheScope;
     case: "prefixCache";
+  } | {
+    /**
+     * One of the caller's sessions. Other requests go on, so `in_flight_policy` must be unset.
+     *
+     * @generated from field: kiln.runtime.v1.SessionScope session = 5;
+     */
+    value: SessionScope;
+    case: "session";
   } | { case: undefined; value?: undefined };
 
   /**
@@ -960,7 +997,7 @@ export const DeploymentScopeSchema: GenMessage<DeploymentScope> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_runtime, 16);
 
 /**
- * PrefixCacheScope is every prefix that the KV cache keeps for later requests.
+ * PrefixCacheScope is every prefix that the KV cache keeps for later requests, and all that it keeps for sessions.
  *
  * @generated from message kiln.runtime.v1.PrefixCacheScope
  */
@@ -973,6 +1010,27 @@ export type PrefixCacheScope = Message<"kiln.runtime.v1.PrefixCacheScope"> & {
  */
 export const PrefixCacheScopeSchema: GenMessage<PrefixCacheScope> = /*@__PURE__*/
   messageDesc(file_kiln_runtime_v1_runtime, 17);
+
+/**
+ * SessionScope is one session, and what the KV cache keeps for it.
+ *
+ * @generated from message kiln.runtime.v1.SessionScope
+ */
+export type SessionScope = Message<"kiln.runtime.v1.SessionScope"> & {
+  /**
+   * Session. Required.
+   *
+   * @generated from field: string session_id = 1;
+   */
+  sessionId: string;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.SessionScope.
+ * Use `create(SessionScopeSchema)` to create a new message.
+ */
+export const SessionScopeSchema: GenMessage<SessionScope> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 18);
 
 /**
  * ResetKVCacheResponse is the receipt.
@@ -1014,6 +1072,14 @@ export type ResetKVCacheResponse = Message<"kiln.runtime.v1.ResetKVCacheResponse
    * @generated from field: google.protobuf.Duration duration = 5;
    */
   duration?: Duration;
+
+  /**
+   * Blocks of the KV cache that were kept for later requests only, and that the call freed. In a contiguous cache a slot is
+   * a block.
+   *
+   * @generated from field: int32 freed_blocks = 6;
+   */
+  freedBlocks: number;
 };
 
 /**
@@ -1021,7 +1087,98 @@ export type ResetKVCacheResponse = Message<"kiln.runtime.v1.ResetKVCacheResponse
  * Use `create(ResetKVCacheResponseSchema)` to create a new message.
  */
 export const ResetKVCacheResponseSchema: GenMessage<ResetKVCacheResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 18);
+  messageDesc(file_kiln_runtime_v1_runtime, 19);
+
+/**
+ * ListSessionsRequest names a deployment.
+ *
+ * @generated from message kiln.runtime.v1.ListSessionsRequest
+ */
+export type ListSessionsRequest = Message<"kiln.runtime.v1.ListSessionsRequest"> & {
+  /**
+   * Deployment. Required.
+   *
+   * @generated from field: string deployment_id = 1;
+   */
+  deploymentId: string;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.ListSessionsRequest.
+ * Use `create(ListSessionsRequestSchema)` to create a new message.
+ */
+export const ListSessionsRequestSchema: GenMessage<ListSessionsRequest> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 20);
+
+/**
+ * ListSessionsResponse holds the caller's sessions.
+ *
+ * @generated from message kiln.runtime.v1.ListSessionsResponse
+ */
+export type ListSessionsResponse = Message<"kiln.runtime.v1.ListSessionsResponse"> & {
+  /**
+   * Sessions by id.
+   *
+   * @generated from field: repeated kiln.runtime.v1.Session sessions = 1;
+   */
+  sessions: Session[];
+};
+
+/**
+ * Describes the message kiln.runtime.v1.ListSessionsResponse.
+ * Use `create(ListSessionsResponseSchema)` to create a new message.
+ */
+export const ListSessionsResponseSchema: GenMessage<ListSessionsResponse> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 21);
+
+/**
+ * Session is what requests continue one after the other.
+ *
+ * @generated from message kiln.runtime.v1.Session
+ */
+export type Session = Message<"kiln.runtime.v1.Session"> & {
+  /**
+   * Id that the client chose.
+   *
+   * @generated from field: string id = 1;
+   */
+  id: string;
+
+  /**
+   * Tokens whose keys and values the KV cache has; 0 where it made room for others, was reset, or lost them.
+   *
+   * @generated from field: int32 held_tokens = 2;
+   */
+  heldTokens: number;
+
+  /**
+   * Whether a request uses it now.
+   *
+   * @generated from field: bool running = 3;
+   */
+  running: boolean;
+
+  /**
+   * When its last request came or ended.
+   *
+   * @generated from field: google.protobuf.Timestamp last_use_time = 4;
+   */
+  lastUseTime?: Timestamp;
+
+  /**
+   * When it is forgotten unless it is used; unset while a request uses it.
+   *
+   * @generated from field: google.protobuf.Timestamp expire_time = 5;
+   */
+  expireTime?: Timestamp;
+};
+
+/**
+ * Describes the message kiln.runtime.v1.Session.
+ * Use `create(SessionSchema)` to create a new message.
+ */
+export const SessionSchema: GenMessage<Session> = /*@__PURE__*/
+  messageDesc(file_kiln_runtime_v1_runtime, 22);
 
 /**
  * LoadWeightsRequest names the new weights.
@@ -1070,7 +1227,7 @@ export type LoadWeightsRequest = Message<"kiln.runtime.v1.LoadWeightsRequest"> &
  * Use `create(LoadWeightsRequestSchema)` to create a new message.
  */
 export const LoadWeightsRequestSchema: GenMessage<LoadWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 19);
+  messageDesc(file_kiln_runtime_v1_runtime, 23);
 
 /**
  * LoadWeightsResponse is one event of a weight load.
@@ -1107,7 +1264,7 @@ export type LoadWeightsResponse = Message<"kiln.runtime.v1.LoadWeightsResponse">
  * Use `create(LoadWeightsResponseSchema)` to create a new message.
  */
 export const LoadWeightsResponseSchema: GenMessage<LoadWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 20);
+  messageDesc(file_kiln_runtime_v1_runtime, 24);
 
 /**
  * LoadWeightsResult tells what changed.
@@ -1156,7 +1313,7 @@ export type LoadWeightsResult = Message<"kiln.runtime.v1.LoadWeightsResult"> & {
  * Use `create(LoadWeightsResultSchema)` to create a new message.
  */
 export const LoadWeightsResultSchema: GenMessage<LoadWeightsResult> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 21);
+  messageDesc(file_kiln_runtime_v1_runtime, 25);
 
 /**
  * GetServerInfoRequest has no options.
@@ -1171,7 +1328,7 @@ export type GetServerInfoRequest = Message<"kiln.runtime.v1.GetServerInfoRequest
  * Use `create(GetServerInfoRequestSchema)` to create a new message.
  */
 export const GetServerInfoRequestSchema: GenMessage<GetServerInfoRequest> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 22);
+  messageDesc(file_kiln_runtime_v1_runtime, 26);
 
 /**
  * GetServerInfoResponse describes the server.
@@ -1262,7 +1419,7 @@ export type GetServerInfoResponse = Message<"kiln.runtime.v1.GetServerInfoRespon
  * Use `create(GetServerInfoResponseSchema)` to create a new message.
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 23);
+  messageDesc(file_kiln_runtime_v1_runtime, 27);
 
 /**
  * DeploymentInfo is what a client needs to know of a deployment before it calls Generate.
@@ -1290,6 +1447,14 @@ export type DeploymentInfo = Message<"kiln.runtime.v1.DeploymentInfo"> & {
    * @generated from field: kiln.runtime.v1.Capabilities capabilities = 3;
    */
   capabilities?: Capabilities;
+
+  /**
+   * Tokens of a prompt that a step computes while sequences wait for their next token, as the server has chosen last: by
+   * its options, and by measured times of steps where these state a target. 0 until the deployment serves.
+   *
+   * @generated from field: int32 chunk_tokens = 4;
+   */
+  chunkTokens: number;
 };
 
 /**
@@ -1297,7 +1462,7 @@ export type DeploymentInfo = Message<"kiln.runtime.v1.DeploymentInfo"> & {
  * Use `create(DeploymentInfoSchema)` to create a new message.
  */
 export const DeploymentInfoSchema: GenMessage<DeploymentInfo> = /*@__PURE__*/
-  messageDesc(file_kiln_runtime_v1_runtime, 24);
+  messageDesc(file_kiln_runtime_v1_runtime, 28);
 
 /**
  * Role is the part that a bundle plays in a deployment.
@@ -1476,7 +1641,8 @@ export const RuntimeService: GenService<{
    * Forgets cached keys and values, and proves it with a receipt.
    * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY,
    * FAILED_PRECONDITION/REQUESTS_IN_FLIGHT under policy REFUSE, INVALID_ARGUMENT/FEATURE_NOT_SERVED,
-   * RESOURCE_EXHAUSTED/QUEUE_FULL.
+   * RESOURCE_EXHAUSTED/QUEUE_FULL; with scope session INVALID_ARGUMENT/REQUEST_INVALID, NOT_FOUND/SESSION_NOT_FOUND, and
+   * ABORTED/SESSION_BUSY while a request uses it.
    *
    * @generated from rpc kiln.runtime.v1.RuntimeService.ResetKVCache
    */
@@ -1484,6 +1650,17 @@ export const RuntimeService: GenService<{
     methodKind: "unary";
     input: typeof ResetKVCacheRequestSchema;
     output: typeof ResetKVCacheResponseSchema;
+  },
+  /**
+   * Lists the caller's sessions with a deployment, by id. Nobody sees those of others.
+   * Errors: NOT_FOUND/DEPLOYMENT_NOT_FOUND, FAILED_PRECONDITION/DEPLOYMENT_NOT_READY.
+   *
+   * @generated from rpc kiln.runtime.v1.RuntimeService.ListSessions
+   */
+  listSessions: {
+    methodKind: "unary";
+    input: typeof ListSessionsRequestSchema;
+    output: typeof ListSessionsResponseSchema;
   },
   /**
    * Replaces the weights of a running deployment: stages them (map, verify, compare digests), swaps between two steps and
