@@ -13,11 +13,13 @@ from bundle.layout import Layout
 from bundle.manifest import Executable
 from bundle.reader import open_bundle
 from execution.executors.executor import Executor, load_executor
+from execution.ranks.process import keep_freed_memory
 
 
 def load(store: str, digests: dict[str, str], num_threads: int) -> int:
     """Loads bundles by name; returns the size of one bundle's weights in bytes."""
     torch.set_num_threads(num_threads)
+    keep_freed_memory()
     layout = Layout(Path(store))
     for name, digest in digests.items():
         manifest = open_bundle(layout, digest).manifest
@@ -36,12 +38,13 @@ def decode(name: str, position: int, steps: int) -> dict[str, Any]:
     return _time(executor, executable, tokens, steps, warm_up=2)
 
 
-def prefill(name: str, tokens: int, steps: int) -> dict[str, Any]:
-    """Times context_encoding steps of one prompt that fills its bucket."""
+def prefill(name: str, tokens: int, steps: int, cached: int = 0) -> dict[str, Any]:
+    """Times context_encoding steps of one prompt that fills its bucket, behind so many tokens in the KV cache."""
     executor, executable = _find(name, "context_encoding", tokens)
     assert executable.bucket[0] == tokens, f"no bucket of {tokens} tokens"
     prompt = torch.arange(tokens, dtype=torch.int32)[None]
-    return _time(executor, executable, {"input_ids": prompt + 5, "position_ids": prompt}, steps, warm_up=1)
+    inputs = {"input_ids": prompt + 5, "position_ids": prompt + cached}
+    return _time(executor, executable, inputs, steps, warm_up=1, cached=cached)
 
 
 _LOADED: dict[str, tuple[Executor, tuple[Executable, ...]]] = {}
@@ -55,14 +58,20 @@ def _find(name: str, submodel: str, length: int) -> tuple[Executor, Executable]:
 
 
 def _time(
-    executor: Executor, executable: Executable, tokens: dict[str, Tensor], steps: int, *, warm_up: int
+    executor: Executor,
+    executable: Executable,
+    tokens: dict[str, Tensor],
+    steps: int,
+    *,
+    warm_up: int,
+    cached: int = 0,
 ) -> dict[str, Any]:
     """Times steps whose rows are all live, each in the slot of its number, and sampled greedily."""
     rows, num_tokens = tokens["input_ids"].shape
     known = tokens | {
         "seq_ids": torch.arange(rows, dtype=torch.int32),
         "num_tokens": torch.full((rows,), num_tokens, dtype=torch.int32),
-        "computed_context_lens": torch.zeros(rows, dtype=torch.int32),
+        "computed_context_lens": torch.full((rows,), cached, dtype=torch.int32),
         "live_rows": torch.tensor([rows], dtype=torch.int32),
         "sampling_params": torch.tensor([[1.0, 1.0, 0.0]]).repeat(rows, 1),
         "rand": torch.zeros(rows, 1),

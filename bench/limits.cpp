@@ -17,6 +17,8 @@
 
 #include <immintrin.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 double now(clockid_t clock) {
   timespec time;
@@ -29,13 +31,11 @@ using Floats = __m512;
 using Integers = __m512i;
 inline Floats fill(float value) { return _mm512_set1_ps(value); }
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return _mm512_fmadd_ps(a, b, sum); }
-inline Integers add(Integers a, Integers b) { return _mm512_add_epi64(a, b); }
 #else
 using Floats = __m256;
 using Integers = __m256i;
 inline Floats fill(float value) { return _mm256_set1_ps(value); }
 inline Floats multiply_add(Floats a, Floats b, Floats sum) { return _mm256_fmadd_ps(a, b, sum); }
-inline Integers add(Integers a, Integers b) { return _mm256_add_epi64(a, b); }
 #endif
 
 constexpr int kSums = 12;  // so many that no sum waits for itself, and so few that none leaves its register
@@ -89,6 +89,44 @@ int64_t add_bytes() {
 }
 #endif
 
+#if defined(__AMX_BF16__)
+struct alignas(64) TileConfiguration {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Linux gives a process the state of tiles if it asks for it, before its threads begin.
+bool may_use_tiles() {
+  constexpr long kRequestState = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestState, kTileData) == 0;
+}
+
+// Four sums, which is as many as an instruction takes turns to end.
+int64_t add_tiles() {
+  constexpr int64_t kRepetitions = 5000;
+  // Not on the stack, because the compiler takes it that the instruction reads eight bytes.
+  static const TileConfiguration configuration;
+  _tile_loadconfig(&configuration);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t i = 0; i < kRepetitions; i++) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return kRepetitions * 4 * (16 * 16 * 32 * 2);
+}
+#endif
+
 constexpr int64_t kMemoryBytes = int64_t{1} << 30;
 char* memory;
 
@@ -99,7 +137,7 @@ int64_t read_memory(int thread, int threads) {
   Integers sums[kStreams] = {};
   for (const char* at = memory + begin; at < end; at += step)
 #pragma GCC unroll 4
-    for (int i = 0; i < kStreams; i++) sums[i] = add(sums[i], reinterpret_cast<const Integers*>(at)[i]);
+    for (int i = 0; i < kStreams; i++) sums[i] += reinterpret_cast<const Integers*>(at)[i];
   for (Integers& sum : sums) hide(sum);
   return end - memory - begin;
 }
@@ -107,6 +145,7 @@ int64_t read_memory(int thread, int threads) {
 struct Unit {
   const char* name;
   int64_t (*run)(int thread, int threads);
+  bool (*is_there)() = [] { return true; };
 };
 
 constexpr Unit kUnits[] = {
@@ -114,6 +153,9 @@ constexpr Unit kUnits[] = {
     {"float32", [](int, int) { return add_floats(); }},
 #if defined(__AVX512BF16__)
     {"bfloat16", [](int, int) { return add_bfloats(); }},
+#endif
+#if defined(__AMX_BF16__)
+    {"bfloat16_tiles", [](int, int) { return add_tiles(); }, may_use_tiles},
 #endif
 #if defined(__AVX512VNNI__)
     {"int8", [](int, int) { return add_bytes(); }},
@@ -155,6 +197,7 @@ int main(int count, char** words) {
   memory = static_cast<char*>(std::aligned_alloc(huge, kMemoryBytes));
   madvise(memory, kMemoryBytes, MADV_HUGEPAGE);
   for (int64_t i = 0; i < kMemoryBytes; i += 8) *reinterpret_cast<int64_t*>(memory + i) = i;
-  for (const Unit& unit : kUnits) measure(unit, std::atoi(words[1]), std::atof(words[2]));
+  for (const Unit& unit : kUnits)
+    if (unit.is_there()) measure(unit, std::atoi(words[1]), std::atof(words[2]));
   return 0;
 }

@@ -3,11 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 #: Bytes of an item, by dtype.
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """A long prompt that arrives while streams decode.
+
+    Attributes:
+        streams: Those that decode.
+        prompt: Tokens of the prompt.
+        chunk: Tokens of it that a step computes between two tokens of the streams.
+        steps: Tokens of each stream before the prompt arrives, whose pace its pace meanwhile is compared with.
+    """
+
+    streams: int
+    prompt: int
+    chunk: int
+    steps: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Prompts that begin alike.
+
+    Attributes:
+        shared: Tokens that are the same in all of them.
+        own: Tokens behind these.
+        block: Tokens of a block of the KV cache.
+        prompts: How many are sent in a round, one after the other.
+    """
+
+    shared: int
+    own: int
+    block: int
+    prompts: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """An option of the runtime whose states are compared, each in a runtime of its own.
+
+    Attributes:
+        title: For people.
+        on: Command line of the state that is compared with the other.
+        off: Command line of the other state.
+    """
+
+    title: str
+    on: tuple[str, ...]
+    off: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +73,12 @@ class Workload:
         length: Positions of the KV cache of each stream.
         rounds: How often everything is measured, in turns.
         steps: Decode steps of one stream in one measurement; fewer with more streams.
+        raced: Those of `batches` that the peers decode, too; without any, no peer runs.
+        few_rounds: In how many rounds what takes long is measured: prompts behind the first, batches that no peer
+            decodes, and what follows.
+        crowd: A prompt among streams, with and without chunks; None leaves it out.
+        prefix: Prompts that begin alike, with and without a cache of prefixes; None leaves it out.
+        stepwise: Those of `batches` that are decoded without async scheduling, too.
         num_threads: Threads of everything that is compared.
     """
 
@@ -36,21 +91,47 @@ class Workload:
     length: int
     rounds: int
     steps: int
+    raced: tuple[int, ...] = ()
+    few_rounds: int = 1
+    crowd: Crowd | None = None
+    prefix: SharedPrefix | None = None
+    stepwise: tuple[int, ...] = ()
     num_threads: int = 2
 
     @property
     def bundles(self) -> dict[str, dict[str, Any]]:
         """The InferenceConfig of each bundle, by its name."""
-        decode = {decode_bundle(batch): self._configure(batch, self.length, (self.context,)) for batch in self.batches}
-        return decode | {PREFILL: self._configure(1, self.prompts[-1], self.prompts)}
+        bundles = {decode_bundle(batch): self._configure(batch, self.length, (self.context,)) for batch in self.batches}
+        if self.prompts:
+            crowd = self.crowd or Crowd(streams=0, prompt=self.prompts[-1], chunk=self.prompts[0])
+            buckets = tuple(sorted({*self.prompts, crowd.prompt, crowd.chunk}))
+            bundles[PREFILL] = self._configure(crowd.streams + 1, crowd.prompt + CROWD_ROOM, buckets)
+        if self.prefix is not None:
+            bundles[PREFIXES] = self._configure_prefixes(self.prefix)
+        return bundles
+
+    @property
+    def switches(self) -> dict[str, Switch]:
+        """The options of the runtime that are compared, by their names."""
+        switches: dict[str, Switch] = {}
+        if self.crowd is not None:
+            chunked, whole = (f"--max-chunk-tokens={tokens}" for tokens in (self.crowd.chunk, self.crowd.prompt))
+            switches[CHUNKS] = Switch("chunked prompts", (chunked,), (whole,))
+        if self.stepwise:
+            switches[ASYNC] = Switch("async scheduling", ("--async-scheduling",), ("--no-async-scheduling",))
+        return switches
 
     def count_steps(self, batch: int) -> int:
         """Decode steps of one measurement of so many streams."""
         return max(8, self.steps // batch)
 
     def count_tokens(self, batch: int) -> int:
-        """Tokens of each of so many streams that are served at once."""
-        return min(2 * self.steps, max(24, 40 * self.steps // batch))
+        """Tokens of each of so many streams that are served at once.
+
+        Between two steps of tokens at least one prompt starts, so the first stream has no more tokens than there are
+        streams when the last one begins.
+        """
+        return min(2 * self.steps, max(24, batch + 16, 40 * self.steps // batch))
 
     def count_prefills(self, tokens: int) -> int:
         """Prompts of one measurement: fewer if they are long."""
@@ -59,6 +140,23 @@ class Workload:
     def decode_position(self, batch: int) -> int:
         """The position in the middle of those that a measurement decodes."""
         return self.context + self.count_steps(batch) // 2
+
+    def is_measured(self, number: int, *, takes_long: bool) -> bool:
+        """Whether the round of this number, from 0, measures something: what takes long is spread over the run."""
+        return not takes_long or number * self.few_rounds % self.rounds < self.few_rounds
+
+    def _configure_prefixes(self, prefix: SharedPrefix) -> dict[str, Any]:
+        longest = prefix.shared + prefix.own
+        length = longest + prefix.block
+        config = self._configure(1, length, (prefix.own, longest))
+        config["neuron_config"] |= {
+            "is_block_kv_layout": True,
+            "is_prefix_caching": True,
+            "pa_block_size": prefix.block,
+            "pa_num_blocks": 4 * length // prefix.block,
+            "prefix_buckets": [prefix.shared],
+        }
+        return config
 
     def _configure(self, batch: int, length: int, prompts: tuple[int, ...]) -> dict[str, Any]:
         return {
@@ -77,8 +175,15 @@ class Workload:
         }
 
 
-#: Name of the bundle whose prefill is measured.
+#: Name of the bundle whose prefill is measured, among streams, too.
 PREFILL: Final = "prefill"
+#: Name of the bundle that caches prefixes.
+PREFIXES: Final = "prefixes"
+#: Positions of `PREFILL` behind its longest prompt, for the answer.
+CROWD_ROOM: Final = 64
+#: Names of switches.
+CHUNKS: Final = "chunks"
+ASYNC: Final = "async"
 
 
 def decode_bundle(batch: int) -> str:
@@ -125,11 +230,14 @@ def _small(dtype: str) -> Workload:
         length=128,
         rounds=5,
         steps=40,
+        raced=(1, 4, 16),
+        few_rounds=3,
+        crowd=Crowd(streams=8, prompt=2048, chunk=256),
+        prefix=SharedPrefix(shared=512, own=64, block=32),
+        stepwise=(1, 16),
     )
 
 
-#: A run takes about half an hour with both.
-DEFAULT: Final = (_small("float32"), _small("bfloat16"))
 #: In float32, the weights of all engines together would not fit into 24 GiB beside their caches.
 LARGE: Final = Workload(
     name="1b-bfloat16",
@@ -141,8 +249,14 @@ LARGE: Final = Workload(
     length=128,
     rounds=3,
     steps=24,
+    raced=(1, 4, 16),
+    few_rounds=2,
 )
-QUICK: Final = tuple(
+#: Its decoding of one stream alone, for the page that everybody reads.
+LARGE_DECODE: Final = replace(LARGE, name="1b-bfloat16-decode", batches=(1,), prompts=(), raced=())
+#: A run takes about half an hour with all of them.
+DEFAULT: Final = (_small("float32"), _small("bfloat16"), LARGE_DECODE)
+_TINY_MODELS: Final = tuple(
     Workload(
         name=f"tiny-{dtype}",
         model=_TINY,
@@ -153,8 +267,26 @@ QUICK: Final = tuple(
         length=64,
         rounds=2,
         steps=16,
+        raced=(1, 4),
+        crowd=Crowd(streams=2, prompt=64, chunk=16, steps=8),
+        prefix=SharedPrefix(shared=64, own=16, block=16),
+        stepwise=(1, 4),
     )
     for dtype in ITEM_BYTES
+)
+#: A tiny workload of each shape that `DEFAULT` has.
+QUICK: Final = (
+    *_TINY_MODELS,
+    replace(
+        _TINY_MODELS[-1],
+        name="tiny-bfloat16-decode",
+        batches=(1,),
+        prompts=(),
+        raced=(),
+        crowd=None,
+        prefix=None,
+        stepwise=(),
+    ),
 )
 #: By name, all that the command line can ask for.
 WORKLOADS: Final = {workload.name: workload for workload in (*DEFAULT, LARGE, *QUICK)}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import truediv
 from typing import Final
 
-from bench.goals import list_goals, share_of_limit
+from bench.goals import arithmetic_limit, list_goals, share_of_limit
 from bench.limits import UNITS
 from bench.machine import describe_machine
 from bench.measurements import Measurements
 from bench.other_load import MAX_OTHERS
 from bench.peers import PEERS
-from bench.plan import ITEM_BYTES, Workload
+from bench.plan import ASYNC, CHUNKS, ITEM_BYTES, Crowd, Workload
 from bench.tables import Row, count_streams, render_table
 
 #: Engines by the prefix of their figures' names.
@@ -20,6 +21,23 @@ _TITLES: Final = {
     "bare": "Kiln, bare executable",
     "served": "Kiln, through gRPC",
     **{name: peer.title for name, peer in PEERS.items()},
+}
+#: What stands in the place of a figure that there is not.
+_NONE: Final = "–"
+_LOADS: Final = {
+    "load.first": "LoadBundle to ready, first time (hashes every blob)",
+    "load.again": "LoadBundle to ready, again",
+}
+_RAW_STREAMS: Final = {
+    "raw": "raw grpc.aio stream write, CPU a message, one after the other",
+    "raw.paced": "the same at the pace of 1 stream's tokens",
+}
+_CROWD_FIGURES: Final = {
+    "chunks: between tokens before the prompt, p50": "calm.50",
+    "chunks: between tokens before the prompt, p99": "calm.99",
+    "chunks: between tokens until the prompt's first one, p50": "crowded.50",
+    "chunks: between tokens until the prompt's first one, p99": "crowded.99",
+    "chunks: first token of the prompt": "first",
 }
 
 
@@ -40,16 +58,18 @@ class Section:
     num_read: int
 
 
-def render(sections: Sequence[Section], command: str) -> str:
+def render(sections: Sequence[Section], command: str, duration_s: float) -> str:
     """Renders the page in Markdown.
 
     Args:
         sections: One for each workload.
         command: What writes the page.
+        duration_s: Seconds that the run took.
     """
     head = (
         "# Results\n\n"
-        f"Written by `{command}`. Random Llamas, `-O1`, compiled for this host. Figures are medians of rounds in\n"
+        f"Written by `{command}`, in {duration_s / 60:.0f} minutes.\n"
+        "Random Llamas, `-O1`, compiled for this host. Figures are medians of rounds in\n"
         "which all engines took turns, with the least and the greatest in brackets; ratios are medians of the rounds'\n"
         "ratios. "
         "*CPU* is processor time of all threads of an engine, those that wait for others included.\n\n"
@@ -65,13 +85,18 @@ def _render_section(section: Section) -> str:
         if rows:
             parts.append(f"### {title}\n\n" + render_table(head, rows))
     parts.append("### Where the time of the bare steps goes\n\nSee also docs/performance.md. " + _profiles(measured))
-    notes = [f"- {_TITLES.get(name, name)}: {note}." for name, note in {**measured.notes, **measured.skipped}.items()]
+    notes = [f"- {_TITLES.get(name, name)}: {note}." for name, note in measured.notes.items()]
     return "\n\n".join([*parts, "### Notes\n\n" + "\n".join(notes)])
 
 
 def _tables(section: Section) -> Iterator[tuple[str, Row, list[Row]]]:
     workload, measured = section.workload, section.measured
     yield "Goals", ("what", "figure", "goal", "met"), _goal_rows(section)
+    # A reason may have several lines, and bars.
+    failures: list[Row] = [
+        (what, " ".join(why.split()).replace("|", "/")[:300]) for what, why in measured.failures.items()
+    ]
+    yield "Failed", ("what", "why"), failures
     threads = f"{workload.num_threads} threads"
     yield "Limits", ("what", "1 thread", threads, f"a thread of {threads}, by its CPU"), _limit_rows(section)
     engine_head = ("engine", "time", "tokens/s", "CPU", "times bare's time", "of the limit")
@@ -81,6 +106,11 @@ def _tables(section: Section) -> Iterator[tuple[str, Row, list[Row]]]:
         yield f"Prefill of {tokens} tokens", engine_head, _engine_rows(section, f"prefill.{tokens}", tokens)
     latency_head = ("streams", "first token, p50", "p99", "between tokens, p50", "p99")
     yield "Latency through gRPC, milliseconds", latency_head, _latency_rows(section)
+    crowd = "a prompt among streams" if workload.crowd is None else _describe_crowd(workload.crowd)
+    switch_head = ("what", "on", "off", "off/on")
+    yield f"Switches: chunks of {crowd}; prefix cache; async scheduling", switch_head, _switch_rows(section)
+    time_head = ("streams", "bare step", "rank", "front", "client")
+    yield "Processor time of a step through gRPC, milliseconds", time_head, _time_rows(section)
     yield "Services", ("what", "figure"), _service_rows(measured, workload)
     compile_head = ("bundle", "whole, by the clock", "each executable, by the clock", "CPU an executable")
     yield "Compiling", compile_head, _compile_rows(measured, workload)
@@ -119,8 +149,8 @@ def _goal_rows(section: Section) -> list[Row]:
     return [
         (
             goal.name,
-            f"{goal.figure:.2f}",
-            f"{'≥' if goal.at_least else '≤'} {goal.goal:g}",
+            "not measured" if goal.figure is None else f"{goal.figure:.2f}",
+            f"{'≥' if goal.at_least else '≤'} {goal.goal:g}" + ("" if goal.aim is None else f" (aim: {goal.aim:g})"),
             "yes" if goal.is_met else "**no**",
         )
         for goal in list_goals(section.measured, section.workload, section.num_read)
@@ -145,11 +175,16 @@ def _engine_rows(section: Section, figure: str, tokens: int) -> list[Row]:
         name = f"{engine}.{figure}"
         if not measured.has(name):
             continue
-        relative = measured.relate(lambda one, bare: one / bare, name, f"bare.{figure}")
-        share = share_of_limit(measured, section.workload, section.num_read, name)
+        bare, limits = f"bare.{figure}", (arithmetic_limit(measured, section.workload), "limit.read")
+        relative = f"{measured.relate(truediv, name, bare):.2f}" if measured.has(name, bare) else _NONE
+        share = (
+            f"{share_of_limit(measured, section.workload, section.num_read, name):.2f}"
+            if measured.has(name, *limits)
+            else _NONE
+        )
         cpu = f"{measured.typical(f'{name}.cpu') * 1e3:.1f} ms"
         rate = f"{tokens / measured.typical(name):.0f}"
-        rows.append((title, _milliseconds(measured, name), rate, cpu, f"{relative:.2f}", f"{share:.2f}"))
+        rows.append((title, _milliseconds(measured, name), rate, cpu, relative, share))
     return rows
 
 
@@ -170,23 +205,62 @@ def _latency_rows(section: Section) -> list[Row]:
             ),
         )
         for batch in section.workload.batches
-        if f"gap.{batch}" in measured.pools
+        if measured.pools.get(f"gap.{batch}")
     ]
+
+
+def _describe_crowd(crowd: Crowd) -> str:
+    return f"a prompt of {crowd.prompt} tokens ({crowd.chunk} a chunk) among {count_streams(crowd.streams)}"
+
+
+def _switch_rows(section: Section) -> list[Row]:
+    """What each switch changes: milliseconds, medians of rounds."""
+    workload, measured = section.workload, section.measured
+    figures: dict[str, tuple[str, str]] = {}
+    for title, figure in _CROWD_FIGURES.items():
+        figures[title] = (f"{CHUNKS}.on.{figure}", f"{CHUNKS}.off.{figure}")
+    if (prefix := workload.prefix) is not None:
+        title = f"prefix cache: first token of {prefix.shared} shared and {prefix.own} own tokens"
+        figures[title] = ("prefix.on", "prefix.off")
+    for batch in workload.stepwise:
+        title = f"async scheduling: a step of {count_streams(batch)} through gRPC"
+        figures[title] = (f"{ASYNC}.on.{batch}", f"{ASYNC}.off.{batch}")
+    rows: list[Row] = []
+    for title, (on, off) in figures.items():
+        if measured.has(on) or measured.has(off):
+            times = (_milliseconds(measured, name) if measured.has(name) else _NONE for name in (on, off))
+            ratio = f"{measured.relate(truediv, off, on):.2f}" if measured.has(on, off) else _NONE
+            rows.append((title, *times, ratio))
+    if measured.has("bare.chunk"):
+        rows.append(("the last of the chunks by itself, bare", _milliseconds(measured, "bare.chunk"), _NONE, _NONE))
+    return rows
+
+
+def _time_rows(section: Section) -> list[Row]:
+    """Whose processor time a step of so many streams takes."""
+    measured = section.measured
+    rows: list[Row] = []
+    for batch in section.workload.batches:
+        names = [f"{process}.{batch}" for process in ("rank", "front", "client")]
+        if measured.has(*names, f"bare.decode.{batch}.cpu"):
+            bare = f"{measured.typical(f'bare.decode.{batch}.cpu') * 1e3:.1f}"
+            rows.append((str(batch), bare, *(f"{measured.typical(name) * batch * 1e3:.1f}" for name in names)))
+    return rows
 
 
 def _service_rows(measured: Measurements, workload: Workload) -> list[Row]:
-    once = measured.once
     rows: list[Row] = [
-        ("LoadBundle to ready, first time (hashes every blob)", f"{once['load.first']:.2f} s"),
-        ("LoadBundle to ready, again", f"{once['load.again']:.2f} s"),
-        ("LoadWeights pause", f"{measured.typical('pause') * 1e3:.2f} ms"),
-        ("raw grpc.aio stream write, CPU a message, one after the other", f"{measured.typical('raw') * 1e6:.0f} µs"),
-        ("the same at the pace of 1 stream's tokens", f"{measured.typical('raw.paced') * 1e6:.0f} µs"),
+        (title, f"{measured.once[name]:.2f} s") for name, title in _LOADS.items() if name in measured.once
     ]
+    if measured.has("pause"):
+        rows.append(("LoadWeights pause", f"{measured.typical('pause') * 1e3:.2f} ms"))
+    for name, title in _RAW_STREAMS.items():
+        if measured.has(name):
+            rows.append((title, f"{measured.typical(name) * 1e6:.0f} µs"))
     for batch in workload.batches:
         name = f"front.{batch}"
-        if measured.has(name):
-            times = [measured.relate(lambda front, raw: front / raw, name, raw) for raw in ("raw", "raw.paced")]
+        if measured.has(name, *_RAW_STREAMS):
+            times = [measured.relate(truediv, name, raw) for raw in _RAW_STREAMS]
             figure = f"{measured.typical(name) * 1e6:.0f} µs ({times[0]:.1f}× raw, {times[1]:.1f}× raw at that pace)"
             rows.append((f"front, CPU a token, {count_streams(batch)}", figure))
     return rows

@@ -15,15 +15,18 @@ from bench.limits import Limits
 from bench.measurements import Measurements
 from bench.other_load import OtherLoad
 from bench.peers import PEERS
-from bench.plan import PREFILL, Workload, decode_bundle
+from bench.plan import PREFILL, PREFIXES, Workload, decode_bundle
 from bench.profile import profile
-from bench.services import DEPLOYMENT, compile_bundles, deployed, running_services, swap_weights
+from bench.services import compile_bundle, deployed, measure_streams, running_services, swap_weights
+from bench.switches import SwitchedServers
 from bench.tables import count_streams
-from bench.worker import Worker, WorkerFailed
+from bench.worker import Worker
 from execution.threads import thread_environment
 
 #: Name of the checkpoint's directory.
 MODEL: Final = "random"
+#: A peer may convert and compile the model first.
+_LOAD_TIMEOUT_S: Final = 1200.0
 #: Messages of the raw stream that the front's time is compared to.
 _RAW_MESSAGES: Final = 2000
 
@@ -31,91 +34,111 @@ _RAW_MESSAGES: Final = 2000
 class Run:
     """One run: the engines that it measures, and their figures."""
 
-    def __init__(self, workload: Workload, work: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, workload: Workload, work: Path, stack: contextlib.ExitStack, measured: Measurements) -> None:
         """Compiles, loads, and starts the engines; the stack ends them.
 
         Args:
             workload: What is measured.
             work: Directory with `models/random`; takes everything else.
             stack: Ends what the run starts.
+            measured: Takes the figures.
         """
-        self.measured = Measurements()
+        self.measured = measured
         self._workload = workload
         self._work = work
         self._stack = stack
         self._model = work / "models" / MODEL
         self._limits = Limits(work)
         self._services = stack.enter_context(running_services(work / "home", self._model.parent))
-        say("compiling")
-        compiled = compile_bundles(self._services, workload.bundles, MODEL)
-        for name, bundle in compiled.items():
-            self.measured.once |= {f"lower.{name}.{tag}": seconds for tag, seconds in bundle.lowering_s.items()}
-            self.measured.once |= {f"compile.{name}": bundle.duration_s, f"compile.{name}.cpu": bundle.lowering_cpu_s}
-        self._digests = {name: bundle.digest for name, bundle in compiled.items()}
+        self._digests = self._compile()
         say("loading")
         for attempt in ("first", "again"):
-            with deployed(self._services, self._digests[PREFILL], workload.num_threads) as load_s:
-                self.measured.once[f"load.{attempt}"] = load_s
+            with deployed(self._services, next(iter(self._digests.values())), workload.num_threads) as load_s:
+                measured.once[f"load.{attempt}"] = load_s
         # As in a rank: the same number of threads, which wait in the same way.
         self._bare = self._start("bench.bare", environment=thread_environment(workload.num_threads, num_ranks=1))
-        store = str(work / "home" / "store")
-        self._bare.call("load", store=store, digests=self._digests, num_threads=workload.num_threads)
+        digests = {name: digest for name, digest in self._digests.items() if name != PREFIXES}
+        self._bare.call("load", store=str(work / "home" / "store"), digests=digests, num_threads=workload.num_threads)
         self._clients, self._raw = self._start("bench.streams"), self._start("bench.raw_stream")
+        self._switched = SwitchedServers(
+            workload=workload,
+            services=self._services,
+            digests=self._digests,
+            clients=self._clients,
+            work=work,
+            stack=stack,
+        )
         self._peers: dict[str, Worker] = {}
-        self.measured.notes["Kiln"] = f"torch {torch.__version__}, {workload.dtype}, keys and values {workload.dtype}"
+        measured.notes["Kiln"] = f"torch {torch.__version__}, {workload.dtype}, keys and values {workload.dtype}"
 
     def add_peer(self, name: str) -> None:
         """Starts a peer. If it is missing or does not work, the run leaves it out and the page says why."""
-        peer = PEERS[name]
+        peer, workload, measured = PEERS[name], self._workload, self.measured
         if not peer.python.exists():
-            self.measured.skipped[name] = "left out, not installed: `python -m bench.peers.install`"
+            measured.failures[peer.title] = "not installed: `python -m bench.peers.install`"
             return
         say(f"starting {name}")
-        workload = self._workload
-        sizes = {"max_rows": max(workload.batches), "max_length": workload.length, "max_prompt": workload.prompts[-1]}
+        sizes = {"max_rows": max(workload.raced), "max_length": workload.length, "max_prompt": workload.prompts[-1]}
         worker = self._start(peer.module, python=str(peer.python))
-        try:
+        with measured.attempt(peer.title):
             options: dict[str, Any] = {"dtype": workload.dtype, "num_threads": workload.num_threads, **sizes}
-            note = worker.call("load", model=str(self._model), **options)
+            note = worker.call("load", timeout_s=_LOAD_TIMEOUT_S, model=str(self._model), **options)
             worker.call("prefill", tokens=8, steps=1)
-        except WorkerFailed as failure:
-            self.measured.skipped[name] = f"left out, {failure}"
-        else:
-            self.measured.notes[name] = note
+            measured.notes[name] = note
             self._peers[name] = worker
 
-    def measure_round(self) -> None:
-        """Measures every engine once, in turn."""
-        workload, add = self._workload, self.measured.add
+    def measure_round(self, number: int) -> None:
+        """Measures every engine once, in turn, or in the rounds for it.
+
+        Args:
+            number: Of the round, from 0.
+        """
+        workload, measured = self._workload, self.measured
+        measured.begin_round()
         load = OtherLoad()
-        self._measure_limits()
+        with measured.attempt("limits"):
+            self._measure_limits()
         for batch in workload.batches:
-            self._measure_decode(batch)
+            if workload.is_measured(number, takes_long=bool(workload.raced) and batch not in workload.raced):
+                self._measure_decode(batch)
         for tokens in workload.prompts:
-            steps = workload.count_prefills(tokens)
-            answer = self._bare.call("prefill", name=PREFILL, tokens=tokens, steps=steps)
-            self.measured.add_steps(f"bare.prefill.{tokens}", answer)
-            for name, worker in self._peers.items():
-                self.measured.add_steps(f"{name}.prefill.{tokens}", worker.call("prefill", tokens=tokens, steps=steps))
-        add("raw", self._raw.call("measure", tokens=_RAW_MESSAGES))
-        interval_s = self.measured.samples[f"served.decode.{workload.batches[0]}"][-1]
-        add("raw.paced", self._raw.call("measure", tokens=2 * workload.steps, interval_s=interval_s))
+            if workload.is_measured(number, takes_long=tokens != workload.prompts[0]):
+                self._measure_prefill(tokens)
+        if workload.is_measured(number, takes_long=True):
+            self._measure_switches()
+        with measured.attempt("raw stream"):
+            measured.add("raw", self._raw.call("measure", tokens=_RAW_MESSAGES))
+            interval_s = measured.this_round(f"served.decode.{workload.batches[0]}")
+            measured.add("raw.paced", self._raw.call("measure", tokens=2 * workload.steps, interval_s=interval_s))
         shares = load.measure()
-        add("others", shares.others)
-        add("stolen", shares.stolen)
+        measured.add("others", shares.others)
+        measured.add("stolen", shares.stolen)
 
     def profile(self) -> None:
         """Samples what the processors do during steps."""
-        workload, profiles = self._workload, self.measured.profiles
-        for batch in (workload.batches[0], workload.batches[-1]):
+        workload = self._workload
+        for batch in dict.fromkeys((workload.batches[0], workload.batches[-1])):
             options = {"position": workload.decode_position(batch), "steps": max(20, 150 // batch)}
-            name = decode_bundle(batch)
-            profiles[f"decode, {count_streams(batch)}"] = profile(
-                self._bare, self._work, "decode", name=name, **options
-            )
-        for tokens in (workload.prompts[0], workload.prompts[-1]):
+            self._profile(f"decode, {count_streams(batch)}", "decode", name=decode_bundle(batch), **options)
+        for tokens in dict.fromkeys((*workload.prompts[:1], *workload.prompts[-1:])):
             options = {"tokens": tokens, "steps": 3 * workload.count_prefills(tokens)}
-            profiles[f"prefill, {tokens} tokens"] = profile(self._bare, self._work, "prefill", name=PREFILL, **options)
+            self._profile(f"prefill, {tokens} tokens", "prefill", name=PREFILL, **options)
+
+    def _profile(self, what: str, action: str, **options: Any) -> None:
+        with self.measured.attempt(f"profile of {what}"):
+            self.measured.profiles[what] = profile(self._bare, self._work, action, **options)
+
+    def _compile(self) -> dict[str, str]:
+        say("compiling")
+        once, digests = self.measured.once, {}
+        for name, config in self._workload.bundles.items():
+            # Only what lacks this bundle fails with it.
+            with self.measured.attempt(f"bundle {name}"):
+                bundle = compile_bundle(self._services, name, config, MODEL)
+                once |= {f"lower.{name}.{tag}": seconds for tag, seconds in bundle.lowering_s.items()}
+                once |= {f"compile.{name}": bundle.duration_s, f"compile.{name}.cpu": bundle.lowering_cpu_s}
+                digests[name] = bundle.digest
+        return digests
 
     def _measure_limits(self) -> None:
         add = self.measured.add
@@ -126,34 +149,54 @@ class Run:
             add(f"limit.{name}.thread", limit.thread_rate)
 
     def _measure_decode(self, batch: int) -> None:
-        workload, name = self._workload, decode_bundle(batch)
+        workload, measured, name = self._workload, self.measured, decode_bundle(batch)
+        what = f"decode of {count_streams(batch)}"
         steps, position = workload.count_steps(batch), workload.decode_position(batch)
-        answer = self._bare.call("decode", name=name, position=position, steps=steps)
-        self.measured.add_steps(f"bare.decode.{batch}", answer)
-        with deployed(self._services, self._digests[name], workload.num_threads):
+        with measured.attempt(f"{what}, bare"):
+            answer = self._bare.call("decode", name=name, position=position, steps=steps)
+            measured.add_steps(f"bare.decode.{batch}", answer)
+        with (
+            measured.attempt(f"{what}, through gRPC"),
+            deployed(self._services, self._digests[name], workload.num_threads),
+        ):
             self._measure_served(batch)
             if batch == workload.batches[0]:
-                self.measured.add("pause", swap_weights(self._services, self._digests[name]))
-        for peer, worker in self._peers.items():
-            answer = worker.call("decode", rows=batch, context=workload.context, steps=steps)
-            self.measured.add_steps(f"{peer}.decode.{batch}", answer)
+                measured.add("pause", swap_weights(self._services, self._digests[name]))
+        if batch in workload.raced:
+            self._race(what, f"decode.{batch}", "decode", rows=batch, context=workload.context, steps=steps)
 
     def _measure_served(self, batch: int) -> None:
-        services, measured = self._services, self.measured
-        answer = self._clients.call(
-            "stream",
-            address=services.runtime,
-            deployment=DEPLOYMENT,
-            streams=batch,
-            context=self._workload.context,
-            tokens=self._workload.count_tokens(batch),
-            processes={"front": services.front.pid, "rank": services.find_rank().pid},
-        )
+        measured = self.measured
+        answer = measure_streams(self._clients, self._services, self._workload, batch)
         measured.add(f"served.decode.{batch}", answer["step_s"])
         measured.add(f"served.decode.{batch}.cpu", batch * (answer["front_cpu_s"] + answer["rank_cpu_s"]))
-        measured.add(f"front.{batch}", answer["front_cpu_s"])
+        for process in ("front", "rank", "client"):
+            measured.add(f"{process}.{batch}", answer[f"{process}_cpu_s"])
         measured.pool(f"first.{batch}", answer["firsts"])
         measured.pool(f"gap.{batch}", answer["gaps"])
+
+    def _measure_prefill(self, tokens: int) -> None:
+        what, steps = f"prefill of {tokens} tokens", self._workload.count_prefills(tokens)
+        with self.measured.attempt(f"{what}, bare"):
+            answer = self._bare.call("prefill", name=PREFILL, tokens=tokens, steps=steps)
+            self.measured.add_steps(f"bare.prefill.{tokens}", answer)
+        self._race(what, f"prefill.{tokens}", "prefill", tokens=tokens, steps=steps)
+
+    def _race(self, what: str, figure: str, action: str, **options: int) -> None:
+        """Measures every peer; those whose process has ended run no further."""
+        for name, worker in [*self._peers.items()]:
+            with self.measured.attempt(f"{what}, {PEERS[name].title}"):
+                self.measured.add_steps(f"{name}.{figure}", worker.call(action, **options))
+            if not worker.is_running:
+                del self._peers[name]
+
+    def _measure_switches(self) -> None:
+        crowd, measured = self._workload.crowd, self.measured
+        if crowd is not None:
+            with measured.attempt("the last chunk of a prompt, bare"):
+                options = {"tokens": crowd.chunk, "steps": 3, "cached": crowd.prompt - crowd.chunk}
+                measured.add_steps("bare.chunk", self._bare.call("prefill", name=PREFILL, **options))
+        self._switched.measure(measured)
 
     def _start(
         self, module: str, *, python: str = sys.executable, environment: Mapping[str, str] | None = None

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,21 @@ from typing import Any, Final
 
 import psutil
 from kiln_client import Compiler, Runtime, compile_request
+from kiln_client.errors import NotFound
+
+from bench.plan import Workload
+from bench.worker import Worker
 
 #: Id of the deployment that is measured.
 DEPLOYMENT: Final = "measured"
+#: What a runtime prints before its address.
+_READY: Final = "ready address="
 
 
 @dataclass(frozen=True)
-class Services:
-    """Addresses of both services, and the processes that `kiln up` started."""
+class Server:
+    """A runtime: its address, its process, and the one below which its ranks run."""
 
-    compiler: str
     runtime: str
     front: psutil.Process
     launcher: psutil.Process
@@ -36,6 +41,14 @@ class Services:
             LookupError: No process is a rank.
         """
         return _find_process(self.launcher, "kiln-rank-0")
+
+
+@dataclass(frozen=True)
+class Services(Server):
+    """Both services, as `kiln up` started them: a runtime, the compiler's address, and their home."""
+
+    compiler: str
+    home: Path
 
     def measure_lowerings(self) -> float:
         """Processor seconds of all lowerings so far, their C++ compilers included; 0 before the first."""
@@ -57,7 +70,35 @@ def running_services(home: Path, models: Path) -> Iterator[Services]:
         try:
             event = json.loads(process.stdout.readline())
             launcher = psutil.Process(process.pid)
-            yield Services(event["compiler"], event["runtime"], _find_process(launcher, "runtime_svc"), launcher)
+            front = _find_process(launcher, "runtime_svc")
+            yield Services(event["runtime"], front, launcher, event["compiler"], home)
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def running_server(services: Services, cache: Path, options: Sequence[str]) -> Iterator[Server]:
+    """Starts another runtime over the same bundles, with options of its own.
+
+    Args:
+        services: Where its bundles come from.
+        cache: Directory of its own.
+        options: Words of its command line.
+
+    Raises:
+        RuntimeError: It does not begin to serve.
+    """
+    words = ["--address=127.0.0.1:0", f"--compiler={services.compiler}", f"--bundle-store={services.home / 'store'}"]
+    words += [f"--cache={cache}", "--cores=1", f"--log-file={cache}.log", *options]
+    command = [sys.executable, "-m", "runtime_svc", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line.startswith(_READY):
+                raise RuntimeError(f"a runtime with {' '.join(options)} did not start, see {cache}.log")
+            itself = psutil.Process(process.pid)
+            yield Server(line.removeprefix(_READY).strip(), itself, itself)
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -80,46 +121,59 @@ class Compiled:
     lowering_cpu_s: float
 
 
-def compile_bundles(services: Services, configs: Mapping[str, dict[str, Any]], model: str) -> dict[str, Compiled]:
-    """Compiles bundles for this host's processor.
+def compile_bundle(services: Services, name: str, config: dict[str, Any], model: str) -> Compiled:
+    """Compiles a bundle for this host's processor.
 
     Args:
         services: What compiles.
-        configs: The InferenceConfig of each bundle, by its name.
+        name: Of the bundle.
+        config: Its InferenceConfig.
         model: Directory below the model root.
     """
-    compiled = {}
     with Compiler(services.compiler) as compiler:
-        for name, config in configs.items():
-            before_s = services.measure_lowerings()
-            answer = compiler.compile(compile_request(name, model, config))
-            compiled[name] = Compiled(
-                answer.digest,
-                {
-                    one.tag: one.duration.ToTimedelta().total_seconds()
-                    for one in answer.executables
-                    if one.HasField("duration")
-                },
-                answer.duration.ToTimedelta().total_seconds(),
-                services.measure_lowerings() - before_s,
-            )
-    return compiled
+        before_s = services.measure_lowerings()
+        answer = compiler.compile(compile_request(name, model, config))
+        durations = {one.tag: one.duration for one in answer.executables if one.HasField("duration")}
+        return Compiled(
+            answer.digest,
+            {tag: duration.ToTimedelta().total_seconds() for tag, duration in durations.items()},
+            answer.duration.ToTimedelta().total_seconds(),
+            services.measure_lowerings() - before_s,
+        )
 
 
 @contextmanager
-def deployed(services: Services, digest: str, num_threads: int) -> Iterator[float]:
+def deployed(server: Server, digest: str, num_threads: int) -> Iterator[float]:
     """Serves a bundle as DEPLOYMENT, alone; yields the seconds until it was ready."""
-    with Runtime(services.runtime) as runtime:
+    with Runtime(server.runtime) as runtime:
         start = time.perf_counter()
-        runtime.load_bundle(digest, DEPLOYMENT, threads_per_core=num_threads)
-        yield time.perf_counter() - start
-        runtime.unload_bundle(DEPLOYMENT)
+        try:
+            runtime.load_bundle(digest, DEPLOYMENT, threads_per_core=num_threads)
+            yield time.perf_counter() - start
+        finally:
+            # A deployment that failed would be in the way of the next one; there is none if loading was refused.
+            with suppress(NotFound):
+                runtime.unload_bundle(DEPLOYMENT, in_flight="abort")
 
 
-def swap_weights(services: Services, digest: str) -> float:
+def swap_weights(server: Server, digest: str) -> float:
     """Loads a bundle's weights into DEPLOYMENT; returns the seconds in which it ran no step."""
-    with Runtime(services.runtime) as runtime:
+    with Runtime(server.runtime) as runtime:
         return runtime.load_weights(DEPLOYMENT, digest).pause_duration.ToTimedelta().total_seconds()
+
+
+def measure_streams(clients: Worker, server: Server, workload: Workload, streams: int) -> dict[str, Any]:
+    """Lets clients stream from DEPLOYMENT, all at once; returns what `bench.streams.stream` does."""
+    answer: dict[str, Any] = clients.call(
+        "stream",
+        address=server.runtime,
+        deployment=DEPLOYMENT,
+        streams=streams,
+        context=workload.context,
+        tokens=workload.count_tokens(streams),
+        processes={"front": server.front.pid, "rank": server.find_rank().pid},
+    )
+    return answer
 
 
 def _find_process(launcher: psutil.Process, word: str) -> psutil.Process:

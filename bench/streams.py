@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from typing import Any
 
 from kiln_client import AsyncRuntime
 
+from bench.crowd import crowd
 from bench.meter import Meter
+from bench.prompts import answer_greedily, find_first, make_prompt
 from bench.worker import serve
 
 
@@ -25,11 +29,30 @@ def stream(
         processes: Ids of the processes whose time is measured, by a name.
 
     Returns:
-        See `Meter.result`.
+        See `Meter.result`. Beside the processes, `client` is this one.
     """
-    meter = Meter(streams, tokens, processes)
+    meter = Meter(streams, tokens, processes | {"client": os.getpid()})
     asyncio.run(_stream(address, deployment, context, tokens, meter))
     return meter.result()
+
+
+def prefixes(
+    *, address: str, deployment: str, shared: int, own: int, prompts: int, is_cached: bool
+) -> dict[str, list[float]]:
+    """Sends prompts that begin alike, one after the other, each for one token.
+
+    Args:
+        address: `host:port` of the runtime.
+        deployment: Id of the deployment.
+        shared: Tokens that they begin with.
+        own: Tokens behind these.
+        prompts: How many.
+        is_cached: Whether they may use what an earlier prompt has left in the cache.
+
+    Returns:
+        `firsts`: seconds until the first token of each. `cached`: tokens that the runtime took from its cache.
+    """
+    return asyncio.run(_prefixes(address, deployment, (shared, own), prompts, is_cached=is_cached))
 
 
 async def _stream(address: str, deployment: str, context: int, tokens: int, meter: Meter) -> None:
@@ -38,13 +61,28 @@ async def _stream(address: str, deployment: str, context: int, tokens: int, mete
 
 
 async def _one(runtime: AsyncRuntime, deployment: str, context: int, tokens: int, meter: Meter) -> None:
-    prompt = list(range(5, 5 + context))
-    options = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
     counter = meter.open_stream()
-    async with runtime.generate(deployment, prompt, **options) as events:
+    async with runtime.generate(deployment, make_prompt(context), **answer_greedily(tokens)) as events:
         async for event in events:
             counter.count(len(event.delta.tokens))
 
 
+async def _prefixes(
+    address: str, deployment: str, tokens: tuple[int, int], prompts: int, *, is_cached: bool
+) -> dict[str, list[float]]:
+    shared, own = tokens
+    async with AsyncRuntime(address) as runtime:
+        # With a cache, one prompt more goes ahead and leaves the beginning for the others.
+        measured, num_ahead = [], 1 if is_cached else 0
+        # Blocks are found under their own salt alone, so nothing is left of an earlier call.
+        salt = str(time.time_ns())
+        for number in range(num_ahead + prompts):
+            prompt = [*make_prompt(shared), *(100 + (number + position) % 500 for position in range(own))]
+            its_salt = salt if is_cached else f"{salt} {number}"
+            measured.append(await find_first(runtime, deployment, prompt, cache_salt=its_salt))
+        counted = measured[num_ahead:]
+        return {"firsts": [one[0] for one in counted], "cached": [float(one[1]) for one in counted]}
+
+
 if __name__ == "__main__":
-    serve({"stream": stream})
+    serve({"stream": stream, "crowd": crowd, "prefixes": prefixes})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -39,11 +40,16 @@ class Worker:
         """The process id."""
         return self._process.pid
 
-    def call(self, action: str, **arguments: Any) -> Any:
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def call(self, action: str, *, timeout_s: float = 300.0, **arguments: Any) -> Any:
         """Runs an action in the worker and waits for its result.
 
         Raises:
-            WorkerFailed: The action raised, or the process has ended.
+            WorkerFailed: The action raised, or the process has ended, or was ended because the action took too long.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -52,6 +58,11 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass
+        # An answer is one line, and no answer comes unasked, so none lies in a buffer that `select` does not see.
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            self._process.kill()
+            self._process.wait()
+            raise WorkerFailed(f"{action}: no answer within {timeout_s:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise WorkerFailed(f"{action}: the process ended with {self._process.wait()}")

@@ -19,7 +19,7 @@ from bench.checkpoint import count_parameters, write_checkpoint
 from bench.gateway.report import WAYS, render
 from bench.measurements import Measurements
 from bench.plan import QUICK, WORKLOADS, Workload, decode_bundle
-from bench.services import DEPLOYMENT, Services, compile_bundles, deployed, running_services
+from bench.services import DEPLOYMENT, Services, compile_bundle, deployed, running_services
 from bench.worker import Worker
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
@@ -43,8 +43,9 @@ def main() -> None:
         with running_services(work / "home", work / "models") as services, Worker("bench.gateway.streams") as clients:
             _say("compiling")
             names = [decode_bundle(batch) for batch in plan.batches]
-            compiled = compile_bundles(services, {name: plan.bundles[name] for name in names}, MODEL)
+            compiled = {name: compile_bundle(services, name, plan.bundles[name], MODEL) for name in names}
             for number in range(plan.rounds):
+                measured.begin_round()
                 for batch in plan.batches:
                     bundle = compiled[decode_bundle(batch)]
                     _say(f"round {number + 1} of {plan.rounds}, {batch} streams")

@@ -1,6 +1,8 @@
 """How fast kernels are by dtype, rows and instruction set, beside the library that could serve instead.
 
-    .venv/bin/python -m bench.kernels [--quick]        writes bench/kernels/linear.json and bench/kernels/RESULTS.md
+    .venv/bin/python -m bench.kernels [--quick] [--only linear|attend]
+
+It writes bench/kernels/linear.json, bench/kernels/attend.json and bench/kernels/RESULTS.md.
 
 The table in `compiler_svc/lower` that says which kernel serves which rows follows from `linear.json`. Kernels are
 compiled by themselves with the instructions of each level that this host has, and take turns in processes of one

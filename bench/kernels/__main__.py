@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.kernels.linear import FULL, QUICK, measure_linear
-from bench.kernels.rates import Rate, write_rates
+from bench.kernels import attend, linear
+from bench.kernels.attend import AttentionRate
+from bench.kernels.rates import Rate, read_machine, read_rates, read_records, write_rates, write_records
 from bench.machine import describe_machine
 from bench.tables import render_table
 
@@ -21,18 +22,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few small measurements: whether it runs, not how fast")
     parser.add_argument("--output", type=Path, default=HERE, help="directory of the page and of the rates")
+    parser.add_argument("--only", choices=("linear", "attend"), help="keep the other kernel's rates as they are")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        rates = measure_linear(Path(directory), QUICK if options.quick else FULL)
     machine = describe_machine()
-    write_rates(options.output / "linear.json", rates, machine)
-    text = render(rates, machine)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        if options.only != "attend":
+            rates = linear.measure_linear(directory, linear.QUICK if options.quick else linear.FULL)
+            write_rates(options.output / "linear.json", rates, machine)
+        if options.only != "linear":
+            steps = attend.measure_attend(directory, attend.QUICK if options.quick else attend.FULL)
+            write_records(options.output / "attend.json", [rate.make_record() for rate in steps], machine)
+    linear_path, attend_path = options.output / "linear.json", options.output / "attend.json"
+    attention = [AttentionRate.of_record(record) for record in read_records(attend_path)]
+    text = render(read_rates(linear_path), attention, read_machine(linear_path), read_machine(attend_path))
     (options.output / "RESULTS.md").write_text(text)
     print(text)
 
 
-def render(rates: Sequence[Rate], machine: str) -> str:
-    """Renders the page in Markdown: one table for each dtype, with our kernel beside the library for each level."""
+def render(rates: Sequence[Rate], attention: Sequence[AttentionRate], machine: str, attention_machine: str) -> str:
+    """Renders the page in Markdown: one table for each dtype, with our kernel beside the library for each level.
+
+    Args:
+        rates: Of linear layers.
+        attention: Rates of attention.
+        machine: On which linear layers were measured.
+        attention_machine: On which attention was measured.
+    """
     isas = list(dict.fromkeys(rate.isa for rate in rates))
     by_key = {(rate.dtype, rate.rows, rate.isa, rate.kernel): rate for rate in rates}
     sections = [
@@ -50,7 +66,7 @@ def render(rates: Sequence[Rate], machine: str) -> str:
             for count in dict.fromkeys(rate.rows for rate in rates)
         ]
         sections.append(f"## {dtype}\n\n" + render_table(("rows", *isas), rows))
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join([*sections, *attend.render_attend(attention, attention_machine)]) + "\n"
 
 
 def _cell(rates: dict[tuple[str, int, str, str], Rate], key: tuple[str, int, str]) -> str:

@@ -10,12 +10,9 @@
 #include KERNEL
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <string>
 
-#include <sys/mman.h>
+#include "driver.h"
 
 struct Layer {
   int64_t inputs, outputs;
@@ -24,28 +21,6 @@ struct Layer {
 // Of one of a model's layers: queries, keys and values; output; gate and up; down.
 constexpr Layer kLayers[] = {{768, 2304}, {768, 768}, {768, 6144}, {3072, 768}};
 constexpr int64_t kMaxInputs = 3072, kMaxOutputs = 6144;
-
-double processor_time() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return now.tv_sec + now.tv_nsec * 1e-9;
-}
-
-template <class Element>
-Element* allocate(int64_t count) {
-  const int64_t huge = int64_t{2} << 20, size = static_cast<int64_t>(sizeof(Element));
-  const int64_t bytes = (count * size + huge - 1) / huge * huge;
-  void* memory = std::aligned_alloc(huge, bytes);
-  madvise(memory, bytes, MADV_HUGEPAGE);
-  Element* elements = static_cast<Element*>(memory);
-  // Neither zeros nor denormals: some processors multiply these at another speed.
-  for (int64_t i = 0; i < count; i++) kiln::store_one(elements + i, 0.25f + 0.001f * (i % 512));
-  return elements;
-}
-
-struct Totals {
-  double seconds = 0, operations = 0, bytes = 0;
-};
 
 template <class Element>
 struct Model {
@@ -83,8 +58,7 @@ int run(double seconds, int64_t num_layers, int count, char** rows) {
     Totals warm_up, totals;
     model.pass(0, HUGE_VAL, warm_up);
     for (int64_t layer = 1; totals.seconds < seconds; layer++) model.pass(layer % num_layers, seconds, totals);
-    std::printf("%ld %.9g %.9g %.9g\n", static_cast<long>(model.rows), totals.seconds, totals.operations, totals.bytes);
-    std::fflush(stdout);
+    totals.print(rows[i]);
     std::free(activations);
     std::free(model.out);
   }

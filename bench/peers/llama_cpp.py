@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import llama_cpp
 
 from bench.peers.gguf_file import write_gguf
 from bench.worker import serve, time_steps
 
-#: llama.cpp's types of keys and values.
-_CACHE_TYPES = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": llama_cpp.GGML_TYPE_BF16}
+#: llama.cpp's types of keys and values, by the numbers of its files: the bindings lack names for some of them.
+_CACHE_TYPES = {"float32": int(gguf.GGMLQuantizationType.F32), "bfloat16": int(gguf.GGMLQuantizationType.BF16)}
 
 
 def load(*, model: str, dtype: str, num_threads: int, max_rows: int, max_length: int, max_prompt: int) -> str:

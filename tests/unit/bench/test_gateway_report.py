@@ -10,6 +10,7 @@ PLAN = QUICK[0]
 def test_ratios_are_of_figures_of_one_round() -> None:
     measured = Measurements()
     for slowness in (1, 2):
+        measured.begin_round()
         for batch in PLAN.batches:
             for way, step_s in zip(WAYS, (0.010, 0.0125, 0.020), strict=True):
                 measured.add(f"{way}.{batch}.step_s", step_s * slowness)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.kernels.__main__ import render
-from bench.kernels.rates import Rate, choose_fastest, read_rates, write_rates
+from bench.kernels.attend import AttentionRate, Shape
+from bench.kernels.rates import Rate, choose_fastest, read_machine, read_rates, read_records, write_rates, write_records
 
 
 def rate(kernel: str, rows: int, gflops: float) -> Rate:
@@ -20,6 +21,7 @@ RATES = [rate("own", 1, 30.0), rate("library", 1, 10.0), rate("own", 64, 100.0),
 def test_files_hold_every_rate(tmp_path: Path) -> None:
     write_rates(tmp_path / "linear.json", RATES, "a machine")
     assert read_rates(tmp_path / "linear.json") == RATES
+    assert read_machine(tmp_path / "linear.json") == "a machine"
 
 
 def test_the_faster_kernel_is_chosen_and_our_own_if_both_are_about_as_fast() -> None:
@@ -27,6 +29,30 @@ def test_the_faster_kernel_is_chosen_and_our_own_if_both_are_about_as_fast() -> 
     assert choose_fastest(RATES, tolerance=0.05)["bfloat16", "x86-64-v4", 64] == "own"
 
 
+def attention(kernel: str, gflops: float) -> AttentionRate:
+    return AttentionRate(
+        kernel=kernel,
+        dtype="float32",
+        isa="x86-64-v4",
+        shape=Shape(4, 1, 512, group=4),
+        gflops=gflops,
+        gigabytes=3.0,
+        spread=0.1,
+    )
+
+
+ATTENTION = [attention("own", 12.0), attention("library", 5.0)]
+
+
+def test_files_hold_every_rate_of_attention(tmp_path: Path) -> None:
+    write_records(tmp_path / "attend.json", [rate.make_record() for rate in ATTENTION], "a machine")
+    assert [AttentionRate.of_record(record) for record in read_records(tmp_path / "attend.json")] == ATTENTION
+
+
 def test_the_page_has_both_beside_each_other() -> None:
-    page = render(RATES, "a machine")
+    page = render(RATES, ATTENTION, "a machine", "another machine")
     assert "| 64 | 100.0 (1.6); 104.0 |" in page
+    assert "| 4 rows of 512, 4 queries for each key | 12.0 (3.0); 5.0 |" in page
+    layers, attention = page.split("## Attention", 1)
+    assert "Machine: a machine." in layers
+    assert "Machine: another machine." in attention

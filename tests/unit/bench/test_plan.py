@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.plan import DEFAULT, LARGE, WORKLOADS, Workload
+from bench.plan import DEFAULT, LARGE, PREFILL, PREFIXES, WORKLOADS, Workload
 from bench.work import Work, decode_work, prefill_work
 from compiler_svc.config import resolve_config
+from runtime_svc.settings import parse_settings
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
@@ -14,7 +15,15 @@ def test_bundles_have_a_bucket_for_what_is_measured(workload: Workload) -> None:
     for name, document in workload.bundles.items():
         config = resolve_config(document, checkpoint_dtype=workload.dtype, target="cpu").config.neuron_config
         assert config.torch_dtype == workload.dtype
-        assert len(config.context_encoding_buckets) == (len(workload.prompts) if name == "prefill" else 1)
+        buckets = {PREFILL: set(workload.prompts), PREFIXES: set()}.get(name, {workload.context})
+        if name == PREFILL and (crowd := workload.crowd) is not None:
+            buckets |= {crowd.chunk, crowd.prompt}
+            assert config.batch_size == crowd.streams + 1, "room for the prompt beside the streams"
+            assert config.seq_len > crowd.prompt
+        if name == PREFIXES and (prefix := workload.prefix) is not None:
+            buckets = {prefix.own, prefix.shared + prefix.own}
+            assert config.prefix_buckets[-1] == prefix.shared
+        assert set(config.context_encoding_buckets) == buckets
     for batch in workload.batches:
         assert workload.context + workload.count_tokens(batch) <= workload.length
         assert workload.decode_position(batch) + workload.count_steps(batch) // 2 < workload.length
@@ -22,8 +31,29 @@ def test_bundles_have_a_bucket_for_what_is_measured(workload: Workload) -> None:
     assert all(workload.count_prefills(tokens) >= 1 for tokens in workload.prompts)
 
 
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_what_takes_long_is_measured_in_so_many_rounds(workload: Workload) -> None:
+    assert {*workload.raced, *workload.stepwise} <= set(workload.batches)
+    long = [workload.is_measured(number, takes_long=True) for number in range(workload.rounds)]
+    assert long[0], "a run that ends early has every figure"
+    assert sum(long) == workload.few_rounds
+    assert all(workload.is_measured(number, takes_long=False) for number in range(workload.rounds))
+
+
+def test_states_of_switches_are_options_of_the_runtime() -> None:
+    required = ["--address=127.0.0.1:0", "--compiler=127.0.0.1:1", "--cache=cache"]
+    states = {
+        (name, state): parse_settings([*required, *words], {})
+        for name, switch in DEFAULT[0].switches.items()
+        for state, words in {"on": switch.on, "off": switch.off}.items()
+    }
+    assert [states["chunks", state].chunks.max_tokens for state in ("on", "off")] == [256, 2048]
+    assert [states["async", state].async_scheduling for state in ("on", "off")] == [True, False]
+
+
 def test_workloads_are_those_of_the_goals() -> None:
-    assert [workload.dtype for workload in DEFAULT] == ["float32", "bfloat16"]
+    assert [workload.dtype for workload in DEFAULT] == ["float32", "bfloat16", "bfloat16"]
+    assert DEFAULT[-1].model == LARGE.model
     assert LARGE.model["num_attention_heads"] // LARGE.model["num_key_value_heads"] == 4
 
 
@@ -36,3 +66,9 @@ def test_work_of_steps() -> None:
     assert prompt.operations == pytest.approx(2 * 2048 * (1e9 - 65.5e6) + 4 * 2048 * 2049 / 2 * 2048 * 16, rel=1e-3)
     assert Work(operations=10, size_bytes=20).least_s(rate=10, bandwidth=40) == 1
     assert Work(operations=10, size_bytes=20).least_s(rate=100, bandwidth=10) == 2
+
+
+def test_streams_that_are_measured_together_last_until_all_have_begun() -> None:
+    for workload in (*DEFAULT, LARGE):
+        for batch in workload.batches:
+            assert batch < workload.count_tokens(batch) <= workload.length - workload.context
