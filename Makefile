@@ -38,7 +38,7 @@ test: lint
 
 # Everything. The parity matrix goes on where an interrupted run stopped, and writes docs/models.md.
 test-full: lint
-	$(BIN)/python -m pytest --ignore=tests/parity
+	KILN_FUZZ_SHARE=1 $(BIN)/python -m pytest --ignore=tests/parity
 	$(BIN)/python -m tests.parity
 
 # Every family on an XLA device of the CPU, under the torch that Neuron's compiler needs. Downloads 1 GB once; skipped

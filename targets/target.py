@@ -78,6 +78,8 @@ class Target:
             nothing if outputs are in the host's memory anyway; a device would have to copy them in every step.
         skips_idle: Whether executables skip what no token needs: rows behind the live ones, and positions of the KV
             cache behind a row's last token. Then one executable serves all buckets that read the cache.
+        has_rings: Whether a slot keeps, of a layer with a sliding window, only the positions that steps still see, in a
+            ring. Otherwise it keeps all positions of every layer.
         note: A warning that plans for the target show.
     """
 
@@ -91,12 +93,20 @@ class Target:
     lowerings: tuple[Lowering, Lowering, Lowering]
     returns_internal: bool = False
     skips_idle: bool = False
+    has_rings: bool = False
     note: str = ""
 
     @property
     def logical_core_size(self) -> int:
         """Physical cores of one logical core, unless a configuration says otherwise."""
         return self.logical_core_sizes[0]
+
+    def computes_chunks(self, padding_side: str) -> bool:
+        """Whether prompts may be computed in parts: executables for prompts begin behind what the KV cache holds.
+
+        Padding on the left would be between the cached tokens and those of the step.
+        """
+        return self.skips_idle and padding_side == "right"
 
     @property
     def is_served(self) -> bool:

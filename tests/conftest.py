@@ -19,6 +19,8 @@ from tests.rings import RINGS, ring_of
 
 if TYPE_CHECKING:
     from execution.forkserver.client import Forkserver
+    from execution.ranks.forkservers import RankForkservers
+    from tests.servers.stack import Stack
 
 # Tests, builds and ranks share the processors, and threads that spin for each other there waste them: beside one busy
 # process, tests of torch took twice the time on the clock. Read when torch is loaded, here and in what tests start.
@@ -59,6 +61,18 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, run_directory: Path) -> Iterator[Stack]:
+    """One pair of services for each worker of a run; all of them share bundles."""
+    # Tests that call no service begin here, too.
+    from tests.servers.shared_bundles import SharedBundles  # noqa: PLC0415
+    from tests.servers.stack import Stack  # noqa: PLC0415
+
+    services = Stack.start(tmp_path_factory.mktemp("kiln"), shared=SharedBundles(run_directory / "bundles"))
+    yield services
+    assert services.stop() == 0
+
+
+@pytest.fixture(scope="session")
 def lowerings() -> Iterator[Forkserver]:
     """The forkserver of all lowerings in tests that call no service."""
     # Tests of what is installed without the compiler begin here, too.
@@ -66,6 +80,16 @@ def lowerings() -> Iterator[Forkserver]:
 
     with contextlib.closing(make_forkserver()) as forkserver:
         yield forkserver
+
+
+@pytest.fixture(scope="session")
+def forkservers() -> Iterator[RankForkservers]:
+    """The forkservers of ranks that tests start themselves. As in a runtime, torch is loaded once for all of them."""
+    # Tests that know no tensors begin here, too.
+    from execution.ranks.forkservers import RankForkservers  # noqa: PLC0415
+
+    with RankForkservers() as forkservers:
+        yield forkservers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,11 +1,13 @@
 """Fuzzing: one profile for every test that feeds a parser, and documents that are nearly right.
 
-Every run has a seed of its own, which pytest prints at its head; `KILN_FUZZ_SEED=N` repeats one.
+Every run has a seed of its own, which pytest prints at its head; `KILN_FUZZ_SEED=N` repeats one. So short runs add up:
+each parser gets a fifth of its examples, unless `KILN_FUZZ_SHARE` says otherwise.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from collections.abc import Callable
@@ -15,7 +17,9 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 
 SEED: Final = int(os.environ.get("KILN_FUZZ_SEED") or random.SystemRandom().randrange(2**32))
+#: Examples of a parser, and odd requests to a call, in a full run.
 EXAMPLES: Final = 5000
+_SHARE: Final = float(os.environ.get("KILN_FUZZ_SHARE") or 0.2)
 
 Test = Callable[..., None]
 
@@ -28,11 +32,11 @@ ODD_VALUES: Final = (
 
 
 def fuzz(examples: int = EXAMPLES) -> Callable[[Test], Test]:
-    """Runs a test with many examples, drawn from the run's seed."""
+    """Runs a test with the run's share of so many examples, drawn from the run's seed."""
 
     def decorate(test: Test) -> Test:
         profile = settings(
-            max_examples=examples,
+            max_examples=math.ceil(_SHARE * examples),
             deadline=None,
             derandomize=False,
             print_blob=True,

@@ -18,7 +18,7 @@ from bundle.manifest import Executable, Manifest, TensorSpec, parse_manifest
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.trace.program import SubmodelProgram, make_example_tensors
-from compiler_svc.trace.submodels import describe_state, describe_submodel
+from compiler_svc.trace.submodels import describe_submodel
 from execution.errors import StepInvalid
 from execution.executors.arguments import StepArguments, make_tensors
 from execution.ranks.step_memory import StepMemory
@@ -101,7 +101,7 @@ def test_tracing_hands_it_to_the_model() -> None:
     assert submodel.flags == ("adapter_ids", "logits")
     assert submodel.inputs[-1] == TensorSpec(name="adapter_ids", dtype="int32", shape=(5,))
     program = SubmodelProgram(spec, submodel, Core())  # type: ignore[arg-type]
-    examples = make_example_tensors(spec, submodel, describe_state(spec).tensors[0].shape)
+    examples = make_example_tensors(spec, submodel)
     traced = torch.export.export(program, examples, strict=False).module()
     values = {"input_ids": [7] * 5, "position_ids": [0] * 5, "seq_ids": [0] * 5, "adapter_ids": [0, 1, 2, 3, 4]}
     inputs = make_tensors(submodel.inputs, values)

@@ -20,12 +20,17 @@ PAIRS: Final = (
 )
 
 
+#: Overrules what the kernel thinks of the processor: it multiplies bfloat16 by pairs if it was compiled for that.
+_CHOOSE: Final = 'extern "C" void multiply_pairs() { kiln::multiplies_pairs = kiln::kHasPairs; }\n'
+
+
 class AttendKernel:
     """The functions for all of `PAIRS`. They are compiled once for all runs, and again after an edit."""
 
     def __init__(self, isa: str) -> None:
-        """Compiles for x86-64-v3 or x86-64-v4."""
-        self._library = load_kernel("attend", write_kernel_source(PAIRS), isa)
+        """Compiles for an instruction set, and multiplies bfloat16 by pairs if that has them."""
+        self._library = load_kernel("attend", write_kernel_source(PAIRS) + _CHOOSE, isa)
+        self._library.multiply_pairs()
 
     def attend(self, arguments: list[Any], options: dict[str, Any], threads: int = 2) -> Tensor:
         """`kiln::attend_in_place`. Outputs of tokens without a position are NaN."""

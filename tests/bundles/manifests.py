@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bundle.abi.inputs import BLOCK_KV, COMPUTED_CONTEXT, LEFT_PADDED, inputs_of
 from bundle.abi.outputs import outputs_of
-from bundle.abi.state import AXES, BLOCK_AXES, state_names
+from bundle.abi.state import AXES, BLOCK_AXES, StateLayout, StateTensor, state_names
 from bundle.abi.submodels import SUBMODELS, SubmodelName
 from bundle.abi.tensor import Symbols
 from bundle.manifest import (
@@ -17,8 +17,6 @@ from bundle.manifest import (
     Limits,
     Manifest,
     Sampling,
-    StateLayout,
-    StateTensor,
     Target,
     TensorSpec,
     Tokens,

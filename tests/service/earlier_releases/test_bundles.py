@@ -45,17 +45,18 @@ def test_manifests_are_read_and_keep_their_bytes(tmp_path: Path, release: Path, 
 
 
 @pytest.mark.parametrize(("release", "bundle"), BUNDLES)
-async def test_bundles_generate_the_same_tokens(tmp_path: Path, release: Path, bundle: dict[str, Any]) -> None:
+async def test_bundles_generate_the_same_tokens(
+    tmp_path: Path, forkservers: RankForkservers, release: Path, bundle: dict[str, Any]
+) -> None:
     """Alone and in company: the second stream of each prompt samples with a seed."""
     unpack(release, tmp_path)
     expected = [one["tokens"] for one in bundle["generations"]]
-    with RankForkservers() as forkservers:
-        start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open)
-        async with serve_runtime(tmp_path, start_ranks=start_ranks) as served:
-            await served.load(bundle["digest"])
+    start_ranks = partial(RankGroup.start, open_forkserver=forkservers.open)
+    async with serve_runtime(tmp_path, start_ranks=start_ranks) as served:
+        await served.load(bundle["digest"])
 
-            async def generate(one: dict[str, Any]) -> list[int]:
-                return tokens_of(await served.generate(one["prompt"], len(one["tokens"]), **one["sampling"]))
+        async def generate(one: dict[str, Any]) -> list[int]:
+            return tokens_of(await served.generate(one["prompt"], len(one["tokens"]), **one["sampling"]))
 
-            assert [await generate(one) for one in bundle["generations"]] == expected
-            assert await asyncio.gather(*map(generate, bundle["generations"])) == expected
+        assert [await generate(one) for one in bundle["generations"]] == expected
+        assert await asyncio.gather(*map(generate, bundle["generations"])) == expected

@@ -31,5 +31,12 @@ def test_config(name: str, dtype: str, logits: bool) -> None:
     assert config.on_device_sampling_config is not None
 
 
+def test_prefix_caching() -> None:
+    config = resolve("tiny-prefix-caching.yaml")
+    assert config.is_prefix_caching
+    assert config.pa_num_blocks * config.pa_block_size == config.batch_size * config.seq_len
+
+
 def test_every_config_is_tested() -> None:
-    assert {path.name for path in CONFIGS.iterdir()} == {"tiny.yaml", "tiny-logits.yaml", "tiny-bf16.yaml"}
+    tested = {"tiny.yaml", "tiny-logits.yaml", "tiny-bf16.yaml", "tiny-prefix-caching.yaml"}
+    assert {path.name for path in CONFIGS.iterdir()} == tested

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kiln.runtime.v1 import generation_pb2 as pb
 
 from tests.soak.census import Census, take_census
 from tests.soak.clients import BEHAVIOURS
@@ -58,15 +57,14 @@ def test_answers(references: References, tokens: list[tuple[int, int]], mistake:
 
 
 def make_stream(
-    kinds: str, code: str = "OK", reason: str = "", *, num_tokens: int = 2, has_left: bool = False
+    kinds: str, code: str = "OK", reason: str = "", *, num_tokens: int = 2, has_left: bool = False, sequences: int = 1
 ) -> Stream:
-    """A stream of two tokens; a, d and f stand for the kinds of its events."""
+    """A stream of two tokens; a, d and f stand for the kinds of its events, capitals for those of a second sequence."""
     names = {"a": "accepted", "d": "delta", "f": "finished"}
-    stream = Stream("read", "d", "text", 2, frozenset(), code=code, reason=reason, has_left=has_left)
-    stream.kinds = [names[kind] for kind in kinds]
+    stream = Stream("read", "d", "text", 2, frozenset(), sequences, code=code, reason=reason, has_left=has_left)
+    stream.kinds = [(names[kind.lower()], int(kind.isupper())) for kind in kinds]
     stream.numbers = [*range(len(kinds))]
-    stream.tokens = [(1, token) for token in range(num_tokens)]
-    stream.finished = pb.Finished() if "f" in kinds else None
+    stream.answers |= {index: [(1, token) for token in range(num_tokens)] for index in range(sequences)}
     return stream
 
 
@@ -87,6 +85,10 @@ WITHOUT_TERMINAL = "it ended UNAVAILABLE RANK_DIED without a terminal event"
         (make_stream("daf"), ["its first event is delta"]),
         (make_stream("adff"), ["its terminal event is not the one last event"]),
         (make_stream("afd"), ["its terminal event is not the one last event"]),
+        (make_stream("adDFdf", sequences=2), []),
+        (make_stream("addf", sequences=2), ["it ended OK without a terminal event"]),
+        (make_stream("aFDf", sequences=2), ["its terminal event is not the one last event"]),
+        (make_stream("adF", "UNAVAILABLE", "RANK_DIED", sequences=2), [WITHOUT_TERMINAL]),
     ],
     ids=lambda value: value.end if isinstance(value, Stream) else "",
 )

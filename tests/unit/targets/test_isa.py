@@ -13,8 +13,10 @@ V3 = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3 avx avx2 bmi1 bmi2 f16c fma abm mo
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 #: Of Cascade Lake and Ice Lake.
 VNNI = f"{V4} avx512_vnni"
-#: Of Cooper Lake, Sapphire Rapids and Zen 4.
+#: Of Cooper Lake and Zen 4.
 BF16 = f"{VNNI} avx512_bf16"
+#: Of Sapphire Rapids.
+AMX = f"{BF16} amx_bf16 amx_tile amx_int8"
 
 
 def cpuinfo(directory: Path, flags: str) -> Path:
@@ -26,6 +28,8 @@ def cpuinfo(directory: Path, flags: str) -> Path:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
+        (AMX, ("x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16", "x86-64-v4-amx")),
+        (AMX.replace("amx_tile ", ""), ("x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16")),
         (BF16, ("x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-bf16")),
         (VNNI, ("x86-64-v3", "x86-64-v4", "x86-64-v4-vnni")),
         (V4, ("x86-64-v3", "x86-64-v4")),
@@ -54,6 +58,11 @@ def test_other_architectures_have_none_of_the_levels(tmp_path: Path) -> None:
         ("x86-64-v4", 512, ["-march=x86-64-v4"]),
         ("x86-64-v4-vnni", 512, ["-march=x86-64-v4", "-mavx512vnni"]),
         ("x86-64-v4-bf16", 512, ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"]),
+        (
+            "x86-64-v4-amx",
+            512,
+            ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+        ),
     ],
 )
 def test_levels_stand_for_themselves(name: str, bits: int, options: list[str]) -> None:
@@ -97,7 +106,9 @@ def test_what_executables_of_a_lower_level_leave_unused(
     assert [level.name for level in X86_64.list_unused(name, cpuinfo(tmp_path, flags))] == unused
 
 
-@pytest.mark.parametrize(("flags", "highest"), [(V3, "x86-64-v3"), (V4, "x86-64-v4"), (BF16, "x86-64-v4-bf16")])
+@pytest.mark.parametrize(
+    ("flags", "highest"), [(V3, "x86-64-v3"), (V4, "x86-64-v4"), (BF16, "x86-64-v4-bf16"), (AMX, "x86-64-v4-amx")]
+)
 def test_native_is_the_highest_level_of_the_host(tmp_path: Path, flags: str, highest: str) -> None:
     assert X86_64.resolve("native", cpuinfo(tmp_path, flags)) == highest
 
@@ -109,7 +120,7 @@ def test_native_on_a_host_below_all_levels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isa", ["avx2", "x86-64-v2"])
 def test_unknown_names(isa: str) -> None:
-    accepted = "x86-64-v3, x86-64-v4, x86-64-v4-vnni, x86-64-v4-bf16, native"
+    accepted = "x86-64-v3, x86-64-v4, x86-64-v4-vnni, x86-64-v4-bf16, x86-64-v4-amx, native"
     with pytest.raises(IsaUnknown, match=f"got '{isa}'; accepted: {accepted}"):
         X86_64.resolve(isa)
 
