@@ -66,8 +66,8 @@ async def test_prompts_stay_out_of_the_logs(tmp_path: Path, caplog: pytest.LogCa
     jwks = write_jwks(tmp_path / "jwks.json", [SigningKey()])
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
         async with serve_runtime(tmp_path, f"--auth-jwks={jwks}", "--engine-deployment=d") as served:
-            await served.deploy()
             await served.deploy("refusing", ref="refusing", chat_template=REFUSING_TEMPLATE)
+            await served.deploy()
             for name, (request, is_told) in REQUESTS.items():
                 assert (MARKER in await generate(served, request)) == is_told, name
             await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", text=MARKER))

@@ -65,7 +65,7 @@ def test_choices_are_the_sequences_of_one_request(fleet: Fleet, client: openai.O
 
 
 def test_streams_tell_usage_at_their_end(client: openai.OpenAI) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True}}
+    options = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=9, **options)  # type: ignore[call-overload]
     assert chunks[-1].choices[0].finish_reason == "length"
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (8, 9)
@@ -98,7 +98,7 @@ def test_token_ids_equal_generation_service(fleet: Fleet) -> None:
 
 
 def test_responses(client: openai.OpenAI) -> None:
-    options = {"model": MODEL, "input": PROMPT, "max_output_tokens": 8}
+    options = {"model": MODEL, "input": PROMPT, "max_output_tokens": 8, "temperature": 0}
     whole = client.responses.create(**options)  # type: ignore[call-overload]
     assert (whole.status, whole.usage.output_tokens) == ("incomplete", 8)
     assert whole.output_text
