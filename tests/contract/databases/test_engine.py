@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import DatabaseUnavailable
+from tests.hang_guard import HANG_S
 
 
 def count_versions(session: Session) -> int:
@@ -43,11 +44,11 @@ def test_another_process_reads_while_this_one_writes(tmp_path: Path) -> None:
     def write(session: Session) -> None:
         insert_name(session)
         entered.set()
-        leave.wait(10)
+        leave.wait(HANG_S)
 
     writer = threading.Thread(target=first.run_and_wait, args=(write,))
     writer.start()
-    entered.wait(10)
+    entered.wait(HANG_S)
     start = time.monotonic()
     assert second.run_and_wait(count_versions) == 0
     assert time.monotonic() - start < 5

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tests.hang_guard import HANG_S
 from tests.repository import ROOT
 from tests.servers.runtime import serve_runtime, tokens_of
 from tests.tools import require_tool
@@ -45,7 +46,7 @@ async def ask(port: int, path: str, **parameters: str) -> Any:
     url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
 
     def get() -> Any:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=HANG_S) as response:
             return json.loads(response.read())
 
     answer = await asyncio.to_thread(get)

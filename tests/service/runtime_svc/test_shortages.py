@@ -14,6 +14,7 @@ import pytest
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
 from bundle.layout import Layout
+from tests.hang_guard import HANG_S
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_bundles import MakeToy, toy, toy_directory
 from tests.ranks.toy_publishing import publish_toy
@@ -70,7 +71,7 @@ def test_a_rank_that_dies_without_descriptors_is_replaced_when_there_are_some(pr
     assert generate(process) == before
     # Another client can connect.
     with grpc.insecure_channel(process.address) as channel:
-        grpc.channel_ready_future(channel).result(timeout=10)
+        grpc.channel_ready_future(channel).result(HANG_S)
 
 
 def test_a_load_without_descriptors_is_refused_by_name_and_succeeds_when_there_are_some(

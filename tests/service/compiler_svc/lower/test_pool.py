@@ -21,6 +21,7 @@ from compiler_svc.lower.pool import LoweringPool, LoweringProgress, make_forkser
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call
 from targets.errors import ToolchainMissing
+from tests.hang_guard import HANG_S
 from tests.processes import lives, name_of, note_others, own_children
 from tests.service.compiler_svc.lower.conftest import StageToy
 from tests.shortages import few_descriptors
@@ -100,7 +101,7 @@ async def test_cancelling_ends_the_compiler_too_and_leaves_no_half_of_a_header(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=HANG_S)
     assert not alive
     assert list((job.cache_dir / "headers").glob("*.gch")) == []
 
@@ -115,7 +116,7 @@ async def test_a_child_that_loses_its_parent_takes_the_compiler_along(
     next(one for one in processes if name_of(one) == CHILD).terminate()
     with pytest.raises(LoweringFailed, match="ended with SIGKILL"):
         await task
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=HANG_S)
     assert not alive
 
 
