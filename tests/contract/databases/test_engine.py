@@ -1,5 +1,4 @@
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -49,9 +48,9 @@ def test_another_process_reads_while_this_one_writes(tmp_path: Path) -> None:
     writer = threading.Thread(target=first.run_and_wait, args=(write,))
     writer.start()
     entered.wait(HANG_S)
-    start = time.monotonic()
+    # The writer waits all the while, so the answer is not one that came when it had ended.
     assert second.run_and_wait(count_versions) == 0
-    assert time.monotonic() - start < 5
+    assert writer.is_alive()
     leave.set()
     writer.join()
     first.close()

@@ -32,7 +32,7 @@ def make_state(tmp_path: Path, choice: str) -> RankState:
 
 
 def read_resident_bytes(state: RankState) -> int:
-    """What the pages of a state's tensors take of the host's memory: exactly, and nothing of the rest of the process."""
+    """What a state's tensors take of the host's memory: exactly, and nothing of the rest of the process."""
     pages = set()
     with Path("/proc/self/pagemap").open("rb", buffering=0) as file:
         for tensor in state.tensors.values():

@@ -78,7 +78,7 @@ async def test_builds_that_come_to_nothing(runner: ProcessBuildRunner, tmp_path:
 async def test_a_build_without_descriptors_begins_when_there_are_some(
     runner: ProcessBuildRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_forkserver: bool
 ) -> None:
-    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3, 0.3))
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3,) * 100)
     # Without a job, it ends as soon as it has begun.
     assert await begin(runner, tmp_path / "none") == 1
     pid = (await find_forkserver()).pid if is_forkserver else None
@@ -88,6 +88,7 @@ async def test_a_build_without_descriptors_begins_when_there_are_some(
         await asyncio.sleep(0.1)
         assert not build.done()
     assert await build == 1
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3, 0.3))
     with few_descriptors(1, pid), pytest.raises(ResourcesShort, match="descriptors of this process"):
         await begin(runner, tmp_path / "none")
     assert await begin(runner, tmp_path / "none") == 1

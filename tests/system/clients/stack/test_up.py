@@ -162,11 +162,11 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(up: Start, nam
 
 @pytest.mark.parametrize("flaw", ["silent", "unhealthy", "healthless"])
 def test_a_service_that_does_not_become_healthy(up: Start, flaw: str) -> None:
-    running = up("--ready-timeout", 2, runtime={flaw: 1})
+    running = up("--ready-timeout", 6, runtime={flaw: 1})
     assert running.process.wait(HANG_S) == 1
     error = running.read()["error"]
     assert (error["code"], error["reason"]) == ("UNAVAILABLE", "SERVICE_NOT_READY")
-    assert "the runtime service was not ready after 2 s" in error["message"]
+    assert "the runtime service was not ready after 6 s" in error["message"]
     assert gone(running.pid("runtime"))
     assert gone(running.pid("compiler"))
 
