@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from kiln.runtime.v1 import runtime_pb2
 from kiln_client.stack.home import StackRecord, announced
@@ -45,6 +46,14 @@ class Terminal:
             assert select.select([self._main], [], [], HANG_S)[0], f"no {text!r} in {self.shown!r}"
             self.shown += os.read(self._main, 65536)
         self._read_to = start + len(text.encode())
+
+    def wait_until_idle(self) -> None:
+        """Readline notices a signal only while it waits for a key, which it does just after it has shown one."""
+        process, end_s, num_idle = psutil.Process(self.process.pid), time.monotonic() + HANG_S, 0
+        while num_idle < 5:
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+            num_idle = num_idle + 1 if process.status() == psutil.STATUS_SLEEPING else 0
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -86,7 +95,7 @@ def test_it_gives_up_a_line(server: ScriptedServer, person: Terminal) -> None:
     person.read_until(">>> ")
     person.type("half a li")
     person.read_until("half a li")
-    time.sleep(0.5)  # readline notices a signal only while it waits for a key, which it does just after it shows one
+    person.wait_until_idle()
     person.press_ctrl_c()
     person.read_until(">>> ")
     person.type("\x04")  # Ctrl-D
