@@ -26,6 +26,7 @@ from runtime_svc.engine.request import (
 )
 from runtime_svc.engine.streams import MergedStream, OutputStream
 from runtime_svc.text.output import SequenceText
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import FakeLauncher, make_manifest
 
 NEW_BIAS = 31
@@ -210,7 +211,7 @@ def finished_of(events: list[Event]) -> Finished:
     return payload
 
 
-async def wait_until(condition: Callable[[], bool], timeout_s: float = 2.0) -> None:
-    async with asyncio.timeout(timeout_s):
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

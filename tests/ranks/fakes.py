@@ -94,6 +94,7 @@ class FakeRanks:
         self.num_hurrying = 0
         self.swap_gate = asyncio.Event()
         self.swap_gate.set()
+        self.swapping = asyncio.Event()
         self.swap_failures: list[Exception] = []
         self.load_failures: list[Exception] = []
         self.step_s = 0.0
@@ -185,6 +186,7 @@ class FakeRanks:
         self.staged_bias = int(shard_paths_by_rank[0].read_text())
 
     async def swap_weights(self) -> float:
+        self.swapping.set()
         await self._alive(self.swap_gate.wait())
         if self.swap_failures:
             raise self.swap_failures.pop(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import psutil
 
+from tests.hang_guard import HANG_S
 from tests.lowering_cache import share_lowering_cache
 from tests.processes import lives, living_descendants, name_of
 from tests.repository import ROOT
@@ -89,7 +90,7 @@ async def run_compiler(home: Path, *options: str, site: Path | None = None) -> A
         await process.wait()
 
 
-async def wait_until_gone(*processes: psutil.Process, timeout_s: float = 10) -> None:
+async def wait_until_gone(*processes: psutil.Process) -> None:
     """Waits until processes have ended, zombies included."""
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout_s)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, HANG_S)
     assert [process for process in alive if lives(process)] == []

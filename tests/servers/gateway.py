@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.hang_guard import HANG_S
+
 TIMEOUT_S = 60.0
 #: SMG looks for runtimes that come back every minute otherwise.
 FAST_RECOVERY = (
@@ -31,7 +33,7 @@ def free_port() -> int:
 
 
 def get_json(url: str) -> Any:
-    with _OPENER.open(url, timeout=10) as response:
+    with _OPENER.open(url, timeout=HANG_S) as response:
         return json.load(response)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.hang_guard import HANG_S
+
 #: By name and sorted labels, such as `kiln:compiles_total{outcome=failed}`.
 Samples = Mapping[str, float]
 
@@ -24,7 +26,7 @@ async def scrape(port: int | None) -> Samples:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": ACCEPTED})
 
     def get() -> str:
-        with urllib.request.urlopen(request, timeout=5) as response:
+        with urllib.request.urlopen(request, timeout=HANG_S) as response:
             return str(response.read().decode())
 
     return {

@@ -23,6 +23,7 @@ from runtime_svc.deployments.launcher import StartRanks
 from runtime_svc.server import RuntimeServer, open_server
 from runtime_svc.settings import parse_settings
 from tests.bundles.published import LayoutBundleService, publish
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import FakeRanks
 from tests.repository import ROOT
 
@@ -102,10 +103,18 @@ class Runtime:
     async def wait_for_state(self, state: str, deployment_id: str = "d") -> runtime.Deployment:
         """Waits until a deployment is READY, FAILED, …"""
         wanted = runtime.Deployment.State.Value(f"STATE_{state}")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while (deployment := await self.get(deployment_id)).state != wanted:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return deployment
+
+    async def wait_for_operation(self, deployment_id: str = "d") -> None:
+        """Waits until a reset, or a swap of weights, is due."""
+        engine = self.server.deployments.get(deployment_id).engine
+        assert engine is not None
+        async with asyncio.timeout(HANG_S):
+            while engine._operations.is_empty:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
 
     async def info(self) -> runtime.GetServerInfoResponse:
         return await self.control.GetServerInfo(runtime.GetServerInfoRequest())
@@ -114,7 +123,7 @@ class Runtime:
         return await self.control.UnloadBundle(runtime.UnloadBundleRequest(deployment_id=deployment_id, **options))
 
     async def wait_for_slots(self, used: int) -> None:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(HANG_S):
             while (await self.get()).load.used_slots != used:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
 

@@ -22,6 +22,8 @@ from kiln.bundle.v1 import bundle_pb2  # noqa: F401
 from kiln.compiler.v1 import compiler_pb2  # noqa: F401
 from kiln.runtime.v1 import generation_pb2, runtime_pb2  # noqa: F401
 
+from tests.hang_guard import HANG_S
+
 HANG: Final = "hang"
 """A step that waits until the client goes."""
 
@@ -91,7 +93,7 @@ class ScriptedServer(grpc.GenericRpcHandler):
         self._loop.close()
 
     def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(HANG_S)
 
     async def _start(self) -> tuple[grpc.aio.Server, str]:
         server = grpc.aio.server()

@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2_grpc
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
+from tests.hang_guard import HANG_S
 from tests.processes import descendants, is_rank
 from tests.repository import ROOT
 from tests.servers.stack import token_request, tokens_of
@@ -70,16 +71,16 @@ class RuntimeProcess:
         assert self._process is not None
         ranks = self.ranks()
         self._process.kill()
-        self._process.wait(timeout=10)
+        self._process.wait(HANG_S)
         self.close_channel()
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        _, alive = psutil.wait_procs(ranks, timeout=HANG_S)
         assert alive == [], "ranks outlived their runtime"
 
     def stop(self) -> None:
         assert self._process is not None
         if self._process.poll() is None:
             self._process.terminate()
-            self._process.wait(timeout=30)
+            self._process.wait(HANG_S)
         self.close_channel()
 
     def hang_up(self) -> None:
@@ -121,7 +122,7 @@ class RuntimeProcess:
     def ids(self) -> list[str]:
         return [one.id for one in self.control.ListDeployments(runtime.ListDeploymentsRequest()).deployments]
 
-    def wait_for(self, *states: str, deployment_id: str = "d", timeout_s: float = 60) -> runtime.Deployment:
+    def wait_for(self, *states: str, deployment_id: str = "d", timeout_s: float = HANG_S) -> runtime.Deployment:
         wanted = {State.Value(f"STATE_{state}") for state in states}
         deployment = self.get(deployment_id)
         end_s = time.monotonic() + timeout_s
@@ -156,7 +157,7 @@ def assert_blobs_are_whole(cache: Path) -> int:
     return len(blobs)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it did not happen in time"

@@ -15,8 +15,8 @@ export async function rejection(promise: Promise<unknown>): Promise<KilnError> {
   throw new Error("it did not fail");
 }
 
-/** Waits until a condition holds. */
-export async function eventually(condition: () => boolean | Promise<boolean>, timeoutMs = 5000): Promise<void> {
+/** Waits until a condition holds. A busy machine can stand still for seconds; only a test that fails waits so long. */
+export async function eventually(condition: () => boolean | Promise<boolean>, timeoutMs = 60_000): Promise<void> {
   const end = Date.now() + timeoutMs;
   while (!(await condition())) {
     if (Date.now() > end) {

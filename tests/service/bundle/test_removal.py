@@ -14,6 +14,7 @@ from bundle.reader import open_bundle
 from bundle.removal import Collected, FreedSpace, Needs, collect_garbage, remove_bundle
 from bundle.verification import BlobVerifier
 from tests.bundles.samples import DIGESTS, list_manifest, publish_sample, sample_manifest, unlist_manifest
+from tests.hang_guard import HANG_S
 from tests.repository import ROOT
 
 #: A manifest that is no bundle.
@@ -192,7 +193,7 @@ class TestCollection:
             assert layout.read_pins() == {digest}
             assert collect_garbage(layout, Needs).freed.blob_count == 0
             writer.kill()
-            writer.wait(timeout=30)
+            writer.wait(HANG_S)
             assert collect_garbage(layout, Needs).freed.blob_count == 1
         assert list((layout.root / ".kiln" / "pins").iterdir()) == []
 

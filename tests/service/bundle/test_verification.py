@@ -13,6 +13,7 @@ from bundle.errors import BlobCorrupt, BlobNotFound, DigestInvalid
 from bundle.layout import Layout
 from bundle.verification import BlobVerifier
 from tests.repository import ROOT
+from tests.running_time import running_time
 
 DATA = b"weights" * 1000
 DIGEST = sha256_bytes(DATA)
@@ -137,11 +138,11 @@ def test_blob_of_a_clock_ahead_of_ours_is_hashed_every_time(
 ) -> None:
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 10**12)
-    start_s = time.monotonic()
-    verifier.verify(blob, DIGEST)
-    verifier.verify(blob, DIGEST)
+    with running_time() as taken:
+        verifier.verify(blob, DIGEST)
+        verifier.verify(blob, DIGEST)
     assert hashed == [DIGEST] * 2
-    assert time.monotonic() - start_s < 5
+    assert taken.s < 5
 
 
 def test_blob_hashed_while_written_need_not_be_hashed_again(

@@ -15,6 +15,7 @@ from kiln.compiler.v1 import compiler_pb2
 from kiln.config.v1.config_pb2 import InferenceConfig, NeuronConfig
 from kiln_client import AsyncCompiler, Compiler, compile_request, errors
 
+from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
 from tests.servers.command import python_environment
 from tests.servers.scripted_server import HANG, ScriptedServer, refusal
@@ -102,7 +103,7 @@ async def test_cancelling_the_call_cancels_the_operation(server: ScriptedServer,
         with pytest.raises(asyncio.CancelledError):
             await task
         assert [request.name for request in server.requests["CancelOperation"]] == ["operations/7"]
-        assert await asyncio.to_thread(server.cancelled["WatchCompile"].wait, 5)
+        assert await asyncio.to_thread(server.cancelled["WatchCompile"].wait, HANG_S)
 
 
 def test_interrupting_a_blocking_compile_cancels_the_operation(server: ScriptedServer) -> None:
@@ -121,7 +122,7 @@ def test_interrupting_a_blocking_compile_cancels_the_operation(server: ScriptedS
         assert process.stdout is not None
         assert process.stdout.readline() == "lowering\n"
         process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=20)
+        _, complaint = process.communicate(timeout=HANG_S)
     assert "KeyboardInterrupt" in complaint
     assert [request.name for request in server.requests["CancelOperation"]] == ["operations/7"]
 
@@ -145,6 +146,6 @@ def test_blocking_clients_share_threads(server: ScriptedServer) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(HANG_S)
     assert names == ["operations/7"] * 160
     assert sum(thread.name == "kiln-client" for thread in threading.enumerate()) == 1

@@ -11,6 +11,7 @@ from kiln.compiler.v1 import compiler_pb2
 from kiln_client import AsyncCompiler, Compiler, Timeouts, compile_request, errors
 from kiln_client.reconnection import Reconnection
 
+from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
 from tests.servers.scripted_server import HANG, ScriptedServer, refusal
 
@@ -108,7 +109,7 @@ async def test_deadline_ends_the_wait_between_connections(compiling: ScriptedSer
     compiling.script("WatchCompile", [refusal("UNAVAILABLE", "SHUTTING_DOWN", retry_after_s=60)])
     async with AsyncCompiler(compiling.address) as compiler:
         with pytest.raises(errors.DeadlineExceeded) as caught:
-            await asyncio.wait_for(compiler.compile(REQUEST, timeout_s=0.5), 10)
+            await asyncio.wait_for(compiler.compile(REQUEST, timeout_s=0.5), HANG_S)
     assert caught.value.metadata["operation"] == "operations/7"
 
 

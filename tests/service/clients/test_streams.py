@@ -13,10 +13,10 @@ import pytest
 from kiln.runtime.v1.generation_pb2 import GenerateResponse
 from kiln_client import AsyncRuntime, AsyncStream, Runtime, Stream, errors
 
+from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
 from tests.servers.scripted_server import HANG, ScriptedServer, refusal
 
-_SOON_S = 5.0
 Leave = Callable[[AsyncRuntime], "asyncio.Future[None]"]
 
 
@@ -88,7 +88,7 @@ async def test_server_sees_that_nobody_reads(server: ScriptedServer, leave: Leav
     async with AsyncRuntime(server.address) as runtime:
         await leave(runtime)
         # While the channel is still open: it is the stream that ended, not the connection.
-        assert await asyncio.to_thread(server.cancelled["Generate"].wait, _SOON_S)
+        assert await asyncio.to_thread(server.cancelled["Generate"].wait, HANG_S)
 
 
 async def test_server_sees_a_reader_that_is_cancelled_as_its_request_is_sent(server: ScriptedServer) -> None:
@@ -100,7 +100,7 @@ async def test_server_sees_a_reader_that_is_cancelled_as_its_request_is_sent(ser
         reader = asyncio.create_task(anext(events))
         with pytest.raises(asyncio.CancelledError):
             await reader
-        assert await asyncio.to_thread(server.cancelled["Generate"].wait, _SOON_S)
+        assert await asyncio.to_thread(server.cancelled["Generate"].wait, HANG_S)
         await events.aclose()
 
 
@@ -156,7 +156,7 @@ def test_closing_a_blocking_client_ends_the_calls_of_other_threads(server: Scrip
         call = threads.submit(runtime.get_deployment, "demo")
         time.sleep(0.2)
         runtime.close()
-        assert isinstance(call.exception(_SOON_S), errors.ClientClosed)
+        assert isinstance(call.exception(HANG_S), errors.ClientClosed)
 
 
 def test_stream_without_an_event_loop_is_refused(server: ScriptedServer) -> None:
@@ -198,7 +198,7 @@ def test_server_sees_that_nobody_reads_a_blocking_stream(
     server.script("Generate", [samples.accepted(), HANG])
     with Runtime(server.address) as runtime:
         leave(runtime)
-        assert server.cancelled["Generate"].wait(_SOON_S)
+        assert server.cancelled["Generate"].wait(HANG_S)
 
 
 def test_blocking_stream_is_an_iterator(server: ScriptedServer) -> None:

@@ -14,6 +14,7 @@ from bundle.reader import open_bundle
 from bundle.referrers import add_referrer, list_referrers
 from bundle.verification import BlobVerifier
 from tests.bundles.samples import DIGESTS, publish_sample
+from tests.hang_guard import HANG_S
 from tests.servers.running_compiler import Client, Refusal, refusal, serve_compiler
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -206,22 +207,21 @@ async def test_a_client_that_leaves_ends_the_import(
     def wait_in_the_third(layout: Layout, **options: Any) -> Any:
         if options.get("replace") and len(list(layout.list_blobs())) == 2:
             loop.call_soon_threadsafe(reached.set)
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(timeout=30)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(HANG_S)
         return new_blob(layout, **options)
 
     monkeypatch.setattr(Layout, "new_blob", wait_in_the_third)
     call = start(client, source)
     reading = asyncio.create_task(refusal(call))
-    await asyncio.wait_for(reached.wait(), 30)
+    await asyncio.wait_for(reached.wait(), HANG_S)
     call.cancel()
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await reading
     store = Layout(home / "store")
-    for _ in range(100):
-        if not store.read_pins():
-            break
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(HANG_S):
+        while store.read_pins():  # noqa: ASYNC110 - threads of the server
+            await asyncio.sleep(0.05)
     assert store.read_index().manifests == ()
     assert 2 <= len(list(store.list_blobs())) < 7
     monkeypatch.setattr(Layout, "new_blob", new_blob)

@@ -19,6 +19,7 @@ from bundle.oci import Index
 from compiler_svc.database import tables
 from compiler_svc.database.engine import Database
 from tests.bundles.samples import publish_sample
+from tests.hang_guard import HANG_S
 from tests.servers.running_compiler import Client, DirectedRunner, refusal, response_of, serve_compiler
 from tests.tools import require_tool
 
@@ -45,7 +46,7 @@ def tags_in(home: Path) -> dict[str, str]:
 
 async def reach_tags(home: Path, expected: dict[str, str]) -> None:
     """Waits until the store has these tags alone: an operation is done a moment before its tag is written."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while tags_in(home) != expected:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

@@ -17,6 +17,7 @@ from compiler_svc.api.bundles import MAX_BLOB_STREAMS
 from compiler_svc.api.limits import MAX_REQUEST_ID_CHARACTERS, MAX_SALT_CHARACTERS, REQUEST_LIMIT
 from compiler_svc.compiles.journal import MAX_WATCHERS
 from compiler_svc.config.domains import MAX_BUCKETS
+from tests.hang_guard import HANG_S
 from tests.servers.running_compiler import Client, refusal, serve_compiler
 
 GIB = 1 << 30
@@ -137,7 +138,7 @@ async def test_streams_of_blobs_that_no_one_reads_end(home: Path) -> None:
         silent = [client.bundles.ReadBlob(request) for _ in range(MAX_BLOB_STREAMS)]
         for stream in silent:
             await stream.read()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while True:
                 reading = client.bundles.ReadBlob(request)
                 try:

@@ -17,6 +17,7 @@ from bundle.removal import remove_bundle
 from bundle.verification import BlobVerifier
 from tests.bundles.newer import NEW_FIELDS, publish_newer
 from tests.bundles.samples import publish_sample
+from tests.hang_guard import HANG_S
 from tests.servers.running_compiler import Client, serve_compiler
 from tests.tools import require_tool
 
@@ -35,7 +36,7 @@ async def run_registry(directory: Path) -> AsyncIterator[str]:
     with log.open("wb") as file:
         registry = await asyncio.create_subprocess_exec(program, "serve", path, stdout=file, stderr=file)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while (listening := re.search(r"listening on (127\.0\.0\.1:\d+)", log.read_text())) is None:
                 assert registry.returncode is None, log.read_text()
                 await asyncio.sleep(0.02)

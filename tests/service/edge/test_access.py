@@ -26,6 +26,7 @@ from edge.access.rules import Rules
 from edge.config import EdgeConfig
 from edge.server import EdgeServer
 from edge.status import BUNDLE_STATUSES
+from tests.hang_guard import HANG_S
 from tests.servers.probe import GET, READ, SERVICE, Probe, check_health, stub
 from tests.servers.probe import serve as serve_open
 from tests.servers.runtime import details_of
@@ -307,7 +308,7 @@ async def test_streams_of_one_principal_are_bounded(tmp_path: Path, logs: Logs) 
         status = rpc_status.from_call(caught.value)
         assert detail(status, error_details_pb2.RetryInfo).retry_delay.ToSeconds() == 1
         held[0].cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while True:
                 stream = stub(channel).ReadBlob(READ, metadata=bearer(sign()))
                 try:

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,9 +37,11 @@ async def crash() -> None:
 
 
 async def test_finished_call_is_one_line(logs: Logs) -> None:
+    begun_s = time.perf_counter()
     async with serve(Probe()) as channel:
         await stub(channel).GetBundle(GET)
         assert len([response async for response in stub(channel).ReadBlob(READ)]) == 2
+    taken_s = time.perf_counter() - begun_s
     unary, stream = calls(logs)
     assert unary["method"] == f"/{SERVICE}/GetBundle"
     assert stream["method"] == f"/{SERVICE}/ReadBlob"
@@ -46,7 +49,7 @@ async def test_finished_call_is_one_line(logs: Logs) -> None:
         assert line["code"] == "OK"
         assert line["log_level"] == "info"
         assert line["peer"].startswith("ipv4:127.0.0.1:")
-        assert 0 <= line["duration_s"] < 5
+        assert 0 <= line["duration_s"] <= taken_s
         assert len(line["request_id"]) == 32
     assert unary["request_id"] != stream["request_id"]
 
@@ -60,8 +63,10 @@ async def test_duration_is_the_handlers(logs: Logs) -> None:
 
     probe.answer = slow
     async with serve(probe) as channel:
+        begun_s = time.perf_counter()
         await stub(channel).GetBundle(GET)
-    assert 0.19 <= calls(logs)[0]["duration_s"] < 2
+        taken_s = time.perf_counter() - begun_s
+    assert 0.19 <= calls(logs)[0]["duration_s"] <= taken_s
 
 
 @pytest.mark.parametrize(("fail", "code", "level"), [(not_found, "NOT_FOUND", "info"), (crash, "INTERNAL", "error")])

@@ -7,7 +7,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +20,7 @@ from edge.access.changing_file import MAX_BYTES
 from edge.access.errors import KeysUnavailable, TokenInvalid
 from edge.access.key_source import KeyUrl
 from edge.access.token_verifier import TokenVerifier
+from tests.hang_guard import HANG_S
 from tests.servers.authority import Authority
 from tests.servers.tokens import SigningKey, make_claims
 
@@ -35,11 +36,13 @@ class Issuer:
         body: The answer; None closes the connection.
         status, location: Of the answer.
         delay_s: Time before it.
+        wait: What it waits for, too.
     """
 
     def __init__(self, authority: Authority | None = None) -> None:
         self.requests: list[str] = []
         self.status, self.location, self.delay_s = 200, "", 0.0
+        self.wait: Callable[[], object] = lambda: None
         self.body: bytes | None = b""
         self.publish(KEY)
         issuer = self
@@ -48,6 +51,7 @@ class Issuer:
             def do_GET(self) -> None:
                 issuer.requests.append(self.path)
                 time.sleep(issuer.delay_s)
+                issuer.wait()
                 if issuer.body is None:
                     return
                 self.send_response(issuer.status)
@@ -95,7 +99,7 @@ def sign(key: SigningKey = KEY, **claims: Any) -> str:
 
 
 async def test_an_unknown_key_is_looked_for_once_in_a_while(issuer: Issuer) -> None:
-    source, new = KeyUrl(issuer.url, min_fetch_interval_s=0.3), SigningKey("new")
+    source, new = KeyUrl(issuer.url, min_fetch_interval_s=2 * HANG_S), SigningKey("new")
     await source.start()
     verifier = verifier_of(source)
     await verifier.verify(sign())
@@ -104,7 +108,8 @@ async def test_an_unknown_key_is_looked_for_once_in_a_while(issuer: Issuer) -> N
     results = await asyncio.gather(*map(verifier.verify, unknown), return_exceptions=True)
     assert all(isinstance(result, TokenInvalid) for result in results)
     assert len(issuer.requests) == 1, "tokens of unknown keys cause no fetches"
-    await asyncio.sleep(0.3)
+    # The interval is over.
+    source._fetched_at_s -= 2 * HANG_S
     await asyncio.gather(*map(verifier.verify, unknown))
     assert len(issuer.requests) == 2
     await source.close()
@@ -117,7 +122,7 @@ async def test_a_withdrawn_key_is_refused_after_the_next_fetch(issuer: Issuer) -
     token = sign()
     await verifier.verify(token)
     issuer.publish(new)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while True:
             try:
                 await verifier.verify(token)
@@ -142,7 +147,7 @@ async def test_a_redirection_to_plaintext_is_not_followed(issuer: Issuer) -> Non
 
 @pytest.mark.parametrize("trouble", ["closed", "error", "no keys", "too much", "slow"])
 async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, trouble: str) -> None:
-    source = KeyUrl(issuer.url, min_fetch_interval_s=0.0, timeout_s=0.5)
+    source = KeyUrl(issuer.url, min_fetch_interval_s=0.0, timeout_s=HANG_S)
     await source.start()
     verifier = verifier_of(source)
     match trouble:
@@ -155,7 +160,7 @@ async def test_former_keys_stay_while_the_url_gives_none(issuer: Issuer, trouble
         case "too much":
             issuer.body = b" " * (MAX_BYTES + 1)
         case "slow":
-            issuer.delay_s = 1.0
+            issuer.delay_s, source._timeout_s = 1.0, 0.5
     with capture_logs() as logs, pytest.raises(TokenInvalid):
         await verifier.verify(sign(SigningKey("new")))
     assert [log["event"] for log in logs] == ["keys not fetched"]
@@ -173,7 +178,7 @@ async def test_a_url_that_never_answered_asks_clients_to_come_back(issuer: Issue
         await verifier.verify(sign())
     assert caught.value.retry_after_s == 0.05
     issuer.status = 200
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while True:
             try:
                 assert (await verifier.verify(sign())).name == "alice"
@@ -195,15 +200,16 @@ async def test_an_untrusted_url_gives_no_keys(issuer: Issuer, monkeypatch: pytes
 
 
 async def test_a_slow_url_does_not_hold_the_loop(issuer: Issuer) -> None:
-    issuer.delay_s = 0.5
-    source = KeyUrl(issuer.url)
+    """The loop lets the URL answer."""
+    go_on = threading.Event()
+    issuer.wait = lambda: go_on.wait(2 * HANG_S)
+    source = KeyUrl(issuer.url, timeout_s=HANG_S)
     starting = asyncio.create_task(source.start())
-    gaps, last_s = [], time.monotonic()
-    while not starting.done():
-        await asyncio.sleep(0.005)
-        now_s = time.monotonic()
-        gaps.append(now_s - last_s)
-        last_s = now_s
-    assert max(gaps) < 0.4
+    async with asyncio.timeout(HANG_S / 2):
+        while not issuer.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert not starting.done()
+    go_on.set()
+    await starting
     assert (await source.get()).keys
     await source.close()

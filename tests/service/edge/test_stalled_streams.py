@@ -16,6 +16,7 @@ from kiln.bundle.v1 import bundle_pb2
 
 from edge.config import EdgeConfig
 from edge.server import EdgeServer
+from tests.hang_guard import HANG_S
 from tests.servers import probe
 from tests.servers.probe import READ, SERVICE, Probe, make_server, serve, stub
 from tests.unit.edge.test_status import detail
@@ -65,7 +66,7 @@ def count(server: EdgeServer, metric: str, *labels: str) -> float:
 async def test_client_that_never_reads_is_left(caplog: pytest.LogCaptureFixture) -> None:
     async with serve_flood() as (flood, server, channel):
         call = stub(channel).ReadBlob(READ)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             await flood.left.wait()
             while not count(server, "kiln:calls", METHOD, "ABORTED"):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -10,6 +10,7 @@ from kiln.bundle.v1 import bundle_pb2
 from structlog.testing import capture_logs
 
 from bundle.errors import BlobNotFound, FieldViolation, KilnError
+from tests.hang_guard import HANG_S
 from tests.servers.probe import CHUNK, GET, READ, SERVICE, Probe, call_method, serve, stub
 from tests.unit.edge.test_status import detail
 
@@ -113,10 +114,10 @@ async def test_cancelled_call_ends_its_handler_at_once(method: str) -> None:
     with capture_logs() as logs:
         async with serve(probe) as channel:
             call = asyncio.create_task(call_method(channel, method))
-            await asyncio.wait_for(probe.entered.wait(), 5)
+            await asyncio.wait_for(probe.entered.wait(), HANG_S)
             assert not probe.left.is_set()
             call.cancel()
-            await asyncio.wait_for(probe.left.wait(), 5)
+            await asyncio.wait_for(probe.left.wait(), HANG_S)
             with pytest.raises(asyncio.CancelledError):
                 await call
     assert [log for log in logs if log["log_level"] == "error"] == []
@@ -129,7 +130,7 @@ async def test_deadline_is_no_error_of_ours() -> None:
         async with serve(probe) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub(channel).GetBundle(GET, timeout=0.2)
-            await asyncio.wait_for(probe.left.wait(), 5)
+            await asyncio.wait_for(probe.left.wait(), HANG_S)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert [log for log in logs if log["log_level"] == "error"] == []
 
@@ -152,7 +153,7 @@ async def test_stream_that_waits_for_its_client_ends_when_the_client_goes() -> N
         await asyncio.sleep(0.1)  # until flow control holds the writer
         assert not probe.left.is_set()
         call.cancel()
-        await asyncio.wait_for(probe.left.wait(), 5)
+        await asyncio.wait_for(probe.left.wait(), HANG_S)
 
 
 async def test_abort_of_a_handler_passes() -> None:

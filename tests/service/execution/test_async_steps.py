@@ -14,13 +14,13 @@ from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from execution.step import Step, StepResult
 from tests.contract.executors.executor_suite import CTE, TKG, prompt_inputs, token_inputs
+from tests.hang_guard import HANG_S
 from tests.ranks.toy import SLOTS, ToyBundle
 from tests.ranks.toy_bundles import MakeToy
 from tests.ranks.toy_groups import DECODE, PREFILL, loaded_group, step
 from tests.service.execution.test_tensor_parallel import assert_death_ends_it, with_rank
 
 #: A rank that waits in vain would give up after minutes; one that fails reads sources for its log, which may be cold.
-HANG_S = 30
 
 
 @pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.toolchain)], ids=["O0", "O1"])
@@ -148,7 +148,7 @@ async def test_a_killed_rank_fails_both_steps(picking: ToyBundle, forkservers: R
         process.suspend()
         under_way = [await group.begin(decode([8, 14], 3)), await group.begin(decode([], 4, depends_on_previous=True))]
         process.kill()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             for result in under_way:
                 with pytest.raises(RankDied, match="rank 0 died: SIGKILL"):
                     await result

@@ -14,6 +14,7 @@ from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from execution.ranks.watchdog import BUSY_FACTOR, HURRY_DIVISOR
 from targets.cpu import EXPORTED_PROGRAM
+from tests.hang_guard import HANG_S
 from tests.ranks.hanging import Hang, hanging_forkserver
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_bundles import MakeToy
@@ -38,7 +39,7 @@ async def time_hang(call: Awaitable[object]) -> tuple[RankHung, float]:
     """The error of a call that hangs, and the seconds until it came."""
     begun_s = time.perf_counter()
     with pytest.raises(RankHung) as caught:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             await call
     return caught.value, time.perf_counter() - begun_s
 

@@ -97,6 +97,7 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, forkservers: R
     async with loaded(bundle.manifest, bundle.blobs, forkservers) as (group, _):
         for number, (tag, inputs) in enumerate(steps):
             rand = number / len(steps)
+            started = time.perf_counter()
             result = await group.run(step(tag, inputs, 3, params=params, rand=rand))
             logits = reference.run(inputs)
             rows = len(logits)
@@ -107,7 +108,7 @@ async def test_steps_pick_what_the_model_picks(bundle: ToyBundle, forkservers: R
             top = logprobs.topk(3)
             assert result.top_ids == top.indices.tolist()
             torch.testing.assert_close(torch.tensor(result.top_logprobs), top.values)
-            assert 0 < result.duration_s < 1
+            assert 0 < result.duration_s <= time.perf_counter() - started
 
 
 @pytest.mark.toolchain
@@ -192,7 +193,8 @@ async def test_weights_are_swapped_between_steps(
             await group.swap_weights()
         assert (await group.run(PREFILL)).tokens == before.tokens
         await group.stage_weights({0: bundle.weights[1]})
-        assert 0 < await group.swap_weights() < 0.1
+        started = time.perf_counter()
+        assert 0 < await group.swap_weights() <= time.perf_counter() - started
         after = await group.run(step(CTE, prompt_inputs([5, 6, 7], 0), 0))
         logprobs = Reference(1).run(prompt_inputs([5, 6, 7], 0)).log_softmax(-1)
         torch.testing.assert_close(torch.tensor(after.logprobs), logprobs.amax(-1))

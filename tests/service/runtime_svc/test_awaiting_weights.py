@@ -9,6 +9,7 @@ from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from execution.errors import StepFailed
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, raises, serve_runtime, tokens_of
 
@@ -62,7 +63,7 @@ async def test_bundles_that_lack_a_part_are_named(served: Runtime) -> None:
 async def test_ranks_that_die_waiting_are_replaced(served: Runtime) -> None:
     await deploy_empty(served)
     served.ranks.die()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while len(served.groups) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     assert (await served.wait_for_state("AWAITING_WEIGHTS")).roles[0].weight_epoch == 0
@@ -112,8 +113,8 @@ async def test_unload_ends_a_weight_load(served: Runtime) -> None:
     served.publish("pirate", bias=31)
     served.ranks.swap_gate.clear()
     load = asyncio.create_task(served.load_weights("pirate"))
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(served.ranks.swapping.wait(), HANG_S)
     await served.unload()
     async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
-        await asyncio.wait_for(load, 2)
+        await asyncio.wait_for(load, HANG_S)
     assert (await served.info()).free_memory_bytes == (await served.info()).total_memory_bytes

@@ -21,6 +21,7 @@ from bundle.tags import WrittenTag, write_tags
 from runtime_svc.server import open_server
 from runtime_svc.settings import parse_settings
 from tests.bundles.published import LayoutBundleService, publish
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, raises, serve_runtime, tokens_of
 
@@ -110,7 +111,7 @@ async def test_a_moved_tag_is_followed(tmp_path: Path) -> None:
     async with serve(tmp_path, f"--bundles={layout.root}") as served:
         await served.load("story@prod", follow_alias=True)
         digest = add(layout, "story-prod", 2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while (await served.get()).roles[0].weights_digest != digest:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=2)
@@ -210,7 +211,7 @@ async def test_names_of_folders_are_tags(tmp_path: Path, made: Layout) -> None:
         (bundles / "story-prod").rename(tmp_path / "old")
         digest = sha256_bytes((bundles / "story-v2" / "manifest.json").read_bytes())
         unpack(made, publish(made, bias=2), bundles / "story-prod")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while (await served.get()).roles[0].weights_digest != digest:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert tokens_of(await served.generate([5])) == expected_tokens([5], 5, bias=2)

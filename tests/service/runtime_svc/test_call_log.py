@@ -10,6 +10,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from tests.hang_guard import HANG_S
 from tests.servers.runtime import Runtime, raises, token_request
 
 Logs = list[dict[str, Any]]
@@ -46,7 +47,7 @@ async def test_a_generation_whose_client_leaves(served: Runtime, logs: Logs) -> 
         await anext(events)
     call.cancel()
     await served.wait_for_slots(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while not any(log.get("method", "").endswith("/Generate") for log in logs):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     line = call_of(logs, "Generate")

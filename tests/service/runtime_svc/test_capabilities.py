@@ -14,6 +14,7 @@ from bundle.abi.inputs import COMPUTED_CONTEXT
 from bundle.manifest import GenerationDefaults, Serving
 from runtime_svc.capabilities import MAX_LOGITS_BYTES, Capabilities
 from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens, make_manifest
 from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, serve_runtime, token_request, tokens_of
 
@@ -116,7 +117,7 @@ async def test_server_tells_deployments_that_are_not_ready_yet(served: Runtime) 
     served.publish()
     served.load_gate.clear()
     load = asyncio.create_task(served.load("story"))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while not (known := list((await served.info()).deployments)) or not known[0].capabilities.max_length:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert (known[0].state, known[0].capabilities.max_length) == (pb.Deployment.STATE_LOADING, 64)

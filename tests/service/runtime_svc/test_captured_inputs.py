@@ -15,6 +15,7 @@ import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
 from safetensors import safe_open
 
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import (
     Runtime,
@@ -114,7 +115,9 @@ async def test_chosen_steps_are_in_the_file_that_finished_names(served: Runtime,
 async def test_rows_of_others_in_the_batch_are_in_it(served: Runtime) -> None:
     call = await hold(served, token_request([9], 12))
     mine = asyncio.create_task(run(served, capturing([5, 6], {"first_step": 1, "num_steps": 2})))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(HANG_S):
+        while not (await served.get()).load.queued_requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
     served.ranks.gate.set()
     events = await mine
     await collect(call)
@@ -212,7 +215,7 @@ async def test_the_step_that_killed_a_rank_is_in_the_file(served: Runtime) -> No
 async def test_what_a_client_that_left_captured_is_written(served: Runtime, directory: Path) -> None:
     call = await hold(served, capturing([5, 6], {"first_step": 0, "num_steps": 9}, 40, request_id="left"))
     call.cancel()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while not (directory / "d" / "left.safetensors").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     served.ranks.gate.set()

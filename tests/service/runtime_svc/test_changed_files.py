@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from bundle.reader import open_bundle
 from runtime_svc.deployments.file_watch import FileWatch
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, hold, raises, serve_runtime, token_request, tokens_of
 
@@ -52,7 +53,7 @@ async def damage_what_is_served(tmp_path: Path) -> None:
         stream = await hold(served, token_request([5]))
         overwrite(find_weights(served, digest))
         async with raises("UNAVAILABLE", "MAPPED_FILE_CHANGED"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 async for _ in stream:
                     pass
         deployment = await served.wait_for_state("FAILED", "d")

@@ -9,6 +9,7 @@ from typing import Any
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from runtime_svc.deployments.follower import AliasFollower
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, tokens_of
 from tests.shortages import few_descriptors
@@ -26,7 +27,7 @@ async def follow(served: Runtime, deployment_id: str = "d") -> pb.Deployment:
 
 async def wait_for(served: Runtime, deployment_id: str = "d", **wanted: Any) -> pb.Deployment:
     """Waits for an epoch, and for a part of the follow message or, with an empty one, for none."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while True:
             deployment = await served.get(deployment_id)
             said, part = deployment.follow_message, wanted.get("message")
@@ -80,7 +81,7 @@ async def test_version_that_does_not_fit_is_named_and_not_tried_again(tmp_path: 
         served.publish(PROD, has_weights=False)
         await wait_for(served, message="no weights")
         served.bundles.names[PROD] = story
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while (await served.get()).follow_message:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         served.publish(PROD, bias=31)

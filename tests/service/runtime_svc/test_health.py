@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from execution.errors import RankDied
 from runtime_svc.server import CONTROL_SERVICE, SERVICES
-from tests.servers.runtime import Runtime, raises, serve_runtime, token_request
+from tests.hang_guard import HANG_S
+from tests.servers.runtime import Runtime, hold, raises, serve_runtime, token_request
 
 SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
 INFERENCE = [service for service in SERVICES if service != CONTROL_SERVICE]
@@ -66,7 +67,7 @@ async def test_inference_waits_for_every_declared_deployment(tmp_path: Path) -> 
         assert await check_all(served) == expected(NOT_SERVING, SERVING)
         assert await check(served, "deployment/d1") == NOT_SERVING
         served.publish("other")
-        assert await asyncio.wait_for(anext(states), 5) == SERVING
+        assert await asyncio.wait_for(anext(states), HANG_S) == SERVING
         assert await check_all(served) == expected(SERVING, SERVING)
 
 
@@ -76,10 +77,10 @@ async def test_recovering_is_not_serving(served: Runtime) -> None:
     assert await anext(states) == SERVING
     served.load_gate.clear()
     served.ranks.die()
-    assert await asyncio.wait_for(anext(states), 5) == NOT_SERVING
+    assert await asyncio.wait_for(anext(states), HANG_S) == NOT_SERVING
     assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
     served.load_gate.set()
-    assert await asyncio.wait_for(anext(states), 5) == SERVING
+    assert await asyncio.wait_for(anext(states), HANG_S) == SERVING
     assert await check_all(served) == expected(SERVING, SERVING)
 
 
@@ -100,7 +101,7 @@ async def test_a_load_by_a_call_takes_nothing_away_from_others(served: Runtime) 
     await served.deploy("e")
     served.load_gate.clear()
     load = asyncio.create_task(served.deploy())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while await check(served, "deployment/d") == "NOT_FOUND":  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert await check_all(served) == expected(SERVING, NOT_SERVING)
@@ -142,18 +143,18 @@ async def test_an_unloaded_deployment_is_unknown(served: Runtime) -> None:
     assert await check_all(served) == expected(SERVING, "NOT_FOUND")
     seen: list[str] = []
     while not seen or seen[-1] != "SERVICE_UNKNOWN":
-        seen.append(await asyncio.wait_for(anext(states), 5))
+        seen.append(await asyncio.wait_for(anext(states), HANG_S))
     assert set(seen) <= {NOT_SERVING, "SERVICE_UNKNOWN"}
 
 
 async def test_draining_is_not_serving_and_tells_what_it_does(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path, "--drain-timeout=5") as served:
+    async with serve_runtime(tmp_path, f"--drain-timeout={2 * HANG_S}") as served:
         await served.deploy()
-        served.ranks.step_s = 0.02
-        call: Any = served.generation.Generate(token_request([5], 40))
-        await anext(aiter(call))
+        call: Any = await hold(served, token_request([5], 40))
         drain = asyncio.create_task(served.server.drain())
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(HANG_S):
+            while await check(served) == SERVING:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         assert await check_all(served) == expected(NOT_SERVING, NOT_SERVING)
         # The control service says SERVING, so it must answer; but it begins nothing.
         assert (await served.get()).id == "d"
@@ -161,6 +162,7 @@ async def test_draining_is_not_serving_and_tells_what_it_does(tmp_path: Path) ->
             await served.load_weights("story")
         async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
             await served.generate([5])
+        served.ranks.gate.set()
         assert [event async for event in call]
         await drain
 

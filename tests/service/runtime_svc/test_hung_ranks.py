@@ -18,6 +18,7 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
+from tests.hang_guard import HANG_S
 from tests.processes import is_rank, note_others, own_children
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_bundles import MakeToy, toy, toy_directory
@@ -152,7 +153,7 @@ async def test_weights_that_are_loaded_with_abort_do_not_wait_for_a_hung_step(re
 async def test_an_unload_that_aborts_does_not_wait_for_a_hung_step(real: Runtime) -> None:
     rank = find_rank()
     stream = await hang(real, rank)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         assert (await real.unload()).aborted_requests == 1
         assert await end_of(stream) == ("ABORTED", "REQUEST_ABORTED")
     assert not rank.is_running()

@@ -11,7 +11,9 @@ import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc
 
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
+from tests.running_time import running_time
 from tests.servers.runtime import Runtime, details_of_status, raises, serve_runtime, token_request, tokens_of
 
 
@@ -44,7 +46,7 @@ async def test_client_that_never_reads_loses_its_slot(tmp_path: Path) -> None:
         async with grpc.aio.insecure_channel(served.address, options=window) as channel:
             silent = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
             await served.wait_for_slots(1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 assert tokens_of(await served.generate([7], 5)) == expected_tokens([7], 5)
             events = []
             async with raises("ABORTED", "CLIENT_STALLED"):
@@ -115,12 +117,12 @@ async def test_killed_rank_ends_its_streams_and_the_next_request_works(served: R
     running = served.generation.Generate(token_request([5], 60))
     waiting = served.generation.Generate(token_request([6], 3))
     events = [await anext(aiter(running)), await anext(aiter(running))]
-    killed_at_s = time.monotonic()
-    served.ranks.die()
-    async with raises("UNAVAILABLE", "RANK_DIED"):
-        async for event in running:
-            events.append(event)  # noqa: PERF401
-    assert time.monotonic() - killed_at_s < 2
+    with running_time() as taken:
+        served.ranks.die()
+        async with raises("UNAVAILABLE", "RANK_DIED"):
+            async for event in running:
+                events.append(event)  # noqa: PERF401
+    assert taken.s < 2
     assert events[-1].finished.reason == pb.FINISH_REASON_ERROR
     assert details_of_status(events[-1].finished.status)[0].reason == "RANK_DIED"
     assert tokens_of([event async for event in waiting]) == expected_tokens([6], 3)
@@ -134,7 +136,7 @@ async def test_slow_client_pauses_its_own_sequence_only(tmp_path: Path) -> None:
         channel = grpc.aio.insecure_channel(served.address, options=[("grpc.http2.bdp_probe", 0)])
         slow = type(served.generation)(channel).Generate(token_request([5], 8_000))
         first = await anext(aiter(slow))
-        steps, deadline_s = -1, time.monotonic() + 20
+        steps, deadline_s = -1, time.monotonic() + HANG_S
         while steps != (await served.get()).load.steps:
             assert time.monotonic() < deadline_s, "the sequence was never paused"
             steps = (await served.get()).load.steps

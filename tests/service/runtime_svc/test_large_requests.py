@@ -14,6 +14,7 @@ import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
 
 from runtime_svc.wire.generation import MAX_LIST, call_from_pb
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, token_request, tokens_of
 
@@ -196,7 +197,7 @@ async def test_request_of_a_deployment_that_is_being_loaded_is_not_too_large(ser
     served.publish(prompt_buckets=(32768,), token_buckets=(32768,))
     served.load_gate.clear()
     load = asyncio.create_task(served.load("story"))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while not (known := list((await served.info()).deployments)) or not known[0].capabilities.max_length:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):

@@ -19,6 +19,7 @@ from runtime_svc.errors import BundleSourceUnavailable
 from targets.cpu import CPU
 from tests.bundles.newer import publish_newer
 from tests.bundles.published import publish
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import STATE_BYTES, expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, stages_of, tokens_of
 
@@ -87,13 +88,13 @@ async def test_load_outlives_its_client(served: Runtime) -> None:
     served.load_gate.clear()
     call = served.control.LoadBundle(pb.LoadBundleRequest(ref="story", deployment_id="d"))
     await anext(aiter(call))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while not served.groups:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     call.cancel()
     await asyncio.sleep(0.05)
     served.load_gate.set()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while (await served.get()).state != pb.Deployment.STATE_READY:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     assert tokens_of(await served.generate([5])) == expected_tokens([5], 5)

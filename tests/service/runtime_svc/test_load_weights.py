@@ -7,6 +7,7 @@ import asyncio
 from kiln.runtime.v1 import runtime_pb2 as pb
 
 from tests.bundles.published import OTHER_TOKENIZER_JSON
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, stages_of, token_request, tokens_of
 
@@ -73,7 +74,7 @@ async def test_second_weight_load_is_refused_while_one_runs(served: Runtime) -> 
     served.publish("pirate", bias=31)
     call = await hold(served, token_request([5], 20))
     first = asyncio.create_task(served.load_weights("pirate"))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while served.ranks.staged_bias is None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     async with raises("ABORTED", "LOAD_IN_PROGRESS"):
@@ -92,7 +93,7 @@ async def test_client_that_leaves_withdraws_the_swap(served: Runtime) -> None:
         if event.progress.stage == Stage.STAGE_SWAP:
             break
     load.cancel()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while served.ranks.staged_bias is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     served.ranks.gate.set()
@@ -112,7 +113,7 @@ async def test_weight_policies(served: Runtime) -> None:
             "pirate", in_flight_policy=pb.IN_FLIGHT_POLICY_CONTINUE, kv_policy=pb.KV_POLICY_KEEP, role=pb.ROLE_TARGET
         )
     )
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while served.ranks.staged_bias is None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     served.ranks.gate.set()
@@ -120,7 +121,7 @@ async def test_weight_policies(served: Runtime) -> None:
     assert {event.weight_epoch async for event in call} == {1, 2}
     call = await hold(served, token_request([5], 20))
     load = asyncio.create_task(served.load_weights("story", in_flight_policy=pb.IN_FLIGHT_POLICY_ABORT))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while served.ranks.staged_bias is None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     served.ranks.gate.set()

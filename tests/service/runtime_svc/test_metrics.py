@@ -12,6 +12,7 @@ from bundle.manifest import Serving
 from edge.errors import AddressUnavailable
 from runtime_svc.metrics import list_metrics
 from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.hang_guard import HANG_S
 from tests.servers.metrics import moved, scrape
 from tests.servers.runtime import hold, raises, serve_runtime, token_request, tokens_of
 
@@ -35,7 +36,7 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
         served.ranks.gate.clear()
         calls = [served.generation.Generate(token_request([5, 6, 7], 4)) for _ in range(3)]
         await served.wait_for_slots(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while len(served.server.deployments.get("d").engine.scheduler.waiting) != 2:  # type: ignore[union-attr]  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         held = await scrape(served.server.edge.metrics_port)

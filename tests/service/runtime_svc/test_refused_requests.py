@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as pb
 
 from runtime_svc import admission
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import GREEDY, VOCAB_SIZE, expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, raises, serve_runtime, token_request, tokens_of
 
@@ -253,7 +254,7 @@ async def test_deployment_that_still_loads_is_not_ready(served: Runtime) -> None
     served.load_gate.clear()
     served.publish()
     load = asyncio.create_task(served.load("story"))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while not served.groups:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY") as caught:

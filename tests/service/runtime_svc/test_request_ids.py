@@ -14,6 +14,7 @@ from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as pb
 from structlog.testing import capture_logs
 
+from tests.hang_guard import HANG_S
 from tests.servers.runtime import Runtime, fields_of, raises, token_request
 
 Logs = list[dict[str, Any]]
@@ -31,7 +32,7 @@ async def logged_ids(logs: Logs, count: int) -> list[str]:
     def lines() -> list[str]:
         return [log["request_id"] for log in logs if log["event"] == "call" and log["method"].endswith("/Generate")]
 
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while len(lines()) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     return lines()

@@ -16,6 +16,7 @@ from runtime_svc.deployments.errors import StateInUse
 from runtime_svc.deployments.records import RecordStore
 from runtime_svc.errors import StateUnwritable
 from tests.bundles.published import LayoutBundleService, publish
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, raises, serve_runtime, token_request, tokens_of
 
@@ -90,7 +91,7 @@ async def test_bundle_service_that_is_away_is_waited_for(tmp_path: Path) -> None
         Layout.create(tmp_path / "cache/blobs")
 
     async with serve_runtime(tmp_path, *elsewhere, prepare=lose) as second:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while "does not answer" not in (await second.get()).message:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert (await second.get()).state == pb.Deployment.STATE_LOADING
@@ -175,11 +176,11 @@ async def test_swap_whose_client_left_is_recorded(tmp_path: Path) -> None:
         async for event in call:
             if event.progress.stage == pb.LoadProgress.STAGE_SWAP:
                 break
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(first.ranks.swapping.wait(), HANG_S)
         call.cancel()
         await asyncio.sleep(0.05)
         first.ranks.swap_gate.set()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(HANG_S):
             while (await first.get()).roles[0].weight_epoch != 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     async with serve_runtime(tmp_path) as second:

@@ -14,6 +14,7 @@ from bundle.abi.inputs import COMPUTED_CONTEXT
 from bundle.manifest import Serving
 from targets.cpu import CPU
 from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import STATE_BYTES, expected_tokens
 from tests.servers.runtime import Runtime, details_of, fields_of, hold, raises, token_request, tokens_of
 
@@ -41,9 +42,7 @@ async def test_unload_may_wait_or_refuse(served: Runtime) -> None:
         await served.control.UnloadBundle(refuse)
     wait = pb.UnloadBundleRequest(deployment_id="d", in_flight_policy=pb.IN_FLIGHT_POLICY_WAIT)
     unload = asyncio.ensure_future(served.control.UnloadBundle(wait))
-    async with asyncio.timeout(2):
-        while (await served.get()).state != pb.Deployment.STATE_UNLOADING:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    await served.wait_for_state("UNLOADING")
     async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
         await served.generate([5])
     async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
@@ -58,7 +57,7 @@ async def test_impatient_unload_ends_a_patient_one(served: Runtime) -> None:
     await hold(served, token_request([5], 20))
     wait = pb.UnloadBundleRequest(deployment_id="d", in_flight_policy=pb.IN_FLIGHT_POLICY_WAIT)
     unload = asyncio.ensure_future(served.control.UnloadBundle(wait))
-    await asyncio.sleep(0.05)
+    await served.wait_for_state("UNLOADING")
     await served.control.UnloadBundle(pb.UnloadBundleRequest(deployment_id="d"))
     await unload
 
@@ -67,7 +66,7 @@ async def test_unload_ends_a_load(served: Runtime) -> None:
     served.publish()
     served.load_gate.clear()
     load = asyncio.create_task(served.load("story"))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while not served.groups:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     await served.control.UnloadBundle(pb.UnloadBundleRequest(deployment_id="d"))
@@ -134,7 +133,7 @@ async def test_reset_that_aborts_counts_what_it_ended(served: Runtime) -> None:
         deployment_id="d", deployment=pb.DeploymentScope(), in_flight_policy=pb.IN_FLIGHT_POLICY_ABORT
     )
     reset = asyncio.ensure_future(served.control.ResetKVCache(request))
-    await asyncio.sleep(0.02)
+    await served.wait_for_operation()
     served.ranks.gate.set()
     receipt = await reset
     assert (receipt.affected_sequences, receipt.freed_slots) == (1, 1)
@@ -161,7 +160,7 @@ async def test_reset_of_the_prefix_cache_while_a_request_runs(served: Runtime) -
     call = await hold(served, token_request([5] * 6, 20))
     request = pb.ResetKVCacheRequest(deployment_id="d", prefix_cache=pb.PrefixCacheScope())
     reset = asyncio.ensure_future(served.control.ResetKVCache(request))
-    await asyncio.sleep(0.02)
+    await served.wait_for_operation()
     served.ranks.gate.set()
     receipt = await reset
     assert (receipt.affected_sequences, receipt.freed_slots, receipt.zeroed_bytes) == (0, 0, STATE_BYTES)
@@ -194,7 +193,7 @@ async def test_reset_that_refuses(served: Runtime) -> None:
     call = await hold(served, token_request([5], 20))
     request = pb.ResetKVCacheRequest(deployment_id="d", in_flight_policy=pb.IN_FLIGHT_POLICY_REFUSE)
     reset = asyncio.ensure_future(served.control.ResetKVCache(request))
-    await asyncio.sleep(0.02)
+    await served.wait_for_operation()
     served.ranks.gate.set()
     async with raises("FAILED_PRECONDITION", "REQUESTS_IN_FLIGHT"):
         await reset
@@ -229,9 +228,7 @@ async def test_reset_while_ranks_restart_is_refused(served: Runtime) -> None:
     await served.deploy()
     served.load_gate.clear()
     served.ranks.die()
-    async with asyncio.timeout(2):
-        while (await served.get()).state != pb.Deployment.STATE_RECOVERING:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    await served.wait_for_state("RECOVERING")
     async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):
         await served.control.ResetKVCache(pb.ResetKVCacheRequest(deployment_id="d"))
     async with raises("FAILED_PRECONDITION", "DEPLOYMENT_NOT_READY"):

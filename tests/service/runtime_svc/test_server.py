@@ -21,11 +21,20 @@ from kiln.runtime.v1 import runtime_pb2, runtime_pb2_grpc
 
 from execution.step import Step, StepResult
 from runtime_svc.server import SERVICES
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import FakeRanks, expected_tokens
 from tests.repository import ROOT
+from tests.running_time import running_time
 from tests.servers.runtime import Runtime, details_of_status, raises, serve_runtime, token_request, tokens_of
 
-BURN = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+#: Computes until its standard input is closed.
+BURN = """
+import select, sys
+while not select.select([sys.stdin], [], [], 0)[0]:
+    pass
+"""
+#: Health checks that are answered during one step.
+NUM_CHECKS = 200
 
 
 async def check(served: Runtime, service: str = "") -> int:
@@ -38,26 +47,30 @@ async def test_every_service_is_healthy_before_anything_is_loaded(served: Runtim
         assert await check(served, service) == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_health_answers_while_a_step_of_a_second_runs(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step burns a processor in another process, as a rank does."""
-    run_at_once = FakeRanks._run
+async def test_health_answers_while_a_step_runs(served: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step burns a processor in another process, as a rank does, until all checks have been answered."""
+    run_at_once, num_answered = FakeRanks._run, asyncio.Semaphore(0)
 
     async def run(ranks: FakeRanks, step: Step, before: asyncio.Future[StepResult] | None) -> StepResult:
-        await asyncio.to_thread(subprocess.run, [sys.executable, "-c", BURN], check=True)
+        burning = await asyncio.create_subprocess_exec(sys.executable, "-c", BURN, stdin=asyncio.subprocess.PIPE)
+        for _ in range(NUM_CHECKS):
+            await num_answered.acquire()
+        assert burning.returncode is None
+        await burning.communicate(b"")
         return await run_at_once(ranks, step, before)
 
     monkeypatch.setattr(FakeRanks, "_run", run)
     await served.deploy()
-    start_s = time.monotonic()
     request = asyncio.create_task(served.generate([5], 2))
     latencies_s = []
-    while not request.done():
-        before_s = time.perf_counter()
-        await check(served)
-        latencies_s.append(time.perf_counter() - before_s)
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(2 * HANG_S):
+        while not request.done():
+            with running_time() as taken:
+                await check(served)
+            latencies_s.append(taken.s)
+            num_answered.release()
     assert tokens_of(await request) == expected_tokens([5], 2)
-    assert time.monotonic() - start_s > 2
+    assert len(latencies_s) >= 2 * NUM_CHECKS
     assert statistics.quantiles(latencies_s, n=100)[98] < 0.05
 
 
@@ -78,16 +91,16 @@ async def test_long_prompt_does_not_stop_the_front(served: Runtime) -> None:
 
 
 async def test_drain_lets_streams_finish(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path, "--drain-timeout=5") as served:
+    async with serve_runtime(tmp_path, f"--drain-timeout={2 * HANG_S}") as served:
         await served.deploy()
         served.ranks.step_s = 0.01
         call = served.generation.Generate(token_request([5], 30))
         await anext(aiter(call))
         drain = asyncio.create_task(served.server.drain())
         assert tokens_of([event async for event in call]) == expected_tokens([5], 30)
-        start_s = time.monotonic()
-        await drain
-        assert time.monotonic() - start_s < 2
+        with running_time() as taken:
+            await asyncio.wait_for(drain, HANG_S)
+        assert taken.s < 2
         assert served.ranks.is_closed
 
 
@@ -107,7 +120,7 @@ async def test_drain_ends_streams_that_take_too_long(tmp_path: Path) -> None:
                     events.append(event)  # noqa: PERF401
             assert events[-1].finished.reason == generation.FINISH_REASON_ERROR
             assert details_of_status(events[-1].finished.status)[0].reason == "SHUTTING_DOWN"
-        await asyncio.wait_for(drain, 3)
+        await asyncio.wait_for(drain, HANG_S)
         with pytest.raises(grpc.aio.AioRpcError):
             await served.generate([5])
 
@@ -134,10 +147,10 @@ def test_process_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> No
         line = process.stdout.readline()
         assert line.startswith("ready address=127.0.0.1:"), process.stderr.read() if process.stderr else ""
         with grpc.insecure_channel(line.strip().removeprefix("ready address=")) as channel:
-            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG_S)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(HANG_S) == 0
     finally:
         process.kill()
         process.communicate()
@@ -145,7 +158,7 @@ def test_process_says_when_it_is_ready_and_ends_on_sigterm(tmp_path: Path) -> No
 
 def test_process_that_cannot_serve_says_why(tmp_path: Path) -> None:
     process = start_process(tmp_path, "--address=0.0.0.0:0")
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "PLAINTEXT_REFUSED" in log
 
@@ -157,7 +170,7 @@ def test_everything_that_a_process_says_is_an_event(tmp_path: Path) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         process = start_process(tmp_path, f"--address={address}", f"--log-file={tmp_path / 'runtime.log'}")
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     events = [json.loads(line) for line in (tmp_path / "runtime.log").read_text().splitlines()]
     assert events[-1]["reason"] == "ADDRESS_UNAVAILABLE"
@@ -174,7 +187,7 @@ def test_process_takes_its_options_from_environment_and_file_too(
     monkeypatch.setenv("KILN_RUNTIME_CONFIG", str(tmp_path / "runtime.yaml"))
     (tmp_path / "runtime.yaml").write_text("cores: 3\nthreds-per-core: 2\n")
     process = start_process(tmp_path)
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "runtime.yaml:2: got 'threds-per-core'; accepted: threads-per-core, if that is meant" in log
     (tmp_path / "runtime.yaml").write_text("cores: 3\nthreads-per-core: 2\n")

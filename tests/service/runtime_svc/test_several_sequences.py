@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from bundle.abi.inputs import COMPUTED_CONTEXT
 from bundle.manifest import Serving
 from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.hang_guard import HANG_S
 from tests.ranks.engines import letters
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of, hold, raises, serve_runtime, token_request, tokens_of
@@ -190,7 +191,7 @@ async def test_a_client_that_leaves_frees_every_slot(served: Runtime) -> None:
     call.cancel()
     served.ranks.gate.set()
     await served.wait_for_slots(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while (await served.get()).load.queued_requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 

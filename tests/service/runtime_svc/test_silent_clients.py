@@ -13,6 +13,7 @@ import pytest
 from kiln.runtime.v1 import generation_pb2 as pb
 from kiln.runtime.v1 import generation_pb2_grpc, runtime_pb2
 
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import expected_tokens
 from tests.servers.runtime import Runtime, details_of_status, fields_of, raises, serve_runtime, token_request, tokens_of
 
@@ -52,7 +53,7 @@ def generate(
 async def wait_until_paused(served: Runtime) -> None:
     engine = served.server.deployments.get("d").engine
     assert engine is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not (running := engine.scheduler.running) or not all(one.is_paused for one in running):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -66,7 +67,7 @@ async def test_clients_that_never_read_hold_every_slot_no_longer_than_the_stall_
         policy = None if action is None else Policy(action=action)
         silent = [generate(channel, policy, num_sequences=num_sequences) for _ in range(4 // num_sequences)]
         await served.wait_for_slots(4)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             assert tokens_of(await served.generate([7], 5)) == expected_tokens([7], 5)
         for call in silent:
             call.cancel()
@@ -103,7 +104,7 @@ async def test_coalesced_sequence_frees_its_slot_and_waits_for_its_client(tmp_pa
     async with serve(tmp_path, num_slots=1) as served, silent_channel(served) as channel:
         call = generate(channel, Policy(action=Policy.ACTION_COALESCE), NUM_TOKENS)
         await served.wait_for_slots(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while (await served.get()).load.used_slots:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.sleep(2 * STALL_TIMEOUT_S)
@@ -120,7 +121,7 @@ async def test_chosen_timeout_ends_the_call(tmp_path: Path) -> None:
         policy.timeout.FromMilliseconds(500)
         call = generate(channel, policy)
         await served.wait_for_slots(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while (await served.get()).load.used_slots:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with raises("ABORTED", "CLIENT_STALLED"):
@@ -146,6 +147,6 @@ async def test_weights_do_not_wait_for_a_client_that_stays_away(tmp_path: Path) 
         call = generate(channel, Policy(action=Policy.ACTION_PAUSE))
         await served.wait_for_slots(1)
         await wait_until_paused(served)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await served.load_weights("story", in_flight_policy=runtime_pb2.IN_FLIGHT_POLICY_WAIT)
         call.cancel()

@@ -13,6 +13,7 @@ import openai
 import psutil
 import pytest
 
+from tests.hang_guard import HANG_S
 from tests.lowering_cache import share_lowering_cache
 from tests.repository import ROOT
 from tests.servers.stack import KILN
@@ -87,4 +88,4 @@ def test_serves_openai_until_it_is_stopped_or_killed(serve: Callable[..., Serve]
     assert ask(ready["openai"], "kiln-tiny.auto") == text
     gateway = second.gateway()
     second.process.kill()
-    assert psutil.wait_procs([gateway], timeout=10)[1] == [], "the gateway outlived its parent"
+    assert psutil.wait_procs([gateway], timeout=HANG_S)[1] == [], "the gateway outlived its parent"

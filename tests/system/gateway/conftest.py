@@ -49,7 +49,7 @@ class Fleet:
     def wait_until_routed(self, runtime: RuntimeProcess) -> None:
         """Waits until the gateway routes to a runtime; under load only."""
         steps = runtime.get(MODEL).load.steps
-        wait_until(lambda: bool(runtime.get(MODEL).load.steps > steps), timeout_s=60)
+        wait_until(lambda: bool(runtime.get(MODEL).load.steps > steps))
 
     def wait_until_whole(self) -> None:
         """Waits until the gateway calls every runtime ready."""
@@ -57,7 +57,7 @@ class Fleet:
         def is_whole() -> bool:
             return all(worker["status"] == "ready" for worker in get_json(f"{self.url}/workers")["workers"])
 
-        wait_until(is_whole, timeout_s=60)
+        wait_until(is_whole)
 
     @contextmanager
     def under_load(self, *, num_clients: int = 4) -> Iterator[Load]:

@@ -44,7 +44,7 @@ def test_killed_runtime_ends_its_streams_and_no_others(fleet: Fleet) -> None:
                 started_s = time.monotonic()
         outcomes = [stream.result() for stream in streams]
     assert 1 <= outcomes.count(False) <= 4, "those of the killed runtime that had not ended, and no others"
-    assert survivor.get(MODEL).load.used_slots == 0
+    wait_until(lambda: survivor.get(MODEL).load.used_slots == 0)
     with fleet.under_load() as load:
         victim.start(f"--address={address}")
         victim.wait_for("READY", deployment_id=MODEL)

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.checkpoints.random_weights import write_checkpoint
+from tests.hang_guard import HANG_S
 from tests.leftovers import Moment, find_leaks, find_left
 from tests.memory_files import list_mapped, list_opened
 from tests.processes import living_descendants, name_of
@@ -110,7 +111,7 @@ async def check(compiler: RestartedCompiler, moment: Moment) -> None:
     await until_gone(lambda: [*list_opened(compiler.pid), *list_mapped(compiler.pid)])
 
 
-async def until_gone(find: Callable[[], list[str]], timeout_s: float = 20) -> None:
+async def until_gone(find: Callable[[], list[str]], timeout_s: float = HANG_S) -> None:
     """A service removes things after it has told its clients."""
     end_s = time.monotonic() + timeout_s
     while left := find():

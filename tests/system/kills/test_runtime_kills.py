@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 from kiln.runtime.v1 import generation_pb2 as generation
 from kiln.runtime.v1 import runtime_pb2 as runtime
 
+from tests.hang_guard import HANG_S
 from tests.leftovers import Moment, find_leaks, find_left
 from tests.memory_files import list_mapped, list_opened
 from tests.processes import lives, living_descendants, name_of
@@ -231,7 +232,7 @@ def check(process: RuntimeProcess, moment: Moment) -> None:
     wait_until_equal(lambda: find_left(paths, moment), [])
 
 
-def wait_until_equal(find: Callable[[], object], expected: object, timeout_s: float = 20) -> None:
+def wait_until_equal(find: Callable[[], object], expected: object, timeout_s: float = HANG_S) -> None:
     end_s = time.monotonic() + timeout_s
     while (found := find()) != expected:
         assert time.monotonic() < end_s, f"{found} is not {expected}"

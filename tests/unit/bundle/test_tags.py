@@ -16,6 +16,7 @@ from bundle.removal import Needs, collect_garbage, remove_bundle
 from bundle.tags import WrittenTag, write_tags
 from bundle.writer import register_bundle
 from tests.bundles.samples import publish_sample, unlist_manifest
+from tests.hang_guard import HANG_S
 
 
 @pytest.fixture
@@ -127,12 +128,12 @@ def test_of_two_writers_the_last_has_read_last(layout: Layout) -> None:
     def read_slowly() -> Iterable[WrittenTag]:
         found = list(database)
         is_reading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG_S)
         return found
 
     slow = threading.Thread(target=write_tags, args=(layout, read_slowly))
     slow.start()
-    assert is_reading.wait(10)
+    assert is_reading.wait(HANG_S)
     database.append(tag("a@prod", digest))
     fast = threading.Thread(target=write_tags, args=(layout, lambda: list(database)))
     fast.start()

@@ -262,7 +262,7 @@ describe("runtime", () => {
     const error = await rejection(reading);
     assert.equal(`${error.code}/${error.reason}`, "CANCELLED/SIGNAL_ABORTED");
     assert.equal((error.cause as Error).message, "enough");
-    await eventually(async () => (await load())?.usedSlots === 0, 1000);
+    await eventually(async () => (await load())?.usedSlots === 0);
     const steps = ((await load())?.steps ?? 0n) - stepsBefore;
     assert.ok(steps >= 3n && steps < 200n, `${steps} steps: the stream was not cut short`);
   });
@@ -275,13 +275,13 @@ describe("runtime", () => {
         }
       }
     }
-    await eventually(async () => (await load())?.usedSlots === 0, 1000);
+    await eventually(async () => (await load())?.usedSlots === 0);
   });
 
   it("ends at the deadline", async () => {
     const generation = runtime.complete("d", PROMPT, { ignoreEos: true, timeoutMs: 50 });
     assert.equal((await rejection(generation)).code, "DEADLINE_EXCEEDED");
-    await eventually(async () => (await load())?.usedSlots === 0, 1000);
+    await eventually(async () => (await load())?.usedSlots === 0);
   });
 
   it("aborts by request id", async () => {

@@ -18,6 +18,7 @@ from kiln.runtime.v1 import runtime_pb2
 from kiln_client import AsyncRuntime, __version__
 from kiln_client.cli.main import kiln as kiln_command
 
+from tests.hang_guard import HANG_S
 from tests.repository import ROOT
 from tests.servers import responses as samples
 from tests.servers.command import KILN, python_environment
@@ -26,7 +27,6 @@ from tests.service.clients.cli.remote_commands import CALLS
 from tests.service.clients.conftest import Outcome
 
 Kiln = Callable[..., Outcome]
-_TIMEOUT_S = 20
 
 
 def commands(group: click.Group = kiln_command, *names: str) -> Iterator[tuple[str, ...]]:
@@ -250,12 +250,12 @@ def test_events_are_flushed_and_interrupt_ends_the_request(server: ScriptedServe
         lines = [json.loads(process.stdout.readline()) for _ in range(2)]  # while the stream goes on
         assert [line["event"] for line in lines] == ["accepted", "delta"]
         process.send_signal(signal.SIGINT)
-        rest, complaint = process.communicate(timeout=_TIMEOUT_S)
+        rest, complaint = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     error = json.loads(rest)["error"]
     assert (error["code"], error["reason"]) == ("CANCELLED", "INTERRUPTED")
     assert complaint.strip() == ""
-    assert server.cancelled["Generate"].wait(_TIMEOUT_S)
+    assert server.cancelled["Generate"].wait(HANG_S)
 
 
 def test_text_is_flushed_and_interrupt_is_no_traceback(server: ScriptedServer) -> None:
@@ -264,7 +264,7 @@ def test_text_is_flushed_and_interrupt_is_no_traceback(server: ScriptedServer) -
         assert process.stdout is not None
         assert process.stdout.read(4) == "Once"
         process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=_TIMEOUT_S)
+        _, complaint = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert complaint.split() == ["error:", "CANCELLED/INTERRUPTED", "the", "command", "was", "interrupted"]
 
@@ -276,7 +276,7 @@ def test_a_server_that_goes_is_one_error() -> None:
         assert process.stdout is not None
         assert process.stdout.read(4) == "Once"
         server.stop()
-        _, complaint = process.communicate(timeout=_TIMEOUT_S)
+        _, complaint = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     lines = complaint.strip().splitlines()
     assert lines[0] == "error: UNAVAILABLE/CONNECTION_FAILED"
@@ -297,7 +297,7 @@ def test_interrupting_a_compile_cancels_it(server: ScriptedServer, number: int, 
         assert json.loads(process.stdout.readline())["event"] == "progress"
         process.send_signal(number)
         last = json.loads(process.stdout.read())
-        assert process.wait(_TIMEOUT_S) == exit_code
+        assert process.wait(HANG_S) == exit_code
     assert last["error"]["reason"] == "INTERRUPTED"
     assert [request.name for request in server.requests["CancelOperation"]] == ["operations/7"]
 
@@ -309,7 +309,7 @@ def test_a_reader_that_goes_ends_the_request_quietly(server: ScriptedServer) -> 
         assert process.stdout is not None
         process.stdout.read(1)
         process.stdout.close()
-        assert process.wait(_TIMEOUT_S) == 1
+        assert process.wait(HANG_S) == 1
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
@@ -334,12 +334,12 @@ def run_on_terminal(server: ScriptedServer, *words: str, **variables: str) -> st
     with subprocess.Popen([*KILN, *words], env=environment, stdout=terminal, stderr=terminal) as process:
         os.close(terminal)
         shown = b""
-        while select.select([main], [], [], _TIMEOUT_S)[0]:
+        while select.select([main], [], [], HANG_S)[0]:
             try:
                 shown += os.read(main, 65536)
             except OSError:  # the last descriptor of the terminal is closed
                 break
-        process.wait(_TIMEOUT_S)
+        process.wait(HANG_S)
     os.close(main)
     return shown.decode()
 

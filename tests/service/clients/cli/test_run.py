@@ -16,6 +16,7 @@ from kiln.compiler.v1 import compiler_pb2
 from kiln.runtime.v1 import runtime_pb2
 from kiln_client.stack.home import StackRecord, announced
 
+from tests.hang_guard import HANG_S
 from tests.servers import responses as samples
 from tests.servers.command import KILN, python_environment
 from tests.servers.scripted_server import ScriptedServer, refusal
@@ -363,4 +364,4 @@ def test_following_a_log_ends_with_ctrl_c(home: Path) -> None:
         log.write_text("a new log\n")
         assert process.stdout.readline() == "a new log\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(HANG_S) == 130

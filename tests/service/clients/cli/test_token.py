@@ -14,6 +14,7 @@ from kiln_client.stack import issuer
 from kiln_client.stack.errors import TokenNotMade
 from kiln_client.stack.issuer import HOME_GRANT, keep_home_token, renew_home_token, sign_token, token_path
 
+from tests.hang_guard import HANG_S
 from tests.service.clients.conftest import Outcome
 
 Kiln = Callable[..., Outcome]
@@ -101,7 +102,7 @@ async def test_the_token_of_a_home_is_renewed(tmp_path: Path, monkeypatch: pytes
     await asyncio.sleep(0.05)
     assert renewed == []
     monkeypatch.setattr(issuer, "HOME_TOKEN_RENEWAL_S", 0.02)
-    await asyncio.wait_for(is_enough.wait(), 10)
+    await asyncio.wait_for(is_enough.wait(), HANG_S)
     assert not keeping.done()
     keeping.cancel()
 

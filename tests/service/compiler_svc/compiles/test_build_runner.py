@@ -14,6 +14,7 @@ from compiler_svc.builds.job import JobDirectory
 from compiler_svc.compiles.build_runner import ProcessBuildRunner, read_result
 from compiler_svc.errors import BuildFailed
 from compiler_svc.records import Progress
+from tests.hang_guard import HANG_S
 from tests.processes import lives, name_of, note_others, own_children
 from tests.shortages import few_descriptors
 
@@ -26,12 +27,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessBuildRun
     yield runner
     runner._builds.close()
     runner._builds.close()
-    _, alive = psutil.wait_procs(own_children(), timeout=5)
+    _, alive = psutil.wait_procs(own_children(), timeout=HANG_S)
     assert alive == []
 
 
 async def find_forkserver() -> psutil.Process:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not (found := [one for one in own_children() if name_of(one) == "kiln-builds" and lives(one)]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found[0]
@@ -53,7 +54,7 @@ async def test_builds_that_come_to_nothing(runner: ProcessBuildRunner, tmp_path:
     given_up = begin(runner, path)
     await asyncio.sleep(0.05)
     given_up.cancel()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(HANG_S):
         with pytest.raises(asyncio.CancelledError):
             await given_up
 
@@ -77,7 +78,7 @@ async def test_builds_that_come_to_nothing(runner: ProcessBuildRunner, tmp_path:
 async def test_a_build_without_descriptors_begins_when_there_are_some(
     runner: ProcessBuildRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_forkserver: bool
 ) -> None:
-    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3, 0.3))
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3,) * 100)
     # Without a job, it ends as soon as it has begun.
     assert await begin(runner, tmp_path / "none") == 1
     pid = (await find_forkserver()).pid if is_forkserver else None
@@ -87,6 +88,7 @@ async def test_a_build_without_descriptors_begins_when_there_are_some(
         await asyncio.sleep(0.1)
         assert not build.done()
     assert await build == 1
+    monkeypatch.setattr("bundle.shortage.BRIEF_DELAYS_S", (0.3, 0.3))
     with few_descriptors(1, pid), pytest.raises(ResourcesShort, match="descriptors of this process"):
         await begin(runner, tmp_path / "none")
     assert await begin(runner, tmp_path / "none") == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from compiler_svc.lower.memory_watch import MemoryWatch
+from tests.hang_guard import HANG_S
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ async def test_a_process_near_its_limit(log: Path) -> None:
     async with watch.watching(lambda: child.pid):
         assert child.stdout is not None
         await child.stdout.readline()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not watch.explains_end(210_000_000, log):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.05)
     assert not watch.explains_end(400_000_000, log)

@@ -32,7 +32,7 @@ async def front() -> None:
     fds = [lowerings.connect().fileno(), builds.connect().fileno()]
     build = builds.start(Call(f"{__spec__.name}:build"), fds, name="build")
     await build.wait()
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 
 def build(lowerings_fd: int, builds_fd: int) -> None:
@@ -46,12 +46,12 @@ def build(lowerings_fd: int, builds_fd: int) -> None:
         await asyncio.gather(rank.wait(), lowering.wait())
 
     asyncio.run(wait())
-    time.sleep(60)
+    time.sleep(600)
 
 
 def rank() -> None:
     note("rank", os.getpid())
-    time.sleep(60)
+    time.sleep(600)
 
 
 def lower() -> None:
@@ -59,12 +59,12 @@ def lower() -> None:
     die_with_parent(signal.SIGTERM, os.getppid())
     note("lowering", os.getpid())
     note("lowerings", os.getppid())
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as compiler:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as compiler:
         note("compiler", compiler.pid)
 
 
 def start_thread() -> None:
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ from bundle.confinement import Confinement
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver
 from execution.forkserver.protocol import Call
+from tests.hang_guard import HANG_S
 from tests.processes import lives
 from tests.repository import ROOT
 
 NOTHING = Call("os:getpid")
-FOREVER = Call("time:sleep", (60,))
+FOREVER = Call("time:sleep", (600,))
 FAMILY = "tests.service.execution.forkserver.family"
 MEMBERS = ("front", "builds", "build", "rank", "lowerings", "lowering", "compiler")
 
@@ -52,13 +53,13 @@ async def started(forkserver: Forkserver) -> tuple[ChildProcess, psutil.Process]
     """A process that sleeps."""
     read_fd, write_fd = os.pipe()
     process = forkserver.start(
-        execute("print(flush=True); import time; time.sleep(60)"), name="one", stderr_fd=write_fd
+        execute("print(flush=True); import time; time.sleep(600)"), name="one", stderr_fd=write_fd
     )
     os.close(write_fd)
     with os.fdopen(read_fd) as output:
         assert await asyncio.to_thread(output.readline) == "\n"
     # The report may come after what the process wrote.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while process.pid is None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     return process, psutil.Process(process.pid)
@@ -137,7 +138,7 @@ async def test_a_process_gets_descriptors(forkserver: Forkserver) -> None:
     os.close(write_fd)
     assert await process.wait() == 0
     # No copy is left, neither in the process nor in its forkserver.
-    assert select.select([read_fd], [], [], 5)[0] == [read_fd]
+    assert select.select([read_fd], [], [], HANG_S)[0] == [read_fd]
     assert os.read(read_fd, 1) == b""
     os.close(read_fd)
 
@@ -145,7 +146,7 @@ async def test_a_process_gets_descriptors(forkserver: Forkserver) -> None:
 async def test_a_process_that_is_not_wanted_before_it_begins() -> None:
     with contextlib.closing(Forkserver("slow", FOREVER)) as forkserver:
         process = forkserver.start(NOTHING, name="one")
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(HANG_S):
             await process.end()
         assert (process.pid, process.exit_code) == (None, -signal.SIGKILL)
 
@@ -154,7 +155,7 @@ async def test_a_process_group_ends_with_its_leader(forkserver: Forkserver) -> N
     for end in (ChildProcess.kill, lambda process: os.kill(process.pid, signal.SIGSEGV)):
         read_fd, write_fd = os.pipe()
         process = forkserver.start(
-            Call("os:system", ("echo begun; sleep 60; echo ended",)), name="one", stderr_fd=write_fd
+            Call("os:system", ("echo begun; sleep 600; echo ended",)), name="one", stderr_fd=write_fd
         )
         os.close(write_fd)
         with os.fdopen(read_fd) as output:
@@ -187,7 +188,7 @@ async def test_a_stopped_forkserver_is_ended_and_another_takes_its_place() -> No
         assert seen.parent() == first, "one that answers lives on"
         first.suspend()
         asked = forkserver.start(NOTHING, name="two")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             assert await asked.wait() is None
             assert await process.wait() is None
         assert process.forkserver_exit_code == -signal.SIGKILL
@@ -204,7 +205,7 @@ async def test_a_stopped_forkserver_that_another_one_forked() -> None:
         first = seen.parent()
         assert first is not None
         first.suspend()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             assert await process.wait() is None
         assert not lives(seen)
         assert (await run(forkserver, NOTHING))[0] == 0
@@ -216,7 +217,7 @@ async def test_a_forkserver_that_loads_has_as_long_as_it_computes() -> None:
         assert (await run(forkserver, NOTHING))[0] == 0
     with contextlib.closing(Forkserver("waiting", FOREVER, patience_s=0.5)) as forkserver:
         asked = forkserver.start(NOTHING, name="one")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             assert await asked.wait() is None
 
 
@@ -285,7 +286,7 @@ def test_nothing_is_left_of_a_killed_process(
         with contextlib.suppress(psutil.NoSuchProcess):  # it has died of the one before
             family[victim].kill()
     gone = [process for name, process in family.items() if name not in survivors.split()]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_S
     while any(map(lives, gone)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [name for name in MEMBERS if lives(family[name])] == survivors.split()

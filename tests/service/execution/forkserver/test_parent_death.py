@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.hang_guard import HANG_S
 from tests.repository import ROOT
 
 CHILD = """
@@ -14,7 +15,7 @@ import signal, time
 from execution.forkserver.parent_death import die_with_parent
 die_with_parent(signal.SIGKILL)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 PARENT = f"""
 import os, subprocess, sys, time
@@ -24,7 +25,7 @@ child = subprocess.Popen(
 )
 child.stdout.readline()
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -41,7 +42,7 @@ def test_a_child_ends_with_its_killed_parent() -> None:
         child = int(parent.stdout.readline())
         assert is_alive(child)
         parent.kill()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + HANG_S
         while is_alive(child) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not is_alive(child)

@@ -11,18 +11,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from bundle.errors import ResourcesShort
 from execution.forkserver.child import ChildProcess
 from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call, encode
+from tests.hang_guard import HANG_S
 from tests.repository import ROOT
 from tests.shortages import few_descriptors, limited, open_descriptors
 
 NOTHING = Call("os:getpid")
-FOREVER = Call("time:sleep", (60,))
+FOREVER = Call("time:sleep", (600,))
 
 
 @pytest.fixture
@@ -33,6 +36,24 @@ def forkserver() -> Iterator[Forkserver]:
 
 async def exit_code_of(forkserver: Forkserver) -> int | None:
     return await forkserver.start(NOTHING, name="one").wait()
+
+
+async def settle(forkserver: Forkserver) -> int:
+    """The id of a forkserver with one process, once it sleeps; it reports an end before it closes what it had of it."""
+    pid = forkserver._find_pid()
+    assert pid is not None
+    async with asyncio.timeout(HANG_S):
+        while num_pidfds(pid) != 1 or psutil.Process(pid).status() != psutil.STATUS_SLEEPING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return pid
+
+
+def num_pidfds(pid: int) -> int:
+    found = 0
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += "pidfd" in str(path.readlink())
+    return found
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2, 3])
@@ -93,10 +114,7 @@ async def test_a_full_forkserver_refuses_a_process_and_goes_on_with_the_others(
 async def test_a_process_that_the_forkserver_cannot_fork(forkserver: Forkserver, spare: int) -> None:
     other = forkserver.start(FOREVER, name="other")
     assert await exit_code_of(forkserver) == 0
-    pid = forkserver._find_pid()
-    assert pid is not None
-    # It reports the end of a process before it closes what it had of it.
-    await asyncio.sleep(0.1)
+    pid = await settle(forkserver)
     # Room for a part of what the request brings, or for all of it: the reports and the standard error.
     with few_descriptors(spare, pid):
         refused = forkserver.start(NOTHING, name="one")
@@ -112,9 +130,7 @@ async def test_a_process_that_the_forkserver_cannot_fork(forkserver: Forkserver,
 async def test_a_refusal_whose_client_does_not_read_why(forkserver: Forkserver) -> None:
     other = forkserver.start(FOREVER, name="other")
     assert await exit_code_of(forkserver) == 0
-    pid = forkserver._find_pid()
-    assert pid is not None
-    await asyncio.sleep(0.1)
+    pid = await settle(forkserver)
     reader, writer = os.pipe()
     os.close(reader)
     with few_descriptors(2, pid):

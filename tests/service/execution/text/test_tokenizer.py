@@ -65,15 +65,16 @@ def test_encoding_a_long_text_lets_other_threads_run(tmp_path: Path) -> None:
     def tick() -> None:
         nonlocal longest_s
         while not stop.is_set():
-            start = time.perf_counter()
+            # Processor time, which passes only while the text is encoded.
+            start = time.process_time()
             time.sleep(0.001)
-            longest_s = max(longest_s, time.perf_counter() - start)
+            longest_s = max(longest_s, time.process_time() - start)
 
     thread = threading.Thread(target=tick)
     thread.start()
-    start = time.perf_counter()
+    start = time.process_time()
     tokenizer.encode("Once upon a time there was " * 60_000, add_special_tokens=False)
-    duration_s = time.perf_counter() - start
+    duration_s = time.process_time() - start
     stop.set()
     thread.join()
     assert duration_s > 0.2, "too short to prove anything"

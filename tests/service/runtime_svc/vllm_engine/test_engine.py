@@ -20,6 +20,7 @@ import runtime_svc.server
 from edge.errors import OptionsInvalid
 from runtime_svc.server import ENGINE_SERVICE
 from tests.bundles.published import CHAT_TEMPLATE, TOKENIZER_JSON
+from tests.hang_guard import HANG_S
 from tests.ranks.fakes import EOS, VOCAB_SIZE, expected_tokens
 from tests.servers.runtime import Runtime, fields_of, raises, serve_runtime, tokens_of
 from tests.servers.vllm_engine import call, complete, make_request, stub_of
@@ -70,7 +71,7 @@ async def test_the_named_deployment_answers(tmp_path: Path) -> None:
 
 
 async def test_health_is_that_of_the_deployment(tmp_path: Path) -> None:
-    async with serve_runtime(tmp_path, "--drain-timeout=5") as served:
+    async with serve_runtime(tmp_path, f"--drain-timeout={2 * HANG_S}") as served:
         assert await health_of(served) == (False, "this API names no deployment, and none serves")
         await served.deploy()
         assert await health_of(served) == (True, "deployment 'd' is READY")
@@ -84,11 +85,15 @@ async def test_health_is_that_of_the_deployment(tmp_path: Path) -> None:
         served.ranks.step_s = 0.02
         running = stub_of(served).Generate(make_request([5], max_tokens=40))
         await anext(aiter(running))
+        served.ranks.gate.clear()
         drain = asyncio.create_task(served.server.drain())
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(HANG_S):
+            while not served.server.deployments._is_shutting_down:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         for request in (stub_of(served).HealthCheck(pb.HealthCheckRequest()), complete(served, [5])):
             async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
                 await request
+        served.ranks.gate.set()
         assert [response async for response in running][-1].complete.finish_reason == "length"
         await drain
 

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.hang_guard import HANG_S
 from tests.servers.command import KILN, python_environment
 
-TIMEOUT_S = 30.0
 _MODULE = """import runpy, sys
 sys.argv.insert(1, {name!r})
 runpy.run_path({script!r}, run_name="__main__")
@@ -40,7 +40,7 @@ class Up:
     def service(self, name: str) -> dict[str, Any]:
         """What the stand-in of a service left about itself."""
         path = self.folder / f"{name}.json"
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + HANG_S
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         record: dict[str, Any] = json.loads(path.read_text())
@@ -51,7 +51,7 @@ class Up:
 
     def end(self, signal_number: int) -> int:
         self.process.send_signal(signal_number)
-        return self.process.wait(TIMEOUT_S)
+        return self.process.wait(HANG_S)
 
     def log(self, name: str) -> str:
         return (self.home / "logs" / f"{name}.log").read_text()
@@ -60,7 +60,7 @@ class Up:
 def gone(pid: int) -> bool:
     """Whether a process ends soon."""
     try:
-        psutil.Process(pid).wait(timeout=5)
+        psutil.Process(pid).wait(HANG_S)
     except psutil.NoSuchProcess:
         return True
     except psutil.TimeoutExpired:

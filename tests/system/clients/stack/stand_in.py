@@ -39,7 +39,10 @@ async def serve(name: str, arguments: list[str], behaviour: dict[str, int], litt
     await servicer.set("liveness", health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
     record = {"pid": os.getpid(), "arguments": arguments, "litter": litter}
-    (Path(os.environ["STAND_IN_FOLDER"]) / f"{name}.json").write_text(json.dumps(record))
+    # Whole at once, because tests read it as soon as it is there.
+    path = Path(os.environ["STAND_IN_FOLDER"]) / f"{name}.json"
+    path.with_suffix(".new").write_text(json.dumps(record))
+    path.with_suffix(".new").rename(path)
     print("x" * behaviour.get("chatter_bytes", 0))  # noqa: T201 - what services do
     print("a line of the log", file=sys.stderr)  # noqa: T201
     if not behaviour.get("silent"):

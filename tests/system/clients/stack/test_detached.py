@@ -18,6 +18,7 @@ from kiln_client.errors import ServicesNotStarted
 from kiln_client.local.services import reach_services
 from kiln_client.stack.home import StackRecord, read_record
 
+from tests.processes import lives
 from tests.servers.command import python_environment
 from tests.system.clients.stack.conftest import gone
 
@@ -58,7 +59,7 @@ def test_services_start_once_and_end(home: Path, tmp_path: Path) -> None:
     pids = [record.pid, *(service_pid(home, name) for name in ("compiler", "runtime"))]
     assert main(["down", "--home", str(home)]) == 0
     assert read_record(home) is None
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    assert not set(pids) & {process.pid for process in psutil.process_iter() if lives(process)}
 
 
 def test_services_outlive_the_command_that_started_them(home: Path) -> None:

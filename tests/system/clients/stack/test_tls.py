@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from kiln_client.cli.main import main
 
+from tests.hang_guard import HANG_S
 from tests.servers.authority import Authority
-from tests.system.clients.stack.conftest import TIMEOUT_S, Up
+from tests.system.clients.stack.conftest import Up
 
 Start = Callable[..., Up]
 
@@ -63,7 +64,7 @@ def test_every_address_is_reached_over_loopback(up: Start, files: dict[str, Path
 def test_a_certificate_of_somebody_else_is_not_trusted(up: Start, files: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     running = up(*words(files | {"--tls-ca": Authority(tmp_path / "other").path}), "--ready-timeout", 2)
-    assert running.process.wait(TIMEOUT_S) == 1
+    assert running.process.wait(HANG_S) == 1
     assert running.read()["error"]["reason"] == "SERVICE_NOT_READY"
 
 

@@ -18,14 +18,15 @@ from kiln_client.cli.main import main
 from kiln_client.stack import stack
 from kiln_client.stack.service_process import Service
 
-from tests.system.clients.stack.conftest import TIMEOUT_S, Up, gone
+from tests.hang_guard import HANG_S
+from tests.system.clients.stack.conftest import Up, gone
 
 Start = Callable[..., Up]
 
 
 def is_serving(address: str) -> bool:
     with grpc.insecure_channel(address) as channel:
-        response = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        response = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG_S)
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -138,7 +139,7 @@ def test_a_service_that_dies_stops_the_other(up: Start, dying: str, other: str) 
     running.read()
     other_pid = running.pid(other)
     os.kill(running.pid(dying), signal.SIGKILL)
-    assert running.process.wait(TIMEOUT_S) == 1
+    assert running.process.wait(HANG_S) == 1
     error = running.read()["error"]
     assert (error["code"], error["reason"]) == ("UNAVAILABLE", "SERVICE_EXITED")
     assert f"the {dying} service was killed by signal 9" in error["message"]
@@ -150,7 +151,7 @@ def test_a_service_that_dies_stops_the_other(up: Start, dying: str, other: str) 
 @pytest.mark.parametrize("name", ["compiler", "runtime"])
 def test_a_service_that_cannot_start_is_named_with_its_last_words(up: Start, name: str) -> None:
     running = up(**{name: {"crash": 3}})
-    assert running.process.wait(TIMEOUT_S) == 1
+    assert running.process.wait(HANG_S) == 1
     error = running.read()["error"]
     assert error["metadata"]["returncode"] == "3"
     assert f"the {name} service exited with code 3" in error["message"]
@@ -161,11 +162,11 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(up: Start, nam
 
 @pytest.mark.parametrize("flaw", ["silent", "unhealthy", "healthless"])
 def test_a_service_that_does_not_become_healthy(up: Start, flaw: str) -> None:
-    running = up("--ready-timeout", 2, runtime={flaw: 1})
-    assert running.process.wait(TIMEOUT_S) == 1
+    running = up("--ready-timeout", 6, runtime={flaw: 1})
+    assert running.process.wait(HANG_S) == 1
     error = running.read()["error"]
     assert (error["code"], error["reason"]) == ("UNAVAILABLE", "SERVICE_NOT_READY")
-    assert "the runtime service was not ready after 2 s" in error["message"]
+    assert "the runtime service was not ready after 6 s" in error["message"]
     assert gone(running.pid("runtime"))
     assert gone(running.pid("compiler"))
 
@@ -177,7 +178,7 @@ def test_a_service_that_dies_during_the_start(up: Start, flaw: str, dying: str) 
     running.service("runtime")
     time.sleep(0.3)  # long enough for an announcement to be read
     os.kill(running.pid(dying), signal.SIGKILL)
-    assert running.process.wait(TIMEOUT_S) == 1
+    assert running.process.wait(HANG_S) == 1
     error = running.read()["error"]
     assert error["reason"] == "SERVICE_EXITED"
     assert f"the {dying} service was killed by signal 9" in error["message"]
@@ -234,7 +235,7 @@ def test_one_home_is_served_once(up: Start) -> None:
     first = up()
     first.read()
     second = up()
-    assert second.process.wait(TIMEOUT_S) == 1
+    assert second.process.wait(HANG_S) == 1
     error = second.read()["error"]
     assert (error["code"], error["reason"]) == ("FAILED_PRECONDITION", "HOME_IN_USE")
     assert str(first.home) in error["message"]

@@ -17,6 +17,7 @@ from runtime_svc.engine.operations import MAX_OPERATIONS, InFlightPolicy
 from runtime_svc.engine.request import FinishReason
 from runtime_svc.engine.state import EngineState
 from runtime_svc.errors import EngineFailed, QueueFull, RequestsInFlight
+from tests.hang_guard import HANG_S
 from tests.ranks.engines import (
     NEW_BIAS,
     EngineHarness,
@@ -240,7 +241,7 @@ async def test_dead_rank_ends_its_streams_and_waiting_requests_are_served(start_
     await hold(harness)
     first = harness.ranks
     first.die()
-    finished = finished_of(await asyncio.wait_for(collect(running), 2))
+    finished = finished_of(await asyncio.wait_for(collect(running), HANG_S))
     assert finished.finish.reason is FinishReason.ERROR
     assert isinstance(finished.finish.error, RankDied)
     assert tokens_of(await collect(waiting)) == expected_tokens([6], 5)
@@ -366,7 +367,7 @@ async def test_engine_closes_while_it_restarts(start_engine: StartEngine) -> Non
     harness.ranks.die()
     await wait_until(lambda: harness.engine.state is EngineState.RECOVERING)
     engine: Engine = harness.engine
-    await asyncio.wait_for(engine.close(), 1)
+    await asyncio.wait_for(engine.close(), HANG_S)
 
 
 async def test_operations_that_wait_are_bounded(start_engine: StartEngine) -> None:

@@ -28,6 +28,7 @@ from runtime_svc.engine.request import (
 )
 from runtime_svc.engine.streams import OutputStream
 from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.hang_guard import HANG_S
 from tests.ranks.engines import (
     EngineHarness,
     StartEngine,
@@ -68,7 +69,7 @@ async def test_paused_request_ends_when_others_want_what_it_holds(start_engine: 
     await wait_until(lambda: is_paused(harness))
     await asyncio.sleep(2 * TIMEOUT_S)
     assert is_paused(harness), "it holds its slot for longer than the timeout while no one wants it"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         await WANTS[want](harness)
     # The client may still read what was made for it, and why there is no more.
     events = await collect(silent)
@@ -105,7 +106,7 @@ async def test_paused_request_ends_when_others_want_its_blocks(start_engine: Sta
     assert len(tokens_of(await collect(short))) == 3
     await asyncio.sleep(2 * TIMEOUT_S)
     assert silent.finished is None, "the short one found room beside it"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         prompt = [7] * 30
         assert tokens_of(await collect(harness.submit(prompt, max_new_tokens=3))) == expected_tokens(prompt, 3)
     assert isinstance(finished_of(await collect(silent)).finish.error, ClientStalled)

@@ -21,6 +21,7 @@ from runtime_svc.engine.streams import MergedStream
 from runtime_svc.errors import NumericsInvalid, QueueFull, RequestIdInUse
 from runtime_svc.quarantine_errors import PromptQuarantined
 from tests.bundles.manifests import DYNAMIC_FLAGS
+from tests.hang_guard import HANG_S
 from tests.ranks.engines import (
     EngineHarness,
     StartEngine,
@@ -271,7 +272,7 @@ async def test_a_client_that_does_not_read_is_held_up_by_no_sequence_of_its_own(
     await wait_until(lambda: any(one.is_paused for one in harness.engine.scheduler.running))
     await asyncio.sleep(3 * TIMEOUT_S)
     assert not stream.ends, "only its own sequence waits"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         assert tokens_of(await collect(harness.submit([6], max_new_tokens=3))) == expected_tokens([6], 3)
     sequences = await collect_sequences(stream)
     assert [type(finished_of(events).finish.error) for events in sequences] == [ClientStalled] * 2

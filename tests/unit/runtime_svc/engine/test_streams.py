@@ -11,6 +11,7 @@ import pytest
 from runtime_svc.engine.events import Accepted, Event, Finished, GeneratedToken, TokenDelta, TokenLogprob
 from runtime_svc.engine.request import Finish, FinishReason, SamplingParams, Usage
 from runtime_svc.engine.streams import MAX_JOINED_VALUES, OutputStream
+from tests.hang_guard import HANG_S
 from tests.ranks.engines import StartEngine, collect, finished_of, generated_of, letters, text_of, tokens_of, wait_until
 from tests.ranks.fakes import expected_tokens
 
@@ -38,7 +39,7 @@ def delta(token_id: int, num_alternatives: int = 0) -> TokenDelta:
 
 
 async def take_all(stream: OutputStream) -> list[Event]:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(HANG_S):
         return [event async for event in stream]
 
 

@@ -10,6 +10,7 @@ import pytest
 from runtime_svc.errors import QueueFull
 from runtime_svc.text.backlog import MIN_CALL_CHARS, Backlog
 from runtime_svc.text.workers import MAX_INLINE_CHARS, TextWorkers
+from tests.hang_guard import HANG_S
 
 
 async def test_text_that_waits_is_bounded() -> None:
@@ -26,7 +27,7 @@ async def test_text_that_waits_is_bounded() -> None:
         await workers.run(1, gate.wait)
     gate.set()
     assert await asyncio.gather(*calls[1:]) == [True, True]
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         while backlog.num_pending:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert await workers.run(1, str.upper, "again") == "AGAIN"

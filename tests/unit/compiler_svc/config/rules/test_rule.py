@@ -95,7 +95,7 @@ def test_a_large_tree_is_validated_at_once() -> None:
     """Takes a second at most. Comparing each path with all others would take minutes."""
     paths = [[one, two, three, four] for one, two, three, four in itertools.product(range(10), repeat=4)]
     medusa = {"is_medusa": True, "num_medusa_heads": 4, "medusa_speculation_length": 2**20, "medusa_tree": paths}
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ConfigInvalid, match="different paths"):
         resolve_config({"neuron_config": medusa | {"seq_len": 2**21}}, checkpoint_dtype=None, target="trn2")
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
