@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 import structlog
 from kiln.runtime.v1 import generation_pb2 as generation
 from smg_grpc_proto import vllm_engine_pb2 as pb
