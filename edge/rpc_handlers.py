@@ -39,6 +39,9 @@ _FACTORIES: Final = {
 
 #: Orchestrators and tools make these calls every second.
 _PROBES: Final = ("/grpc.health.", "/grpc.reflection.")
+#: A call's deadline counts from its arrival, so that the client, whose own passed while the call was on its way, gives up
+#: before the server's. How long that may be, in seconds, for the server to tell it from a client that changed its mind.
+_ARRIVAL_MARGIN_S: Final = 0.05
 #: Looks at a stream's write in the time that a client has to read.
 _LOOKS: Final = 8
 
@@ -64,8 +67,10 @@ def noting_code(context: Context, note: Callable[[grpc.StatusCode], None]) -> It
         code = context.code() or grpc.StatusCode.CANCELLED
         raise
     finally:
-        if code is grpc.StatusCode.CANCELLED and context.time_remaining() == 0:
-            code = grpc.StatusCode.DEADLINE_EXCEEDED
+        if code is grpc.StatusCode.CANCELLED:
+            remaining_s = context.time_remaining()
+            if remaining_s is not None and remaining_s <= _ARRIVAL_MARGIN_S:
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
         note(code)
 
 

@@ -54,8 +54,6 @@ def generate(process: RuntimeProcess) -> list[int]:
 @contextmanager
 def without_descriptors(process: RuntimeProcess) -> Iterator[None]:
     """400 connections that say nothing take every descriptor that the runtime may have."""
-    # Descriptors that the runtime still closes behind the answer to an earlier call are closed before its next answer.
-    process.control.GetServerInfo(runtime.GetServerInfoRequest(), timeout=60)
     host, _, port = process.address.rpartition(":")
     with limited(resource.RLIMIT_NOFILE, FEW_DESCRIPTORS, process.pid), ExitStack() as connections:
         for _ in range(NUM_IDLE):
