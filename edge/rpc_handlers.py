@@ -39,8 +39,8 @@ _FACTORIES: Final = {
 
 #: Orchestrators and tools make these calls every second.
 _PROBES: Final = ("/grpc.health.", "/grpc.reflection.")
-#: A call's deadline counts from its arrival, so that the client, whose own passed while the call was on its way, gives up
-#: before the server's. How long that may be, in seconds, for the server to tell it from a client that changed its mind.
+#: A call's deadline counts from its arrival at the server, so that its client gives up a little earlier. By how much at
+#: most, in seconds, if that is not to pass for a client that changed its mind.
 _ARRIVAL_MARGIN_S: Final = 0.05
 #: Looks at a stream's write in the time that a client has to read.
 _LOOKS: Final = 8
