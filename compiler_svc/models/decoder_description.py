@@ -17,9 +17,9 @@ from compiler_svc.models.description import (
     ModelDescription,
     NormSpec,
     RopeSpec,
-    TensorSlice,
 )
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly
+from compiler_svc.models.sources import TensorSlice
 from compiler_svc.models.state import StateSpec
 
 _EMBEDDING: Final = "model.embed_tokens"

@@ -16,6 +16,7 @@ from bundle.abi.tensor import DType
 from bundle.manifest import TensorLayout
 from compiler_svc.models.divisions import Axis, ByHeads
 from compiler_svc.models.rope_config import LongRope, RopeConfig
+from compiler_svc.models.sources import RankSource, RopeSource, StoredSource, TensorSlice
 from compiler_svc.models.state import StateSpec
 
 #: Which rank a shard is for, int32 [1]; in shards of several ranks only.
@@ -43,47 +44,6 @@ class WeightFormat(StrEnum):
     PER_TENSOR = "per_tensor"
     #: One byte for each value, one float32 scale for each output.
     PER_CHANNEL = "per_channel"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
-    """Entries `start` to `start + length` of one axis of a checkpoint's tensor, with all of its other axes."""
-
-    tensor: str
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSource:
-    """A parameter that the checkpoint stores: slices of its tensors, one after another along an axis.
-
-    Attributes:
-        slices: At least one.
-        axis: The axis that the slices are of, and along which they are joined.
-    """
-
-    slices: tuple[TensorSlice, ...]
-    axis: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSource:
-    """Inverse frequencies that are computed from the configuration; see `layers.rope.compute_frequencies`.
-
-    Attributes:
-        rotary_dim: Dimensions of a head that are rotated; half as many frequencies.
-        is_long: Whether it is the second set of LongRoPE.
-    """
-
-    rope: RopeConfig
-    rotary_dim: int
-    is_long: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RankSource:
-    """The number of the rank that a shard is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

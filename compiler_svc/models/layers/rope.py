@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.description import RopeSource, RopeSpec
+from compiler_svc.models.description import RopeSpec
 from compiler_svc.models.layers.linear import cast
 from compiler_svc.models.rope_config import (
     DynamicRope,
@@ -16,6 +16,7 @@ from compiler_svc.models.rope_config import (
     LongRope,
     YarnRope,
 )
+from compiler_svc.models.sources import RopeSource
 
 
 def compute_frequencies(source: RopeSource) -> Tensor:
