@@ -176,6 +176,14 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
     },
 }
 
+
+def find_rope_type(config: dict[str, Any]) -> str:
+    """The kind of a geometry's rotary embedding; of layers that attend to all positions, if others have another."""
+    rope = config["rope_parameters"]
+    kind: str = rope.get("full_attention", rope)["rope_type"]
+    return kind
+
+
 #: Hugging Face's name of the architecture, by the geometry's name.
 ARCHITECTURES: Final[dict[str, str]] = {
     name: architecture for architecture, geometries in _FAMILIES.items() for name in geometries
