@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.families.granite.config import FAMILY as GRANITE
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 from compiler_svc.models.families.mistral.config import FAMILY as MISTRAL
 from compiler_svc.models.families.phi3.config import FAMILY as PHI3
@@ -20,7 +21,7 @@ from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 #: Group of the entry points by which other distributions register families: `name = "module:FAMILY"`.
 ENTRY_POINTS: Final = "kiln.model_families"
 
-_OWN: Final = (LLAMA, MISTRAL, PHI3, QWEN2, QWEN3)
+_OWN: Final = (GRANITE, LLAMA, MISTRAL, PHI3, QWEN2, QWEN3)
 
 
 @cache

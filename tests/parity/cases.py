@@ -171,6 +171,9 @@ LONG_RUN: Final = (
     Case("phi3-longrope", 1, 0, layout="blocks", prompts="cached"),
     Case("mistral-window", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("qwen2-some-layers-slide", 2, 1, 1, layout="blocks", prompts="chunked"),
+    Case("granite-multipliers", 1, 0, sampling="host", padding_side="left", is_fused=True),
+    Case("granite-multipliers", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("granite-multipliers", 4, 0, prompts="chunked"),
 )
 
 

@@ -174,6 +174,20 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             },
         },
     },
+    "GraniteForCausalLM": {
+        "granite-multipliers": {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
 }
 
 

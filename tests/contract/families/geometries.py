@@ -58,6 +58,32 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
         "window-mha-tied": _SMALL | {"num_key_value_heads": 8, "sliding_window": 13, "tie_word_embeddings": True},
     },
+    "GraniteForCausalLM": {
+        "multipliers": _SMALL
+        | {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+        "bias-tied": _SMALL
+        | {
+            "num_key_value_heads": 8,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "attention_multiplier": 0.5,
+            "tie_word_embeddings": True,
+        },
+        "yarn-odd-heads": _SMALL
+        | {
+            "num_attention_heads": 6,
+            "hidden_size": 54,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "logits_scaling": 16.0,
+            "rope_parameters": ROPES["yarn"],
+        },
+    },
 }
 
 
