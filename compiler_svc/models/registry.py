@@ -12,6 +12,7 @@ from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.families.granite.config import FAMILY as GRANITE
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 from compiler_svc.models.families.mistral.config import FAMILY as MISTRAL
+from compiler_svc.models.families.olmo2.config import FAMILY as OLMO2
 from compiler_svc.models.families.phi3.config import FAMILY as PHI3
 from compiler_svc.models.families.qwen2.config import FAMILY as QWEN2
 from compiler_svc.models.families.qwen3.config import FAMILY as QWEN3
@@ -21,7 +22,7 @@ from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 #: Group of the entry points by which other distributions register families: `name = "module:FAMILY"`.
 ENTRY_POINTS: Final = "kiln.model_families"
 
-_OWN: Final = (GRANITE, LLAMA, MISTRAL, PHI3, QWEN2, QWEN3)
+_OWN: Final = (GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3)
 
 
 @cache

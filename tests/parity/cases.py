@@ -159,7 +159,7 @@ SHORT_RUN: Final = (
 )
 
 #: More rows of `make test`: graphs with what those families do not have.
-BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = ()
+BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),)
 
 #: The other rows of the covering array.
 LONG_RUN: Final = (
@@ -174,6 +174,8 @@ LONG_RUN: Final = (
     Case("granite-multipliers", 1, 0, sampling="host", padding_side="left", is_fused=True),
     Case("granite-multipliers", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("granite-multipliers", 4, 0, prompts="chunked"),
+    Case("olmo2-odd-heads", 1, 0, padding_side="left", is_fused=True),
+    Case("olmo2-odd-heads", 4, 1, 1, sampling="host", layout="blocks", prompts="cached"),
 )
 
 

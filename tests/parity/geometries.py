@@ -188,6 +188,17 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "Olmo2ForCausalLM": {
+        # Ranks hold copies of KV heads, and four of them heads of zeros.
+        "olmo2-odd-heads": {
+            "hidden_size": 72,
+            "intermediate_size": 90,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    },
 }
 
 

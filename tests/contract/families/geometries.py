@@ -84,6 +84,12 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["yarn"],
         },
     },
+    "Olmo2ForCausalLM": {
+        # Two and four ranks hold copies of KV heads, and four hold heads of zeros.
+        "odd-heads": _SMALL | {"num_attention_heads": 6, "hidden_size": 72, "num_key_value_heads": 3},
+        "bias-tied": _SMALL | {"attention_bias": True, "tie_word_embeddings": True},
+        "mqa-llama3": _SMALL | {"num_key_value_heads": 1, "rope_parameters": ROPES["llama3"]},
+    },
 }
 
 
