@@ -176,6 +176,9 @@ LONG_RUN: Final = (
     Case("granite-multipliers", 4, 0, prompts="chunked"),
     Case("olmo2-odd-heads", 1, 0, padding_side="left", is_fused=True),
     Case("olmo2-odd-heads", 4, 1, 1, sampling="host", layout="blocks", prompts="cached"),
+    Case("smollm3-some-layers-rotate", 1, 0, sampling="host", padding_side="left"),
+    Case("smollm3-some-layers-rotate", 2, 1, 1, is_fused=True, prompts="chunked"),
+    Case("smollm3-some-layers-rotate", 4, 0, layout="blocks", prompts="cached"),
 )
 
 

@@ -199,6 +199,20 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
         },
     },
+    "SmolLM3ForCausalLM": {
+        "smollm3-some-layers-rotate": {
+            "hidden_size": 54,
+            "intermediate_size": 77,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
 }
 
 

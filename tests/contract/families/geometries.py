@@ -90,6 +90,17 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "bias-tied": _SMALL | {"attention_bias": True, "tie_word_embeddings": True},
         "mqa-llama3": _SMALL | {"num_key_value_heads": 1, "rope_parameters": ROPES["llama3"]},
     },
+    "SmolLM3ForCausalLM": {
+        "some-layers-rotate": _SMALL
+        | {
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "tie_word_embeddings": True,
+        },
+        "every-fourth": _SMALL | {"num_hidden_layers": 4, "rope_parameters": ROPES["yarn"]},
+        "none-rotates-bias": _SMALL | {"no_rope_layers": [0, 0], "attention_bias": True, "mlp_bias": True},
+    },
 }
 
 
