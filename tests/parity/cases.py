@@ -159,7 +159,10 @@ SHORT_RUN: Final = (
 )
 
 #: More rows of `make test`: graphs with what those families do not have.
-BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),)
+BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
+    Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),
+    Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
+)
 
 #: The other rows of the covering array.
 LONG_RUN: Final = (
@@ -179,6 +182,8 @@ LONG_RUN: Final = (
     Case("smollm3-some-layers-rotate", 1, 0, sampling="host", padding_side="left"),
     Case("smollm3-some-layers-rotate", 2, 1, 1, is_fused=True, prompts="chunked"),
     Case("smollm3-some-layers-rotate", 4, 0, layout="blocks", prompts="cached"),
+    Case("gemma2-capped", 2, 0, sampling="host", padding_side="left", is_fused=True),
+    Case("gemma2-capped", 4, 0, layout="blocks", prompts="cached"),
 )
 
 

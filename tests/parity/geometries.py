@@ -213,6 +213,21 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "Gemma2ForCausalLM": {
+        "gemma2-capped": {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 20,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
 }
 
 

@@ -101,6 +101,37 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "every-fourth": _SMALL | {"num_hidden_layers": 4, "rope_parameters": ROPES["yarn"]},
         "none-rotates-bias": _SMALL | {"no_rope_layers": [0, 0], "attention_bias": True, "mlp_bias": True},
     },
+    "Gemma2ForCausalLM": {
+        "capped": _SMALL
+        | {
+            "head_dim": 20,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 11,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+        "uncapped-bias": _SMALL
+        | {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "attention_bias": True,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+        "mqa-odd-heads": _SMALL
+        | {
+            "num_attention_heads": 6,
+            "hidden_size": 54,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "hidden_activation": "gelu",
+            "sliding_window": 5,
+            "rope_parameters": ROPES["linear"],
+        },
+    },
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.errors import ModelConfigInvalid
+from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.registry import describe_model
 
 REQUIRED: dict[str, Any] = {
@@ -70,3 +70,36 @@ def test_layers_that_cannot_be_are_refused(attributes: dict[str, Any], field: st
     with pytest.raises(ModelConfigInvalid) as caught:
         describe(SMOLLM3, **attributes)
     assert [violation.field for violation in caught.value.violations] == [field]
+
+
+GEMMA2 = "Gemma2ForCausalLM"
+
+
+def test_every_other_layer_slides_unless_layer_types_says_which() -> None:
+    reference = transformers.Gemma2Config(**REQUIRED)
+    expected = [4096 if kind == "sliding_attention" else None for kind in reference.layer_types]
+    assert windows(describe(GEMMA2)) == expected == [4096, None] * 4
+    full = ["full_attention"] * 8
+    assert windows(describe(GEMMA2, layer_types=full, sliding_window=None)) == [None] * 8
+    with pytest.raises(ModelConfigInvalid, match="sliding_window"):
+        describe(GEMMA2, sliding_window=None)
+
+
+def test_caps_are_what_the_attributes_say() -> None:
+    description = describe(GEMMA2)
+    assert (description.layers[0].attention.soft_cap, description.logit_soft_cap) == (50.0, 30.0)
+    uncapped = describe(GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (uncapped.layers[0].attention.soft_cap, uncapped.logit_soft_cap) == (0.0, 0.0)
+    with pytest.raises(ModelConfigInvalid, match="final_logit_softcapping"):
+        describe(GEMMA2, final_logit_softcapping=0)
+
+
+def test_the_activation_has_a_name_of_its_own() -> None:
+    """Checkpoints have both names, and transformers reads one of them."""
+    assert describe(GEMMA2, hidden_act="relu", hidden_activation="gelu").layers[0].mlp.act == "gelu"
+
+
+@pytest.mark.parametrize("architecture", [GEMMA2])
+def test_attention_to_later_tokens_is_refused(architecture: str) -> None:
+    with pytest.raises(ModelNotServed, match="use_bidirectional_attention"):
+        describe(architecture, use_bidirectional_attention=True)
