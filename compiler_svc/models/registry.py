@@ -10,6 +10,7 @@ from typing import Any, Final
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.families.gemma2.config import FAMILY as GEMMA2
+from compiler_svc.models.families.gemma3.config import FAMILY as GEMMA3
 from compiler_svc.models.families.granite.config import FAMILY as GRANITE
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 from compiler_svc.models.families.mistral.config import FAMILY as MISTRAL
@@ -24,7 +25,7 @@ from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 #: Group of the entry points by which other distributions register families: `name = "module:FAMILY"`.
 ENTRY_POINTS: Final = "kiln.model_families"
 
-_OWN: Final = (GEMMA2, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3)
+_OWN: Final = (GEMMA2, GEMMA3, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3)
 
 
 @cache

@@ -162,6 +162,7 @@ SHORT_RUN: Final = (
 BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
     Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),
     Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
+    Case("gemma3-two-ropes", 4, 0, 1, prompts="chunked"),
 )
 
 #: The other rows of the covering array.
@@ -184,6 +185,8 @@ LONG_RUN: Final = (
     Case("smollm3-some-layers-rotate", 4, 0, layout="blocks", prompts="cached"),
     Case("gemma2-capped", 2, 0, sampling="host", padding_side="left", is_fused=True),
     Case("gemma2-capped", 4, 0, layout="blocks", prompts="cached"),
+    Case("gemma3-two-ropes", 1, 0, sampling="host", padding_side="left", is_fused=True),
+    Case("gemma3-two-ropes", 2, 1, 1, layout="blocks", prompts="cached"),
 )
 
 

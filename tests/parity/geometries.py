@@ -228,6 +228,23 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "Gemma3ForCausalLM": {
+        "gemma3-two-ropes": {
+            "hidden_size": 54,
+            "intermediate_size": 77,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    },
 }
 
 

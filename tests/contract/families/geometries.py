@@ -132,6 +132,31 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"],
         },
     },
+    "Gemma3ForCausalLM": {
+        "two-ropes": _SMALL
+        | {
+            "head_dim": 20,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"full_attention": ROPES["linear"], "sliding_attention": ROPES["default"]},
+            "tie_word_embeddings": True,
+        },
+        "all-slide-capped": _SMALL
+        | {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 20, "final_logit_softcapping": 4.0},
+        "yarn-odd-heads-bias": _SMALL
+        | {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "hidden_size": 54,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "attention_bias": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": ROPES["yarn"], "sliding_attention": ROPES["linear"]},
+        },
+    },
 }
 
 

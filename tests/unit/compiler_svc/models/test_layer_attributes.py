@@ -10,6 +10,7 @@ import transformers
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.registry import describe_model
+from compiler_svc.models.rope_config import DefaultRope, LinearRope
 
 REQUIRED: dict[str, Any] = {
     "vocab_size": 100,
@@ -103,3 +104,78 @@ def test_the_activation_has_a_name_of_its_own() -> None:
 def test_attention_to_later_tokens_is_refused(architecture: str) -> None:
     with pytest.raises(ModelNotServed, match="use_bidirectional_attention"):
         describe(architecture, use_bidirectional_attention=True)
+
+
+GEMMA3 = "Gemma3ForCausalLM"
+
+
+def test_the_pattern_says_which_layers_slide_unless_layer_types_does() -> None:
+    assert windows(describe(GEMMA3)) == [4096] * 5 + [None] + [4096] * 2
+    assert windows(describe(GEMMA3, sliding_window_pattern=2, sliding_window=9)) == [9, None] * 4
+    types = ["full_attention", *["sliding_attention"] * 7]
+    assert windows(describe(GEMMA3, sliding_window_pattern=2, layer_types=types)) == [None, *[4096] * 7]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        # As transformers 4 wrote it, and as transformers 5 does.
+        {
+            "rope_theta": 500_000.0,
+            "rope_local_base_freq": 20_000.0,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500_000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+            }
+        },
+    ],
+)
+def test_layers_that_slide_have_a_rope_of_their_own(attributes: dict[str, Any]) -> None:
+    description = describe(GEMMA3, **attributes)
+    assert {one.name: one.rope for one in description.ropes} == {
+        "rope": LinearRope(500_000.0, 8.0),
+        "local_rope": DefaultRope(20_000.0),
+    }
+    assert ropes(description) == ["local_rope"] * 5 + ["rope"] + ["local_rope"] * 2
+
+
+def test_each_rope_has_its_default() -> None:
+    for given in ({}, {"rope_parameters": {"sliding_attention": None}}):
+        assert [one.rope for one in describe(GEMMA3, **given).ropes] == [
+            DefaultRope(1_000_000.0),
+            DefaultRope(10_000.0),
+        ]
+
+
+def test_ropes_that_no_layer_has_are_not_in_the_shard() -> None:
+    assert [one.name for one in describe(GEMMA3, num_hidden_layers=2).ropes] == ["local_rope"]
+    assert [one.name for one in describe(GEMMA3, layer_types=["full_attention"] * 8).ropes] == ["rope"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "error", "field"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, ModelConfigInvalid, "rope_parameters"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+            ModelConfigInvalid,
+            "rope_parameters.full_attention.factor",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "dynamic", "factor": 2.0}}},
+            ModelNotServed,
+            "rope_parameters.sliding_attention.rope_type",
+        ),
+        ({"attn_logit_softcapping": 50.0}, ModelNotServed, "attn_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, ModelNotServed, "use_bidirectional_attention"),
+    ],
+)
+def test_what_is_not_served_is_named(
+    attributes: dict[str, Any], error: type[ModelConfigInvalid | ModelNotServed], field: str
+) -> None:
+    with pytest.raises(error) as caught:
+        describe(GEMMA3, **attributes)
+    assert [violation.field for violation in caught.value.violations] == [field]
