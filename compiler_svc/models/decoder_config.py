@@ -27,7 +27,10 @@ Windows = tuple[int | None, ...]
 #: The attributes of a `config.json` behind fields of a record that are not attributes themselves.
 _READ_FOR: Final[Mapping[str, tuple[str, ...]]] = {
     "architecture": ("architectures",),
+    "local_rope": ("rope_local_base_freq",),
     "rope": ROPE_ATTRIBUTES,
+    "rotated_layers": ("no_rope_layer_interval", "no_rope_layers"),
+    "sliding_layers": ("layer_types",),
     "windows": ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window"),
 }
 
@@ -52,8 +55,9 @@ class DecoderConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Every attribute that enters the arithmetic, as JSON: the numeric part of the graph ABI."""
-        attributes = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "rope"}
-        return attributes | {"rope": rope_to_json(self.rope)}
+        attributes = {one.name: getattr(self, one.name) for one in fields(self)}
+        ropes = {name: rope_to_json(value) for name, value in attributes.items() if isinstance(value, RopeConfig)}
+        return attributes | ropes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,24 @@ class LayerWindowConfig(DecoderConfig):
     windows: Windows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingLayersConfig(DecoderConfig):
+    """The record of families whose layers have one window or none, as `layer_types` says.
+
+    Attributes:
+        sliding_window: How many positions up to its own a token of layers that slide attends to.
+        sliding_layers: Which layers slide.
+    """
+
+    sliding_window: int | None
+    sliding_layers: tuple[bool, ...]
+
+    @property
+    def windows(self) -> Windows:
+        """The window of each layer."""
+        return tuple(self.sliding_window if slides else None for slides in self.sliding_layers)
+
+
 def list_config_attributes(config: type[DecoderConfig]) -> frozenset[str]:
     """Names of the attributes of a `config.json` that count for a family with this record."""
     names = {name for one in fields(config) for name in _READ_FOR.get(one.name, (one.name,))}
@@ -98,6 +120,9 @@ def read_decoder(
     max_position_embeddings: int = 2048,
     rms_norm_eps: float = 1e-6,
     rope: RopeOptions = DEFAULT_ROPE_OPTIONS,
+    hidden_act: str = "silu",
+    act_attribute: str = "hidden_act",
+    tie_word_embeddings: bool = False,
 ) -> dict[str, Any]:
     """Reads what the families have in common; mistakes are noted in `model`.
 
@@ -108,6 +133,7 @@ def read_decoder(
         num_key_value_heads: Default; None: as many as attention heads.
         head_dim: Default; None: the hidden size divided among the attention heads.
         rope: How the family reads its rotary embedding.
+        act_attribute: The attribute that names the activation.
 
     Returns:
         Fields of `DecoderConfig`, by name.
@@ -134,11 +160,11 @@ def read_decoder(
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": dim,
-        "hidden_act": model.choice("hidden_act", "silu", HIDDEN_ACTS),
+        "hidden_act": model.choice(act_attribute, hidden_act, HIDDEN_ACTS),
         "max_position_embeddings": positions,
         "rms_norm_eps": model.number("rms_norm_eps", rms_norm_eps),
         "rope": read_rope(model, head_dim=dim, max_position_embeddings=positions, options=rope),
-        "tie_word_embeddings": model.boolean("tie_word_embeddings", False),
+        "tie_word_embeddings": model.boolean("tie_word_embeddings", tie_word_embeddings),
     }
 
 
@@ -164,13 +190,40 @@ def read_layer_windows(model: AttributeReader) -> Windows:
         return (None,) * num_layers
     window = model.integer("sliding_window", 4096)
     first = model.integer("max_window_layers", 28, minimum=0)
-    types: object = model.values.get("layer_types")
+    slides = _read_layer_types(model, tuple(layer >= first for layer in range(num_layers)))
+    return tuple(window if is_sliding else None for is_sliding in slides)
+
+
+def read_sliding_layers(model: AttributeReader, by_default: tuple[bool, ...], *, window: int | None) -> dict[str, Any]:
+    """Reads the window of families whose `layer_types` says which layers have it.
+
+    Args:
+        by_default: Which layers slide if it does not say; as many as there are layers.
+        window: Default of `sliding_window`.
+
+    Returns:
+        Fields of `SlidingLayersConfig`, by name.
+    """
+    size, slides = read_window(model, window), _read_layer_types(model, by_default)
+    if size is None and any(slides):
+        model.note_invalid("sliding_window", None, f"an integer, as layers are {_SLIDING}")
+    return {"sliding_window": size, "sliding_layers": slides}
+
+
+def read_soft_cap(model: AttributeReader, name: str, default: float | None) -> float | None:
+    """Reads the bound of values that are capped; null says that they are not."""
+    return None if name in model.values and model.values[name] is None else model.optional_number(name) or default
+
+
+def _read_layer_types(model: AttributeReader, by_default: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Whether each layer slides."""
+    num_layers, types = len(by_default), model.values.get("layer_types")
     if types is None:
-        return tuple(window if layer >= first else None for layer in range(num_layers))
+        return by_default
     if not isinstance(types, list) or len(types) != num_layers or not {*map(str, types)} <= {_FULL, _SLIDING}:
         model.note_invalid("layer_types", types, f"{num_layers} times {_FULL} or {_SLIDING}")
-        return (None,) * num_layers
-    return tuple(window if kind == _SLIDING else None for kind in types)
+        return (False,) * num_layers
+    return tuple(kind == _SLIDING for kind in types)
 
 
 def read_window(model: AttributeReader, default: int | None) -> int | None:

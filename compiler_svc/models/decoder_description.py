@@ -1,10 +1,10 @@
-"""Descriptions of decoder-only models whose layers normalize before attention and before a gated MLP."""
+"""Descriptions of decoder-only models whose layers have attention and a gated MLP, with norms before or after them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from compiler_svc.models.decoder_config import DecoderConfig, Windows
 from compiler_svc.models.description import (
@@ -17,12 +17,15 @@ from compiler_svc.models.description import (
     ModelDescription,
     NormSpec,
     RopeSpec,
-    TensorSlice,
 )
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly
+from compiler_svc.models.rope_config import RopeConfig
+from compiler_svc.models.sources import TensorSlice
 from compiler_svc.models.state import StateSpec
 
 _EMBEDDING: Final = "model.embed_tokens"
+_ROPE: Final = "rope"
+_LOCAL_ROPE: Final = "local_rope"
 
 #: Older checkpoints store what the configuration says already, in the model or in each layer.
 _STORED_FREQUENCIES: Final = "rotary_emb.inv_freq"
@@ -36,8 +39,22 @@ class DecoderTraits:
         qkv_bias: Whether queries, keys and values have biases; `output_bias`: the attended heads' layer.
         mlp_bias: Whether the layers of the MLP have biases.
         normalizes_heads: Whether each query and key head is normalized before its rotation.
+        normalizes_projections: Whether queries and keys are, all heads as one.
+        norms: Where each layer normalizes: what attention and feed-forward take, what they add, or both.
+        norm_offset: What is added to the scales of all norms.
+        norms_round_last: Whether scales multiply in float32.
         windows: How many positions each layer attends to; empty: all layers attend to all.
         rotary_dim: Dimensions of each head that are rotated, the first ones; 0: all.
+        rotates_in_float32: Whether heads are rotated in float32.
+        rotated_layers: Which layers rotate queries and keys; empty: all.
+        local_rope: The rotary embedding of layers with a window; None: that of all.
+        embedding_multiplier: Multiplies token embeddings; `rounds_embedding_multiplier`: after it is rounded to the
+            dtype of the computation.
+        attention_scale: Multiplies the products of queries and keys; None: 1 / sqrt(head_dim).
+        attention_soft_cap: Bound of attention's scores; 0: none.
+        residual_multiplier: Multiplies what attention and feed-forward add.
+        logits_divisor: Divides logits.
+        logit_soft_cap: Bound of logits; 0: none.
         stored_qkv: Checkpoint module that stores queries, keys and values as one matrix, below `self_attn`; empty:
             three modules do.
         stored_gate_up: Checkpoint module that stores gate and up as one matrix, below `mlp`; empty: two modules do.
@@ -47,8 +64,22 @@ class DecoderTraits:
     output_bias: bool = False
     mlp_bias: bool = False
     normalizes_heads: bool = False
+    normalizes_projections: bool = False
+    norms: Literal["before", "after", "both"] = "before"
+    norm_offset: float = 0.0
+    norms_round_last: bool = False
     windows: Windows = ()
     rotary_dim: int = 0
+    rotates_in_float32: bool = False
+    rotated_layers: tuple[bool, ...] = ()
+    local_rope: RopeConfig | None = None
+    embedding_multiplier: float = 1.0
+    rounds_embedding_multiplier: bool = False
+    attention_scale: float | None = None
+    attention_soft_cap: float = 0.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    logit_soft_cap: float = 0.0
     stored_qkv: str = ""
     stored_gate_up: str = ""
 
@@ -69,7 +100,8 @@ class _Decoder:
         self._vocabulary = Axis(config.vocab_size, Evenly(), "vocab_size")
 
     def describe(self) -> ModelDescription:
-        config = self._config
+        config, traits = self._config, self._traits
+        rotary_dim = traits.rotary_dim or config.head_dim
         attention_paths = (f"model.layers.{layer}.self_attn" for layer in range(config.num_hidden_layers))
         tied = TensorSlice(_EMBEDDING, 0, config.vocab_size)
         return ModelDescription(
@@ -77,7 +109,11 @@ class _Decoder:
             numeric_config=config.to_json(),
             max_position_embeddings=config.max_position_embeddings,
             embedding=EmbeddingSpec(
-                _EMBEDDING, Axis(config.vocab_size), Axis(config.hidden_size, Evenly(), "hidden_size")
+                _EMBEDDING,
+                Axis(config.vocab_size),
+                Axis(config.hidden_size, Evenly(), "hidden_size"),
+                traits.embedding_multiplier,
+                traits.rounds_embedding_multiplier,
             ),
             layers=tuple(self._describe_layer(layer) for layer in range(config.num_hidden_layers)),
             norm=self._norm("model.norm"),
@@ -90,17 +126,29 @@ class _Decoder:
                 is_adaptable=False,
             ),
             is_tied=config.tie_word_embeddings,
-            rope=RopeSpec("rope", config.rope, self._traits.rotary_dim or config.head_dim),
+            rope=RopeSpec(_ROPE, config.rope, rotary_dim, traits.rotates_in_float32),
+            local_rope=None
+            if traits.local_rope is None
+            else RopeSpec(_LOCAL_ROPE, traits.local_rope, rotary_dim, traits.rotates_in_float32),
+            logits_divisor=traits.logits_divisor,
+            logit_soft_cap=traits.logit_soft_cap,
             redundant=frozenset(f"{path}.{_STORED_FREQUENCIES}" for path in ("model", *attention_paths)),
         )
 
     def _describe_layer(self, layer: int) -> LayerSpec:
-        path = f"model.layers.{layer}"
+        path, traits = f"model.layers.{layer}", self._traits
+        normalizes_before, normalizes_after = traits.norms != "after", traits.norms != "before"
+        # Checkpoints call the norm behind attention so, whether it is of what attention adds or of what follows.
+        after_attention = self._norm(f"{path}.post_attention_layernorm")
+        before_mlp = self._norm(f"{path}.pre_feedforward_layernorm") if normalizes_after else after_attention
         return LayerSpec(
-            input_norm=self._norm(f"{path}.input_layernorm"),
+            input_norm=self._norm(f"{path}.input_layernorm") if normalizes_before else None,
             attention=self._describe_attention(f"{path}.self_attn", layer),
-            post_attention_norm=self._norm(f"{path}.post_attention_layernorm"),
+            post_attention_norm=before_mlp if normalizes_before else None,
             mlp=self._describe_mlp(f"{path}.mlp"),
+            attention_output_norm=after_attention if normalizes_after else None,
+            mlp_output_norm=self._norm(f"{path}.post_feedforward_layernorm") if normalizes_after else None,
+            residual_multiplier=traits.residual_multiplier,
         )
 
     def _describe_attention(self, path: str, layer: int) -> AttentionSpec:
@@ -130,10 +178,22 @@ class _Decoder:
                 group=MemoryGroup.ATTENTION,
                 has_bias=traits.output_bias,
             ),
-            query_norm=self._head_norm(f"{path}.q_norm"),
-            key_norm=self._head_norm(f"{path}.k_norm"),
-            state=StateSpec(layer=layer, heads=kv_heads, window=traits.windows[layer] if traits.windows else None),
+            query_norm=self._head_norm(f"{path}.q_norm", queries),
+            key_norm=self._head_norm(f"{path}.k_norm", keys),
+            state=StateSpec(layer=layer, heads=kv_heads, window=self._window(layer)),
+            rope=self._rope(layer),
+            scale=traits.attention_scale,
+            soft_cap=traits.attention_soft_cap,
         )
+
+    def _window(self, layer: int) -> int | None:
+        return self._traits.windows[layer] if self._traits.windows else None
+
+    def _rope(self, layer: int) -> str | None:
+        traits = self._traits
+        if traits.rotated_layers and not traits.rotated_layers[layer]:
+            return None
+        return _ROPE if traits.local_rope is None or self._window(layer) is None else _LOCAL_ROPE
 
     def _describe_mlp(self, path: str) -> MlpSpec:
         intermediate = Axis(self._config.intermediate_size, Evenly(), "intermediate_size")
@@ -156,13 +216,16 @@ class _Decoder:
             down=linear("down_proj", intermediate, self._hidden),
         )
 
-    def _norm(self, name: str) -> NormSpec:
-        return NormSpec(name, self._hidden, self._config.rms_norm_eps)
+    def _norm(self, name: str, axis: Axis | None = None) -> NormSpec:
+        traits = self._traits
+        return NormSpec(
+            name, axis or self._hidden, self._config.rms_norm_eps, traits.norm_offset, traits.norms_round_last
+        )
 
-    def _head_norm(self, name: str) -> NormSpec | None:
-        if not self._traits.normalizes_heads:
-            return None
-        return NormSpec(name, Axis(self._config.head_dim), self._config.rms_norm_eps)
+    def _head_norm(self, name: str, heads: Axis) -> NormSpec | None:
+        if self._traits.normalizes_projections:
+            return self._norm(name, heads)
+        return self._norm(name, Axis(self._config.head_dim)) if self._traits.normalizes_heads else None
 
 
 def _slice_stored(path: str, stored: str, outputs: dict[str, Axis]) -> Callable[[str], tuple[TensorSlice, ...]]:

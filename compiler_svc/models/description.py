@@ -16,6 +16,7 @@ from bundle.abi.tensor import DType
 from bundle.manifest import TensorLayout
 from compiler_svc.models.divisions import Axis, ByHeads
 from compiler_svc.models.rope_config import LongRope, RopeConfig
+from compiler_svc.models.sources import RankSource, RopeSource, StoredSource, TensorSlice
 from compiler_svc.models.state import StateSpec
 
 #: Which rank a shard is for, int32 [1]; in shards of several ranks only.
@@ -43,47 +44,6 @@ class WeightFormat(StrEnum):
     PER_TENSOR = "per_tensor"
     #: One byte for each value, one float32 scale for each output.
     PER_CHANNEL = "per_channel"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
-    """Entries `start` to `start + length` of one axis of a checkpoint's tensor, with all of its other axes."""
-
-    tensor: str
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSource:
-    """A parameter that the checkpoint stores: slices of its tensors, one after another along an axis.
-
-    Attributes:
-        slices: At least one.
-        axis: The axis that the slices are of, and along which they are joined.
-    """
-
-    slices: tuple[TensorSlice, ...]
-    axis: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSource:
-    """Inverse frequencies that are computed from the configuration; see `layers.rope.compute_frequencies`.
-
-    Attributes:
-        rotary_dim: Dimensions of a head that are rotated; half as many frequencies.
-        is_long: Whether it is the second set of LongRoPE.
-    """
-
-    rope: RopeConfig
-    rotary_dim: int
-    is_long: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RankSource:
-    """The number of the rank that a shard is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,15 +131,19 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """Root mean square normalization over the last axis.
+    """Root mean square normalization over the last axis; over the parts of all ranks if it is divided.
 
     Attributes:
         name: Path of the module.
+        offset: What is added to each scale.
+        rounds_last: Whether scales multiply in float32, and only their products are rounded.
     """
 
     name: str
     axis: Axis
     eps: float
+    offset: float = 0.0
+    rounds_last: bool = False
 
     def parameters(self) -> Iterator[ParameterSpec]:
         """The scale."""
@@ -192,11 +156,15 @@ class EmbeddingSpec:
 
     Attributes:
         name: Path of the module.
+        multiplier: Multiplies what the table holds.
+        rounds_multiplier: Whether the multiplier is rounded to the dtype of the computation first.
     """
 
     name: str
     vocabulary: Axis
     hidden: Axis
+    multiplier: float = 1.0
+    rounds_multiplier: bool = False
 
     def parameters(self) -> Iterator[ParameterSpec]:
         """The table."""
@@ -210,11 +178,13 @@ class RopeSpec:
     Attributes:
         name: Path of the module.
         rotary_dim: Dimensions of a head that are rotated, the first ones.
+        is_wide: Whether heads are rotated in float32.
     """
 
     name: str
     rope: RopeConfig
     rotary_dim: int
+    is_wide: bool = False
 
     def parameters(self) -> Iterator[ParameterSpec]:
         """Inverse frequencies, float32 [rotary_dim / 2]; two sets of LongRoPE's."""
@@ -236,8 +206,12 @@ class AttentionSpec:
     Attributes:
         projections: Linear layers that make queries, keys and values, in this order; a single one makes all three.
         output: Linear layer from the attended heads to the hidden size.
-        query_norm: Normalization of each query head before its rotation; `key_norm` of each KV head.
+        query_norm: Normalization of each query head before its rotation, or of all heads as one if their axis is
+            divided; `key_norm` of KV heads.
         state: Its keys and values.
+        rope: Name of the rotary embedding that rotates queries and keys; None: they are not rotated.
+        scale: Multiplies the products of queries and keys; None: 1 / sqrt(head_dim).
+        soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`; 0: they stay.
     """
 
     projections: tuple[LinearSpec, ...]
@@ -245,6 +219,9 @@ class AttentionSpec:
     state: StateSpec
     query_norm: NormSpec | None = None
     key_norm: NormSpec | None = None
+    rope: str | None = "rope"
+    scale: float | None = None
+    soft_cap: float = 0.0
 
     @property
     def heads(self) -> ByHeads:
@@ -277,16 +254,28 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer: attention and feed-forward, each normalized before."""
+    """One layer: attention and feed-forward, whose results are added to what they take.
 
-    input_norm: NormSpec
+    Attributes:
+        input_norm: Normalization of what attention takes; None: it takes it as it is.
+        post_attention_norm: Of what the feed-forward takes.
+        attention_output_norm: Of what attention adds; `mlp_output_norm` of what the feed-forward adds.
+        residual_multiplier: Multiplies what each of them adds.
+    """
+
+    input_norm: NormSpec | None
     attention: AttentionSpec
-    post_attention_norm: NormSpec
+    post_attention_norm: NormSpec | None
     mlp: MlpSpec
+    attention_output_norm: NormSpec | None = None
+    mlp_output_norm: NormSpec | None = None
+    residual_multiplier: float = 1.0
 
     def parameters(self) -> Iterator[ParameterSpec]:
-        """In the order of the computation."""
-        return _parameters_of(self.input_norm, self.attention, self.mlp, self.post_attention_norm)
+        """Norms of what is taken among attention and feed-forward, then norms of what is added."""
+        before, after = (self.input_norm,), (self.post_attention_norm, self.attention_output_norm, self.mlp_output_norm)
+        specs = (*before, self.attention, self.mlp, *after)
+        return _parameters_of(*(spec for spec in specs if spec is not None))
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Its linear layers."""
@@ -304,6 +293,9 @@ class ModelDescription:
         head: From the hidden size to the vocabulary.
         is_tied: Whether the head's matrix is the embedding's table. One rank then stores it once; several ranks store
             both, because the embedding is divided along the hidden axis and the head along the vocabulary.
+        rope: The rotary embedding of most layers; `local_rope` of layers that name it.
+        logits_divisor: Divides the logits.
+        logit_soft_cap: Logits become `logit_soft_cap * tanh(logit / logit_soft_cap)`; 0: they stay.
         redundant: Names of tensors that a checkpoint may hold and the model does not take.
     """
 
@@ -316,6 +308,9 @@ class ModelDescription:
     head: LinearSpec
     is_tied: bool
     rope: RopeSpec
+    local_rope: RopeSpec | None = None
+    logits_divisor: float = 1.0
+    logit_soft_cap: float = 0.0
     redundant: frozenset[str] = frozenset()
 
     @property
@@ -333,6 +328,12 @@ class ModelDescription:
         """State of every layer, in calling order."""
         return tuple(layer.attention.state for layer in self.layers)
 
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The rotary embeddings that layers name."""
+        named = {layer.attention.rope for layer in self.layers}
+        return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None and rope.name in named)
+
     def shares_table(self, tp_degree: int) -> bool:
         """Whether the head reads the embedding's own table, so that the shard holds no matrix of the head."""
         return self.is_tied and tp_degree == 1
@@ -344,7 +345,7 @@ class ModelDescription:
     def parameters(self, tp_degree: int) -> tuple[ParameterSpec, ...]:
         """All tensors of every rank's shard, in the order of the model."""
         head = () if self.shares_table(tp_degree) else (self.head,)
-        named = _parameters_of(self.embedding, *self.layers, self.norm, *head, self.rope)
+        named = _parameters_of(self.embedding, *self.layers, self.norm, *head, *self.ropes)
         return (*named, *([RANK_PARAMETER] if tp_degree > 1 else []))
 
     def axes(self) -> Iterator[Axis]:

@@ -86,6 +86,12 @@ class Axis:
         """What each rank holds."""
         return _divide(self, tp_degree)
 
+    def count_copies(self, tp_degree: int) -> int:
+        """How many ranks hold each entry; all entries have equally many copies, whatever the division is."""
+        return (
+            sum(run.length for runs in self.divide(tp_degree) for run in runs if run.start is not None) // self.length
+        )
+
     def part_length(self, tp_degree: int) -> int:
         """Entries of every rank's part, padding included."""
         return self.length if tp_degree == 1 and not self.is_divided else _part_length(self, tp_degree)

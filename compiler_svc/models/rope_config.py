@@ -103,11 +103,21 @@ class RopeOptions:
         rotates_partly: Whether `partial_rotary_factor` may be less than 1.
         original_max_position_embeddings: Default; None: `max_position_embeddings`.
         aliases: Kinds by other names that configurations of the family give them.
+        theta: Default of the base; `theta_attribute`: its name beside the object of other attributes.
+        layer_type: Layers that have this rotary embedding, if `rope_parameters` has an object for each kind of them;
+            empty: all have it.
+        scales: Whether `rope_scaling` is of these layers.
+        follows_length: Whether frequencies may depend on the length of the sequence.
     """
 
     rotates_partly: bool = False
     original_max_position_embeddings: int | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    theta: float = 10_000.0
+    theta_attribute: str = "rope_theta"
+    layer_type: str = ""
+    scales: bool = True
+    follows_length: bool = True
 
 
 DEFAULT_ROPE_OPTIONS: Final = RopeOptions()
@@ -120,8 +130,8 @@ def read_rope(
 
     Defaults are those of transformers.
     """
-    reader = _nested_reader(model)
-    partial = read_partial_rotary_factor(model)
+    reader = _nested_reader(model, options)
+    partial = read_partial_rotary_factor(model, options)
     if partial != 1.0 and not options.rotates_partly:
         reader.note_not_served("partial_rotary_factor", partial, "1.0: the whole head is rotated")
     original = reader.integer(
@@ -129,22 +139,23 @@ def read_rope(
     )
     rope = _Rope(
         reader=reader,
-        theta=reader.optional_number("rope_theta") or model.number("rope_theta", 10_000.0),
+        theta=reader.optional_number("rope_theta") or model.number(options.theta_attribute, options.theta),
         head_dim=count_rotated(head_dim, partial),
         max_position_embeddings=max_position_embeddings,
         original_max_position_embeddings=model.integer("original_max_position_embeddings", original),
     )
     kind = str(reader.values.get("rope_type") or reader.values.get("type") or "default")
     kind = options.aliases.get(kind, kind)
-    if kind not in _READERS:
-        reader.note_not_served("rope_type", kind, ", ".join(sorted(_READERS)))
+    served = [one for one in sorted(_READERS) if options.follows_length or one not in _FOLLOWING_LENGTH]
+    if kind not in served:
+        reader.note_not_served("rope_type", kind, ", ".join(served))
         return DefaultRope(rope.theta)
     return _READERS[kind](rope)
 
 
-def read_partial_rotary_factor(model: AttributeReader) -> float:
+def read_partial_rotary_factor(model: AttributeReader, options: RopeOptions = DEFAULT_ROPE_OPTIONS) -> float:
     """Reads the share of each head's dimensions that is rotated; mistakes are noted in `model`."""
-    factor = _nested_reader(model).number("partial_rotary_factor", model.number("partial_rotary_factor", 1.0))
+    factor = _nested_reader(model, options).number("partial_rotary_factor", model.number("partial_rotary_factor", 1.0))
     if factor > 1.0:
         model.note_invalid("partial_rotary_factor", factor, "at most 1.0")
         return 1.0
@@ -156,14 +167,26 @@ def count_rotated(head_dim: int, partial_rotary_factor: float) -> int:
     return int(head_dim * partial_rotary_factor)
 
 
-def _nested_reader(model: AttributeReader) -> AttributeReader:
+def _nested_reader(model: AttributeReader, options: RopeOptions) -> AttributeReader:
     """A reader of the object that has the rotary embedding's attributes, whatever the file format calls it."""
-    name = "rope_scaling" if model.values.get("rope_scaling") else "rope_parameters"
-    values = model.values.get(name) or {}
+    if options.scales and model.values.get("rope_scaling"):
+        return _read_object(model, "rope_scaling", "rope_type")
+    if not options.layer_type:
+        return _read_object(model, "rope_parameters", "rope_type")
+    reader = _read_object(model, "rope_parameters", options.layer_type)
+    if any(value is not None and not isinstance(value, Mapping) for value in reader.values.values()):
+        model.note_invalid("rope_parameters", dict(reader.values), "an object for each kind of layers")
+        return reader.nested(options.layer_type, {})
+    return _read_object(reader, options.layer_type, "rope_type")
+
+
+def _read_object(reader: AttributeReader, name: str, content: str) -> AttributeReader:
+    """A reader of an object inside another, empty where there is none."""
+    values = reader.values.get(name) or {}
     if not isinstance(values, Mapping):
-        model.note_invalid(name, values, "an object with rope_type")
+        reader.note_invalid(name, values, f"an object with {content}")
         values = {}
-    return model.nested(name, values)
+    return reader.nested(name, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +270,10 @@ _READERS: Final[Mapping[str, Callable[[_Rope], RopeConfig]]] = {
     "longrope": _read_longrope,
     "llama3": _read_llama3,
 }
+
+
+#: Kinds whose frequencies depend on the length of the sequence.
+_FOLLOWING_LENGTH: Final = ("dynamic", "longrope")
 
 
 def rope_to_json(rope: RopeConfig) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from compiler_svc.models.description import (
     LinearSpec,
     MemoryGroup,
     ModelDescription,
-    TensorSlice,
     WeightFormat,
 )
 from compiler_svc.models.divisions import join_axes
+from compiler_svc.models.sources import TensorSlice
 
 
 def fuse_qkv(description: ModelDescription) -> ModelDescription:

@@ -9,8 +9,9 @@ from typing import Final, Literal, cast
 
 from bundle.abi.tensor import DType
 from bundle.manifest import DTYPE_SIZES_BYTES, WeightShard, WeightTensor
-from compiler_svc.models.description import ModelDescription, ParameterSpec, StoredSource
+from compiler_svc.models.description import ModelDescription, ParameterSpec
 from compiler_svc.models.divisions import Evenly
+from compiler_svc.models.sources import StoredSource
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from bundle.abi.tensor import DType
-from compiler_svc.models.description import ParameterSpec, RankSource, RopeSource
+from compiler_svc.models.description import ParameterSpec
 from compiler_svc.models.layers.rope import compute_frequencies
+from compiler_svc.models.sources import RankSource, RopeSource
 from compiler_svc.sharding.parts import JoinedTensor, copy_block, list_blocks
 from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
 from compiler_svc.weights.checkpoint import Checkpoint

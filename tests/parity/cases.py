@@ -3,7 +3,7 @@
 `make test-full` runs a covering array: every pair of values of family, ranks, level, padding side, sampling,
 projections, layout of the KV cache and way of computing prompts stands in one of its rows, if the compiler takes it;
 and every geometry at every degree and level. `make test` runs the first rows of the array, which have every pair of the
-first six, and every pair of layout and way.
+first six for some families, and every pair of layout and way; and one row for what other families add to the graphs.
 """
 
 from __future__ import annotations
@@ -158,6 +158,13 @@ SHORT_RUN: Final = (
     Case("phi3-longrope", 4, 1, 1, "left", "device"),
 )
 
+#: More rows of `make test`: graphs with what those families do not have.
+BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
+    Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),
+    Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
+    Case("gemma3-two-ropes", 4, 0, 1, prompts="chunked"),
+)
+
 #: The other rows of the covering array.
 LONG_RUN: Final = (
     Case("gqa8-untied-dynamic", 4, 0, prompts="chunked"),
@@ -168,6 +175,18 @@ LONG_RUN: Final = (
     Case("phi3-longrope", 1, 0, layout="blocks", prompts="cached"),
     Case("mistral-window", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("qwen2-some-layers-slide", 2, 1, 1, layout="blocks", prompts="chunked"),
+    Case("granite-multipliers", 1, 0, sampling="host", padding_side="left", is_fused=True),
+    Case("granite-multipliers", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("granite-multipliers", 4, 0, prompts="chunked"),
+    Case("olmo2-odd-heads", 1, 0, padding_side="left", is_fused=True),
+    Case("olmo2-odd-heads", 4, 1, 1, sampling="host", layout="blocks", prompts="cached"),
+    Case("smollm3-some-layers-rotate", 1, 0, sampling="host", padding_side="left"),
+    Case("smollm3-some-layers-rotate", 2, 1, 1, is_fused=True, prompts="chunked"),
+    Case("smollm3-some-layers-rotate", 4, 0, layout="blocks", prompts="cached"),
+    Case("gemma2-capped", 2, 0, sampling="host", padding_side="left", is_fused=True),
+    Case("gemma2-capped", 4, 0, layout="blocks", prompts="cached"),
+    Case("gemma3-two-ropes", 1, 0, sampling="host", padding_side="left", is_fused=True),
+    Case("gemma3-two-ropes", 2, 1, 1, layout="blocks", prompts="cached"),
 )
 
 
@@ -181,7 +200,7 @@ def matrix_cases() -> Iterator[Case]:
 
 def all_cases() -> tuple[Case, ...]:
     """The covering array and what the matrix has beside it."""
-    return tuple(dict.fromkeys([*SHORT_RUN, *LONG_RUN, *matrix_cases()]))
+    return tuple(dict.fromkeys([*SHORT_RUN, *BESIDE_SHORT_RUN, *LONG_RUN, *matrix_cases()]))
 
 
 def parameters() -> list[Any]:
@@ -207,4 +226,4 @@ def _picking_marks(case: Case) -> list[pytest.MarkDecorator]:
 
 def _marks(case: Case) -> list[pytest.MarkDecorator]:
     marks = [pytest.mark.toolchain] if case.level else []
-    return marks if case in SHORT_RUN else [*marks, pytest.mark.slow]
+    return marks if case in (*SHORT_RUN, *BESIDE_SHORT_RUN) else [*marks, pytest.mark.slow]

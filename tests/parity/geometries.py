@@ -174,7 +174,86 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             },
         },
     },
+    "GraniteForCausalLM": {
+        "granite-multipliers": {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "Olmo2ForCausalLM": {
+        # Ranks hold copies of KV heads, and four of them heads of zeros.
+        "olmo2-odd-heads": {
+            "hidden_size": 72,
+            "intermediate_size": 90,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    },
+    "SmolLM3ForCausalLM": {
+        "smollm3-some-layers-rotate": {
+            "hidden_size": 54,
+            "intermediate_size": 77,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "Gemma2ForCausalLM": {
+        "gemma2-capped": {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 20,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "Gemma3ForCausalLM": {
+        "gemma3-two-ropes": {
+            "hidden_size": 54,
+            "intermediate_size": 77,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    },
 }
+
+
+def find_rope_type(config: dict[str, Any]) -> str:
+    """The kind of a geometry's rotary embedding; of layers that attend to all positions, if others have another."""
+    rope = config["rope_parameters"]
+    kind: str = rope.get("full_attention", rope)["rope_type"]
+    return kind
+
 
 #: Hugging Face's name of the architecture, by the geometry's name.
 ARCHITECTURES: Final[dict[str, str]] = {

@@ -36,21 +36,24 @@ class Attention(nn.Module):
         self.head_dim = spec.heads.head_dim
         self.num_heads, self.num_kv_heads = layout.num_query_heads, layout.num_kv_heads
         self.window = spec.state.window or 0
+        self.scale = self.head_dim**-0.5 if spec.scale is None else spec.scale
+        self.soft_cap = spec.soft_cap
         self._projections = tuple(projection.module for projection in spec.projections)
         for projection in spec.projections:
             self.add_module(projection.module, Linear(projection, ranks))
         self.o_proj = Linear(spec.output, ranks)
         self.q_norm = None if spec.query_norm is None else RmsNorm(spec.query_norm, ranks)
         self.k_norm = None if spec.key_norm is None else RmsNorm(spec.key_norm, ranks)
+        self._norms_join_heads = spec.query_norm is not None and spec.query_norm.axis.is_divided
 
     def forward(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: KvCache, tokens: StepTokens
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: KvCache, tokens: StepTokens
     ) -> tuple[Tensor, KvCache]:
         """Attends, and writes the step's keys and values.
 
         Args:
             hidden: [rows, tokens, hidden_size].
-            rotation: Cosines and sines, [rows, tokens, rotary_dim].
+            rotation: Cosines and sines, [rows, tokens, rotary_dim]; None: queries and keys stay as they are.
             cache: The layer's cache; left alone.
             tokens: Where the step's tokens are.
 
@@ -59,10 +62,11 @@ class Attention(nn.Module):
         """
         queries, keys, values = self._project(hidden)
         if self.q_norm is not None:
-            queries = self.q_norm(queries)
+            queries = self._normalize(self.q_norm, queries)
         if self.k_norm is not None:
-            keys = self.k_norm(keys)
-        queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
+            keys = self._normalize(self.k_norm, keys)
+        if rotation is not None:
+            queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
         sinks = slopes = tree_mask = None
         attended, *written = torch.ops.kiln.attend(
             queries,
@@ -75,12 +79,18 @@ class Attention(nn.Module):
             sinks,
             slopes,
             tree_mask,
-            scale=self.head_dim**-0.5,
+            scale=self.scale,
             window=self.window,
+            soft_cap=self.soft_cap,
             reads_cache=tokens.kind.reads_cache,
             max_context=tokens.kind.max_context,
         )
         return self.o_proj(attended.flatten(2)), KvCache(*written)
+
+    def _normalize(self, norm: RmsNorm, heads: Tensor) -> Tensor:
+        """Normalizes each head of [rows, tokens, heads, head_dim], or all of a token's as one."""
+        normed: Tensor = norm(heads.flatten(2)).view(heads.shape) if self._norms_join_heads else norm(heads)
+        return normed
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [rows, tokens, heads, head_dim], keys and values [rows, tokens, kv_heads, head_dim]."""

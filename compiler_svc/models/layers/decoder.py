@@ -12,12 +12,13 @@ from compiler_svc.models.layers.attention import Attention, KvCache
 from compiler_svc.models.layers.linear import Embedding, Linear, cast
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.mlp import GatedMlp
-from compiler_svc.models.layers.norm import RmsNorm
+from compiler_svc.models.layers.norm import RmsNorm, make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import RotaryEmbedding
 from compiler_svc.models.layers.step import StepKind, StepTokens
 
 State = Sequence[Tensor]
+Rotation = tuple[Tensor, Tensor]
 
 
 class PreNormLayer(nn.Module):
@@ -25,18 +26,43 @@ class PreNormLayer(nn.Module):
 
     def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(spec.input_norm, ranks)
+        self.input_layernorm = make_norm(spec.input_norm, ranks)
         self.self_attn = Attention(spec.attention, ranks)
-        self.post_attention_layernorm = RmsNorm(spec.post_attention_norm, ranks)
+        self.post_attention_layernorm = make_norm(spec.post_attention_norm, ranks)
         self.mlp = GatedMlp(spec.mlp, ranks)
+        self.residual_multiplier = spec.residual_multiplier
 
     def forward(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: KvCache, tokens: StepTokens
+        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
     ) -> tuple[Tensor, KvCache]:
         """See `Attention.forward`."""
         attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
-        hidden = hidden + attended
-        return hidden + self.mlp(self.post_attention_layernorm(hidden)), cache
+        hidden = hidden + _multiply(attended, self.residual_multiplier)
+        fed_forward = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + _multiply(fed_forward, self.residual_multiplier), cache
+
+
+class OutputNormLayer(nn.Module):
+    """Attention and feed-forward, each normalized after and then added; maybe normalized before, too."""
+
+    def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(spec.input_norm, ranks)
+        self.self_attn = Attention(spec.attention, ranks)
+        self.post_attention_layernorm = make_norm(spec.attention_output_norm, ranks)
+        self.pre_feedforward_layernorm = make_norm(spec.post_attention_norm, ranks)
+        self.mlp = GatedMlp(spec.mlp, ranks)
+        self.post_feedforward_layernorm = make_norm(spec.mlp_output_norm, ranks)
+        self.residual_multiplier = spec.residual_multiplier
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
+    ) -> tuple[Tensor, KvCache]:
+        """See `Attention.forward`."""
+        attended, cache = self.self_attn(self.input_layernorm(hidden), rotation, cache, tokens)
+        hidden = hidden + _multiply(self.post_attention_layernorm(attended), self.residual_multiplier)
+        fed_forward = self.mlp(self.pre_feedforward_layernorm(hidden))
+        return hidden + _multiply(self.post_feedforward_layernorm(fed_forward), self.residual_multiplier), cache
 
 
 #: Builds a layer; called as `PreNormLayer` is.
@@ -57,7 +83,10 @@ class CausalLm(nn.Module):
         self.ranks = ranks
         self.vocab_size = description.vocab_size
         self.model = _Decoder(description, make_layer, ranks)
-        self.rope = RotaryEmbedding(description.rope)
+        self.rope_names = tuple(layer.attention.rope for layer in description.layers)
+        for rope in description.ropes:
+            self.add_module(rope.name, RotaryEmbedding(rope))
+        self.logits_divisor, self.logit_soft_cap = description.logits_divisor, description.logit_soft_cap
         self.lm_head = None if description.shares_table(ranks.tp_degree) else Linear(description.head, ranks)
         self.rank_util = _RankUtil() if ranks.tp_degree > 1 else None
 
@@ -75,10 +104,15 @@ class CausalLm(nn.Module):
             Logits after each row's last token, and the new state.
         """
         tokens = StepTokens.of_inputs(kind, state[0], position_ids, **where)
-        rotation = self.rope(tokens.positions, tokens.lengths, self.dtype)
+        rotations = {
+            name: self.get_submodule(name)(tokens.positions, tokens.lengths, self.dtype)
+            for name in dict.fromkeys(self.rope_names)
+            if name is not None
+        }
         hidden = self.model.embed_tokens(input_ids, self.dtype)
         new_state: list[Tensor] = []
-        for layer, keys, values in zip(self.model.layers, state[::2], state[1::2], strict=True):
+        for layer, rope, keys, values in zip(self.model.layers, self.rope_names, state[::2], state[1::2], strict=True):
+            rotation = None if rope is None else rotations[rope]
             hidden, cache = layer(hidden, rotation, KvCache(keys, values), tokens)
             new_state += [cache.keys, cache.values]
         return self._logits(tokens.take_last(hidden)), new_state
@@ -89,8 +123,16 @@ class CausalLm(nn.Module):
             part = nn.functional.linear(normed, cast(self.model.embed_tokens.weight, normed.dtype))
         else:
             part = self.lm_head(normed)
+        part = part if self.logits_divisor == 1.0 else part / self.logits_divisor
+        if self.logit_soft_cap:
+            part = torch.tanh(part / self.logit_soft_cap) * self.logit_soft_cap
         rank = None if self.rank_util is None else self.rank_util.rank
         return RankLogits(part=part, rank=rank, vocab_size=self.vocab_size, ranks=self.ranks)
+
+
+def _multiply(hidden: Tensor, multiplier: float) -> Tensor:
+    """One adds no operation to the graph."""
+    return hidden if multiplier == 1.0 else hidden * multiplier
 
 
 class _RankUtil(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,18 +41,29 @@ class Embedding(nn.Module):
         super().__init__()
         (table,) = spec.parameters()
         self.hidden_size = spec.hidden.length
+        self.multiplier, self.rounds_multiplier = spec.multiplier, spec.rounds_multiplier
         self.ranks = ranks
         self.weight = make_parameter(table, ranks)
 
     def forward(self, input_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """int32 […] to […, hidden_size]."""
-        whole = self.ranks.all_gather(cast(functional.embedding(input_ids, self.weight), dtype))
+        part = cast(functional.embedding(input_ids, self.weight), dtype)
+        if self.multiplier != 1.0:
+            part = part * (round_to(self.multiplier, dtype) if self.rounds_multiplier else self.multiplier)
+        whole = self.ranks.all_gather(part)
         return whole if whole.shape[-1] == self.hidden_size else whole[..., : self.hidden_size]
 
 
 def make_parameter(spec: ParameterSpec, ranks: Ranks) -> nn.Parameter:
     """A rank's part of a tensor, uninitialized."""
     return nn.Parameter(torch.empty(spec.rank_shape(ranks.tp_degree)), requires_grad=False)
+
+
+def round_to(number: float, dtype: torch.dtype) -> float:
+    """The value of a float dtype that is nearest to a number; computed without a tensor, which a graph would keep."""
+    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    mantissa, exponent = math.frexp(number)
+    return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,16 +11,37 @@ from compiler_svc.models.layers.ranks import Ranks
 
 
 class RmsNorm(nn.Module):
-    """Root mean square normalization over the last axis, in float32."""
+    """Root mean square normalization over the last axis, in float32.
+
+    If ranks divide the axis, the root is of all parts, and each rank scales its own.
+    """
 
     def __init__(self, spec: NormSpec, ranks: Ranks) -> None:
         super().__init__()
         (scale,) = spec.parameters()
-        self.eps = spec.eps
+        self.eps, self.offset, self.rounds_last = spec.eps, spec.offset, spec.rounds_last
         self.weight = make_parameter(scale, ranks)
+        self.ranks = ranks
+        is_summed = spec.axis.is_divided and ranks.tp_degree > 1
+        # Ranks may hold copies of the same heads, and each copy adds to the sum. Padding is zeros.
+        self._num_summed = spec.axis.length * spec.axis.count_copies(ranks.tp_degree) if is_summed else 0
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[…, items] to the same shape and dtype."""
+        """[…, items] to the same shape and dtype; of a divided axis the rank's part."""
         wide = cast(hidden, torch.float32)
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return cast(self.weight, hidden.dtype) * cast(scaled, hidden.dtype)
+        normed = wide * torch.rsqrt(self._mean_square(wide) + self.eps)
+        dtype = torch.float32 if self.rounds_last else hidden.dtype
+        scale = cast(self.weight, dtype)
+        if self.offset:
+            scale = scale + self.offset
+        return cast(scale * cast(normed, dtype), hidden.dtype)
+
+    def _mean_square(self, wide: Tensor) -> Tensor:
+        if not self._num_summed:
+            return wide.square().mean(-1, keepdim=True)
+        return self.ranks.sum_exactly(wide.square().sum(-1, keepdim=True)) / self._num_summed
+
+
+def make_norm(spec: NormSpec | None, ranks: Ranks) -> nn.Module:
+    """Makes the module of a norm, or one that changes nothing if there is no norm."""
+    return nn.Identity() if spec is None else RmsNorm(spec, ranks)

@@ -32,6 +32,13 @@ class Ranks:
         total = torch.ops.kiln.all_reduce(partial.to(self.reduce_dtype), self.tp_degree)
         return total.to(partial.dtype)
 
+    def sum_exactly(self, partial: Tensor) -> Tensor:
+        """As `all_reduce`, in the dtype of the tensors whatever `reduce_dtype` is: for numbers that all others depend
+        on.
+        """
+        total: Tensor = partial if self.tp_degree == 1 else torch.ops.kiln.all_reduce(partial, self.tp_degree)
+        return total
+
     def all_gather(self, part: Tensor) -> Tensor:
         """The ranks' tensors joined along the last axis in the order of ranks, on every rank."""
         if self.tp_degree == 1:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.description import RopeSource, RopeSpec
+from compiler_svc.models.description import RopeSpec
 from compiler_svc.models.layers.linear import cast
 from compiler_svc.models.rope_config import (
     DynamicRope,
@@ -16,6 +16,7 @@ from compiler_svc.models.rope_config import (
     LongRope,
     YarnRope,
 )
+from compiler_svc.models.sources import RopeSource
 
 
 def compute_frequencies(source: RopeSource) -> Tensor:
@@ -49,6 +50,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.rope = spec.rope
         self.rotary_dim = spec.rotary_dim
+        self.is_wide = spec.is_wide
         for parameter in spec.parameters():
             values = nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32), requires_grad=False)
             self.register_parameter(parameter.name.rpartition(".")[2], values)
@@ -63,14 +65,14 @@ class RotaryEmbedding(nn.Module):
                 alone in the batch.
 
         Returns:
-            Cosines and sines, `dtype` [rows, tokens, rotary_dim].
+            Cosines and sines [rows, tokens, rotary_dim], in `dtype`, or float32 if heads are rotated in it.
         """
         angles = position_ids[..., None].float() * self._frequencies(lengths)
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos(), angles.sin()
         if isinstance(self.rope, YarnRope | LongRope):
             cos, sin = cos * self.rope.attention_scaling, sin * self.rope.attention_scaling
-        return cast(cos, dtype), cast(sin, dtype)
+        return (cos, sin) if self.is_wide else (cast(cos, dtype), cast(sin, dtype))
 
     def _frequencies(self, lengths: Tensor) -> Tensor:
         """f32 [rotary_dim / 2], or [rows, tokens or 1, rotary_dim / 2] if they depend on the length."""
@@ -104,7 +106,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.cat((rotated, heads[..., rotary_dim:]), dim=-1)
     first, second = heads.chunk(2, dim=-1)
     swapped = torch.cat((-second, first), dim=-1)
-    return heads * cos.unsqueeze(2) + swapped * sin.unsqueeze(2)
+    return cast(heads * cos.unsqueeze(2) + swapped * sin.unsqueeze(2), heads.dtype)
 
 
 def _exponents(dim: int, device: torch.device | None = None) -> Tensor:

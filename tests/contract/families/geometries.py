@@ -58,6 +58,105 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
         "window-mha-tied": _SMALL | {"num_key_value_heads": 8, "sliding_window": 13, "tie_word_embeddings": True},
     },
+    "GraniteForCausalLM": {
+        "multipliers": _SMALL
+        | {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+        "bias-tied": _SMALL
+        | {
+            "num_key_value_heads": 8,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "attention_multiplier": 0.5,
+            "tie_word_embeddings": True,
+        },
+        "yarn-odd-heads": _SMALL
+        | {
+            "num_attention_heads": 6,
+            "hidden_size": 54,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "logits_scaling": 16.0,
+            "rope_parameters": ROPES["yarn"],
+        },
+    },
+    "Olmo2ForCausalLM": {
+        # Two and four ranks hold copies of KV heads, and four hold heads of zeros.
+        "odd-heads": _SMALL | {"num_attention_heads": 6, "hidden_size": 72, "num_key_value_heads": 3},
+        "bias-tied": _SMALL | {"attention_bias": True, "tie_word_embeddings": True},
+        "mqa-llama3": _SMALL | {"num_key_value_heads": 1, "rope_parameters": ROPES["llama3"]},
+    },
+    "SmolLM3ForCausalLM": {
+        "some-layers-rotate": _SMALL
+        | {
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "tie_word_embeddings": True,
+        },
+        "every-fourth": _SMALL | {"num_hidden_layers": 4, "rope_parameters": ROPES["yarn"]},
+        "none-rotates-bias": _SMALL | {"no_rope_layers": [0, 0], "attention_bias": True, "mlp_bias": True},
+    },
+    "Gemma2ForCausalLM": {
+        "capped": _SMALL
+        | {
+            "head_dim": 20,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 11,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+        "uncapped-bias": _SMALL
+        | {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "attention_bias": True,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+        "mqa-odd-heads": _SMALL
+        | {
+            "num_attention_heads": 6,
+            "hidden_size": 54,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "hidden_activation": "gelu",
+            "sliding_window": 5,
+            "rope_parameters": ROPES["linear"],
+        },
+    },
+    "Gemma3ForCausalLM": {
+        "two-ropes": _SMALL
+        | {
+            "head_dim": 20,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"full_attention": ROPES["linear"], "sliding_attention": ROPES["default"]},
+            "tie_word_embeddings": True,
+        },
+        "all-slide-capped": _SMALL
+        | {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 20, "final_logit_softcapping": 4.0},
+        "yarn-odd-heads-bias": _SMALL
+        | {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "hidden_size": 54,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "attention_bias": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": ROPES["yarn"], "sliding_attention": ROPES["linear"]},
+        },
+    },
 }
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compiler_svc.models.description import StoredSource, TensorSlice
 from compiler_svc.models.registry import describe_model
+from compiler_svc.models.sources import StoredSource, TensorSlice
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.sharding.plan import plan_weights
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -158,8 +158,8 @@ def test_planning_needs_no_torch(tmp_path: Path) -> None:
 import subprocess
 import sys
 from pathlib import Path
-from compiler_svc.models.description import StoredSource, TensorSlice
 from compiler_svc.models.registry import describe_model
+from compiler_svc.models.sources import StoredSource, TensorSlice
 from compiler_svc.sharding.plan import plan_weights
 from compiler_svc.trace import graph_spec, submodels
 from compiler_svc.golden import errors

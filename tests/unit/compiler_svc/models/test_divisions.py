@@ -1,3 +1,6 @@
+from collections import Counter
+from typing import Literal
+
 import pytest
 
 from compiler_svc.models.divisions import Axis, ByHeads, Evenly, Run, join_axes
@@ -52,3 +55,21 @@ def test_parts_of_a_joined_axis_are_divided_by_themselves() -> None:
     )
     # One rank holds the whole axis, in one run.
     assert axis.divide(1) == ((Run(0, 24),),)
+
+
+@pytest.mark.parametrize(("num_query_heads", "num_kv_heads"), [(8, 8), (8, 2), (6, 1), (6, 3), (14, 2), (5, 5)])
+@pytest.mark.parametrize("kind", ["query", "kv"])
+@pytest.mark.parametrize("tp_degree", [1, 2, 3, 4, 8])
+def test_all_entries_have_equally_many_copies(
+    kind: Literal["query", "kv"], num_query_heads: int, num_kv_heads: int, tp_degree: int
+) -> None:
+    division = ByHeads(kind, num_query_heads, num_kv_heads, 2)
+    axis = Axis(2 * (num_query_heads if kind == "query" else num_kv_heads), division)
+    held = Counter(
+        entry
+        for runs in axis.divide(tp_degree)
+        for run in runs
+        if run.start is not None
+        for entry in range(run.start, run.start + run.length)
+    )
+    assert held == dict.fromkeys(range(axis.length), axis.count_copies(tp_degree))

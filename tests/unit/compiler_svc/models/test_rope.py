@@ -7,10 +7,11 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from compiler_svc.models.description import RopeSource, RopeSpec
+from compiler_svc.models.description import RopeSpec
 from compiler_svc.models.families.llama.config import parse_config
 from compiler_svc.models.layers.rope import RotaryEmbedding, compute_frequencies
 from compiler_svc.models.rope_config import RopeConfig
+from compiler_svc.models.sources import RopeSource
 from tests.checkpoints.tiny_models import ROPES
 
 # As large models have it.

@@ -1,0 +1,11 @@
+"""The Gemma 2 family's module."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from compiler_svc.models.layers.decoder import CausalLm, OutputNormLayer
+
+#: Builds one rank of a Gemma 2 model; called as `models.family.Family.model` says.
+build: Final = partial(CausalLm, make_layer=OutputNormLayer)

@@ -1,0 +1,110 @@
+"""The Gemma 3 family, its text models: what their `config.json` says, and what a model of it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from compiler_svc.models.attributes import AttributeReader
+from compiler_svc.models.decoder_config import (
+    SlidingLayersConfig,
+    list_config_attributes,
+    read_decoder,
+    read_sliding_layers,
+    read_soft_cap,
+)
+from compiler_svc.models.decoder_description import DecoderTraits, describe_decoder
+from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.family import Family
+from compiler_svc.models.rope_config import RopeConfig, RopeOptions, read_rope
+
+_GLOBAL_ROPE: Final = RopeOptions(theta=1_000_000.0, layer_type="full_attention")
+_LOCAL_ROPE: Final = RopeOptions(
+    theta=10_000.0,
+    theta_attribute="rope_local_base_freq",
+    layer_type="sliding_attention",
+    scales=False,
+    follows_length=False,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Config(SlidingLayersConfig):
+    """Attributes of a Gemma 3 text model.
+
+    Attributes:
+        local_rope: The rotary embedding of layers that slide.
+        query_pre_attn_scalar: The products of queries and keys are divided by its square root.
+        final_logit_softcapping: Bound of logits; None: there is none.
+    """
+
+    local_rope: RopeConfig
+    attention_bias: bool
+    query_pre_attn_scalar: float
+    final_logit_softcapping: float | None
+
+
+def parse_config(config: Mapping[str, Any], architecture: str) -> Gemma3Config:
+    """See `Family.parse_config`."""
+    with AttributeReader(config, family="Gemma 3") as model:
+        if model.boolean("use_bidirectional_attention", False):
+            model.note_not_served("use_bidirectional_attention", True, "false: tokens attend to earlier ones")
+        if model.optional_number("attn_logit_softcapping") is not None:
+            cap = model.values["attn_logit_softcapping"]
+            model.note_not_served("attn_logit_softcapping", cap, "null: scores are not capped")
+        num_layers, pattern = model.integer("num_hidden_layers"), model.integer("sliding_window_pattern", 6)
+        decoder = read_decoder(
+            model,
+            architecture,
+            num_key_value_heads=4,
+            head_dim=256,
+            max_position_embeddings=131_072,
+            rope=_GLOBAL_ROPE,
+            hidden_act="gelu_pytorch_tanh",
+            act_attribute="hidden_activation",
+            tie_word_embeddings=True,
+        )
+        return Gemma3Config(
+            **decoder,
+            **read_sliding_layers(model, tuple((layer + 1) % pattern != 0 for layer in range(num_layers)), window=4096),
+            local_rope=read_rope(
+                model,
+                head_dim=decoder["head_dim"],
+                max_position_embeddings=decoder["max_position_embeddings"],
+                options=_LOCAL_ROPE,
+            ),
+            attention_bias=model.boolean("attention_bias", False),
+            query_pre_attn_scalar=model.number("query_pre_attn_scalar", 256.0),
+            final_logit_softcapping=read_soft_cap(model, "final_logit_softcapping", None),
+        )
+
+
+def describe(config: Gemma3Config) -> ModelDescription:
+    """Describes a Gemma 3 text model."""
+    traits = DecoderTraits(
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        normalizes_heads=True,
+        norms="both",
+        norm_offset=1.0,
+        norms_round_last=True,
+        windows=config.windows,
+        local_rope=config.local_rope,
+        embedding_multiplier=config.hidden_size**0.5,
+        rounds_embedding_multiplier=True,
+        attention_scale=config.query_pre_attn_scalar**-0.5,
+        logit_soft_cap=config.final_logit_softcapping or 0.0,
+    )
+    return describe_decoder(config, traits)
+
+
+FAMILY: Final = Family(
+    architectures=("Gemma3ForCausalLM",),
+    attributes=list_config_attributes(Gemma3Config) - {"hidden_act"}
+    | {"attn_logit_softcapping", "hidden_activation", "sliding_window_pattern", "use_bidirectional_attention"},
+    parse_config=parse_config,
+    describe=describe,
+    model="compiler_svc.models.families.gemma3.model:build",
+    reference="transformers.models.gemma3.modeling_gemma3:Gemma3ForCausalLM",
+)

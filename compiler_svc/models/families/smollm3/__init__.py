@@ -1,0 +1,1 @@
+"""SmolLM 3: some layers do not rotate queries and keys."""
