@@ -248,9 +248,18 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
 }
 
 
+def count_kv_heads(config: dict[str, Any]) -> int:
+    """KV heads of a geometry."""
+    count: int = config.get("num_key_value_heads", config["num_attention_heads"])
+    return count
+
+
 def find_rope_type(config: dict[str, Any]) -> str:
-    """The kind of a geometry's rotary embedding; of layers that attend to all positions, if others have another."""
-    rope = config["rope_parameters"]
+    """The kind of a geometry's rotary embedding; of layers that attend to all positions, if others have another.
+
+    `none` if it names none.
+    """
+    rope: dict[str, Any] = config.get("rope_parameters", {"rope_type": "none"})
     kind: str = rope.get("full_attention", rope)["rope_type"]
     return kind
 

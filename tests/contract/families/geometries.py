@@ -160,6 +160,11 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
 }
 
 
+_REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    "": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+}
+
+
 @dataclass(frozen=True)
 class Geometry:
     """One model of a family."""
@@ -170,6 +175,11 @@ class Geometry:
     @property
     def attributes(self) -> dict[str, Any]:
         return GEOMETRIES[self.architecture][self.name]
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The attributes that shape the weights, by their names in `config.json`."""
+        return _REQUIRED.get(self.architecture, _REQUIRED[""])
 
 
 def parameters() -> list[Any]:
