@@ -19,13 +19,26 @@ from compiler_svc.models.families.phi3.config import FAMILY as PHI3
 from compiler_svc.models.families.qwen2.config import FAMILY as QWEN2
 from compiler_svc.models.families.qwen3.config import FAMILY as QWEN3
 from compiler_svc.models.families.smollm3.config import FAMILY as SMOLLM3
+from compiler_svc.models.families.starcoder2.config import FAMILY as STARCODER2
 from compiler_svc.models.family import Family
 from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 
 #: Group of the entry points by which other distributions register families: `name = "module:FAMILY"`.
 ENTRY_POINTS: Final = "kiln.model_families"
 
-_OWN: Final = (GEMMA2, GEMMA3, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3)
+_OWN: Final = (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    STARCODER2,
+)
 
 
 @cache

@@ -187,6 +187,9 @@ LONG_RUN: Final = (
     Case("gemma2-capped", 4, 0, layout="blocks", prompts="cached"),
     Case("gemma3-two-ropes", 1, 0, sampling="host", padding_side="left", is_fused=True),
     Case("gemma3-two-ropes", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("starcoder2-window", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("starcoder2-window", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("starcoder2-window", 4, 0, prompts="chunked"),
 )
 
 

@@ -245,6 +245,17 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             },
         },
     },
+    "Starcoder2ForCausalLM": {
+        "starcoder2-window": {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "sliding_window": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
 }
 
 

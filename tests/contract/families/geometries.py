@@ -157,6 +157,12 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"full_attention": ROPES["yarn"], "sliding_attention": ROPES["linear"]},
         },
     },
+    "Starcoder2ForCausalLM": {
+        "window-tied": _SMALL | {"sliding_window": 11, "tie_word_embeddings": True},
+        "no-bias": _SMALL | {"use_bias": False, "norm_epsilon": 1e-3, "hidden_act": "gelu"},
+        "yarn-odd-heads": _SMALL
+        | {"num_attention_heads": 6, "hidden_size": 72, "num_key_value_heads": 3, "rope_parameters": ROPES["yarn"]},
+    },
 }
 
 
