@@ -190,6 +190,9 @@ LONG_RUN: Final = (
     Case("starcoder2-window", 1, 0, padding_side="left", sampling="host", is_fused=True),
     Case("starcoder2-window", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("starcoder2-window", 4, 0, prompts="chunked"),
+    Case("gpt-neox-by-head", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("gpt-neox-by-head", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("gpt-neox-by-head", 4, 0, prompts="chunked"),
 )
 
 

@@ -256,6 +256,15 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "GPTNeoXForCausalLM": {
+        "gpt-neox-by-head": {
+            "hidden_size": 72,
+            "intermediate_size": 90,
+            "num_attention_heads": 6,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    },
 }
 
 

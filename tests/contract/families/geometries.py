@@ -17,6 +17,7 @@ _SMALL: Final[dict[str, Any]] = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": False,
 }
+_WHOLE: Final[dict[str, Any]] = {"hidden_size": 64, "num_attention_heads": 4}
 
 #: Attributes of the architecture's configuration in transformers, by geometry. Prompts have up to 64 tokens and
 #: sequences up to 128: windows are shorter than both.
@@ -162,6 +163,23 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "no-bias": _SMALL | {"use_bias": False, "norm_epsilon": 1e-3, "hidden_act": "gelu"},
         "yarn-odd-heads": _SMALL
         | {"num_attention_heads": 6, "hidden_size": 72, "num_key_value_heads": 3, "rope_parameters": ROPES["yarn"]},
+    },
+    "GPTNeoXForCausalLM": {
+        "parallel": _WHOLE | {"intermediate_size": 90},
+        "sequential-tied": _WHOLE
+        | {
+            "intermediate_size": 100,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "hidden_act": "gelu_fast",
+            "tie_word_embeddings": True,
+        },
+        "odd-heads-linear": {
+            "hidden_size": 72,
+            "intermediate_size": 66,
+            "num_attention_heads": 6,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
+        },
     },
 }
 
