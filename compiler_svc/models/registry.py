@@ -11,6 +11,7 @@ from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.families.gemma2.config import FAMILY as GEMMA2
 from compiler_svc.models.families.gemma3.config import FAMILY as GEMMA3
+from compiler_svc.models.families.gpt2.config import FAMILY as GPT2
 from compiler_svc.models.families.gpt_neox.config import FAMILY as GPT_NEOX
 from compiler_svc.models.families.granite.config import FAMILY as GRANITE
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
@@ -30,6 +31,7 @@ ENTRY_POINTS: Final = "kiln.model_families"
 _OWN: Final = (
     GEMMA2,
     GEMMA3,
+    GPT2,
     GPT_NEOX,
     GRANITE,
     LLAMA,

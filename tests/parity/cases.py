@@ -163,6 +163,7 @@ BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
     Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),
     Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
     Case("gemma3-two-ropes", 4, 0, 1, prompts="chunked"),
+    Case("gpt2-learned-positions", 4, 0, 1, layout="blocks", prompts="chunked"),
 )
 
 #: The other rows of the covering array.
@@ -193,6 +194,9 @@ LONG_RUN: Final = (
     Case("gpt-neox-by-head", 1, 0, padding_side="left", sampling="host", is_fused=True),
     Case("gpt-neox-by-head", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("gpt-neox-by-head", 4, 0, prompts="chunked"),
+    Case("gpt2-learned-positions", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("gpt2-learned-positions", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("gpt2-learned-positions", 4, 0, prompts="chunked"),
 )
 
 

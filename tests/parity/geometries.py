@@ -265,6 +265,15 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     },
+    "GPT2LMHeadModel": {
+        # As many positions as the longest sequence has tokens.
+        "gpt2-learned-positions": {
+            "hidden_size": 54,
+            "num_attention_heads": 3,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": True,
+        },
+    },
 }
 
 

@@ -30,7 +30,7 @@ def test_geometries_cover_what_models_differ_in() -> None:
     covered = {name: {features(geometry)[name] for geometry in GEOMETRIES} for name in ("ratio", "tied", "rope")}
     assert {1, 2, 4, 8} <= covered["ratio"]
     assert covered["tied"] == {True, False}
-    assert covered["rope"] == {"default", "linear", "dynamic", "yarn", "longrope", "llama3"}
+    assert covered["rope"] == {"default", "linear", "dynamic", "yarn", "longrope", "llama3", "none"}
     assert len(GEOMETRIES) >= 8
     assert any(config["num_attention_heads"] % 4 for config in GEOMETRIES.values())
     assert any(config["hidden_size"] % 4 for config in GEOMETRIES.values())

@@ -181,11 +181,27 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
         },
     },
+    "GPT2LMHeadModel": {
+        "tied": {"n_embd": 64, "n_head": 8, "n_layer": 2, "max_position_embeddings": 128},
+        "inner-untied": {
+            "n_embd": 64,
+            "n_head": 4,
+            "n_layer": 2,
+            "n_inner": 90,
+            "max_position_embeddings": 140,
+            "tie_word_embeddings": False,
+            "activation_function": "relu",
+            "layer_norm_epsilon": 1e-3,
+        },
+        "odd-heads": {"n_embd": 54, "n_head": 3, "n_layer": 2, "max_position_embeddings": 128},
+    },
 }
 
 
 _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    # The MLP is four times as wide as the hidden state.
+    "GPT2LMHeadModel": ("vocab_size", "n_embd", "n_layer", "n_head"),
 }
 
 
