@@ -17,6 +17,7 @@ from compiler_svc.models.families.granite.config import FAMILY as GRANITE
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 from compiler_svc.models.families.mistral.config import FAMILY as MISTRAL
 from compiler_svc.models.families.olmo2.config import FAMILY as OLMO2
+from compiler_svc.models.families.opt.config import FAMILY as OPT
 from compiler_svc.models.families.phi3.config import FAMILY as PHI3
 from compiler_svc.models.families.qwen2.config import FAMILY as QWEN2
 from compiler_svc.models.families.qwen3.config import FAMILY as QWEN3
@@ -37,6 +38,7 @@ _OWN: Final = (
     LLAMA,
     MISTRAL,
     OLMO2,
+    OPT,
     PHI3,
     QWEN2,
     QWEN3,

@@ -197,6 +197,9 @@ LONG_RUN: Final = (
     Case("gpt2-learned-positions", 1, 0, padding_side="left", sampling="host", is_fused=True),
     Case("gpt2-learned-positions", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("gpt2-learned-positions", 4, 0, prompts="chunked"),
+    Case("opt-projected", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("opt-projected", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("opt-projected", 4, 0, prompts="chunked"),
 )
 
 

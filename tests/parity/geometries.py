@@ -274,6 +274,17 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "tie_word_embeddings": True,
         },
     },
+    "OPTForCausalLM": {
+        "opt-projected": {
+            "hidden_size": 64,
+            "ffn_dim": 90,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 40,
+            "do_layer_norm_before": False,
+            "tie_word_embeddings": True,
+            "init_std": 0.15,
+        },
+    },
 }
 
 

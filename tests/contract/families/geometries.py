@@ -18,6 +18,7 @@ _SMALL: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
 }
 _WHOLE: Final[dict[str, Any]] = {"hidden_size": 64, "num_attention_heads": 4}
+_OPT: Final[dict[str, Any]] = {"hidden_size": 64, "ffn_dim": 90, "num_attention_heads": 4, "init_std": 0.15}
 
 #: Attributes of the architecture's configuration in transformers, by geometry. Prompts have up to 64 tokens and
 #: sequences up to 128: windows are shorter than both.
@@ -195,11 +196,26 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         },
         "odd-heads": {"n_embd": 54, "n_head": 3, "n_layer": 2, "max_position_embeddings": 128},
     },
+    "OPTForCausalLM": {
+        "tied": {**_OPT, "max_position_embeddings": 128},
+        "norms-after-projected": _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 40},
+        "no-bias-odd-heads": _OPT
+        | {
+            "hidden_size": 60,
+            "num_attention_heads": 5,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+            "_remove_final_layer_norm": True,
+        },
+    },
 }
 
 
 _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "OPTForCausalLM": ("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads"),
     # The MLP is four times as wide as the hidden state.
     "GPT2LMHeadModel": ("vocab_size", "n_embd", "n_layer", "n_head"),
 }
