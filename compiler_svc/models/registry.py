@@ -13,6 +13,7 @@ from compiler_svc.models.families.gemma2.config import FAMILY as GEMMA2
 from compiler_svc.models.families.gemma3.config import FAMILY as GEMMA3
 from compiler_svc.models.families.gpt2.config import FAMILY as GPT2
 from compiler_svc.models.families.gpt_neox.config import FAMILY as GPT_NEOX
+from compiler_svc.models.families.gptj.config import FAMILY as GPTJ
 from compiler_svc.models.families.granite.config import FAMILY as GRANITE
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 from compiler_svc.models.families.mistral.config import FAMILY as MISTRAL
@@ -33,6 +34,7 @@ _OWN: Final = (
     GEMMA2,
     GEMMA3,
     GPT2,
+    GPTJ,
     GPT_NEOX,
     GRANITE,
     LLAMA,

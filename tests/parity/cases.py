@@ -200,6 +200,9 @@ LONG_RUN: Final = (
     Case("opt-projected", 1, 0, padding_side="left", sampling="host", is_fused=True),
     Case("opt-projected", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("opt-projected", 4, 0, prompts="chunked"),
+    Case("gptj-pairs", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("gptj-pairs", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("gptj-pairs", 4, 0, prompts="chunked"),
 )
 
 

@@ -285,6 +285,15 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "init_std": 0.15,
         },
     },
+    "GPTJForCausalLM": {
+        "gptj-pairs": {
+            "hidden_size": 60,
+            "n_inner": 90,
+            "num_attention_heads": 5,
+            "rotary_dim": 8,
+            "tie_word_embeddings": False,
+        },
+    },
 }
 
 

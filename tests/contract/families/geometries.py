@@ -210,6 +210,18 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "_remove_final_layer_norm": True,
         },
     },
+    "GPTJForCausalLM": {
+        "partly-rotated": {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 8, "max_position_embeddings": 128},
+        "whole-heads": {
+            "n_embd": 64,
+            "n_head": 8,
+            "n_layer": 2,
+            "rotary_dim": 8,
+            "n_inner": 90,
+            "max_position_embeddings": 256,
+        },
+        "odd-heads": {"n_embd": 60, "n_head": 5, "n_layer": 2, "rotary_dim": 4, "max_position_embeddings": 256},
+    },
 }
 
 
@@ -218,6 +230,7 @@ _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "OPTForCausalLM": ("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads"),
     # The MLP is four times as wide as the hidden state.
     "GPT2LMHeadModel": ("vocab_size", "n_embd", "n_layer", "n_head"),
+    "GPTJForCausalLM": ("vocab_size", "n_embd", "n_layer", "n_head"),
 }
 
 
