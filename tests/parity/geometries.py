@@ -294,6 +294,14 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "tie_word_embeddings": False,
         },
     },
+    "BloomForCausalLM": {
+        # Slopes of four heads, and two between them.
+        "bloom-slopes": {
+            "hidden_size": 72,
+            "num_attention_heads": 6,
+            "tie_word_embeddings": True,
+        },
+    },
 }
 
 

@@ -222,6 +222,11 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         },
         "odd-heads": {"n_embd": 60, "n_head": 5, "n_layer": 2, "rotary_dim": 4, "max_position_embeddings": 256},
     },
+    "BloomForCausalLM": {
+        "tied": {"hidden_size": 64, "n_head": 8, "n_layer": 2},
+        "slopes-between-powers": {"hidden_size": 72, "n_head": 6, "n_layer": 2, "layer_norm_epsilon": 1e-3},
+        "untied-odd-heads": {"hidden_size": 60, "n_head": 5, "n_layer": 2, "tie_word_embeddings": False},
+    },
 }
 
 
@@ -231,6 +236,7 @@ _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     # The MLP is four times as wide as the hidden state.
     "GPT2LMHeadModel": ("vocab_size", "n_embd", "n_layer", "n_head"),
     "GPTJForCausalLM": ("vocab_size", "n_embd", "n_layer", "n_head"),
+    "BloomForCausalLM": ("vocab_size", "hidden_size", "n_layer", "n_head"),
 }
 
 
