@@ -10,6 +10,7 @@ from typing import Any, Final
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.families.bloom.config import FAMILY as BLOOM
+from compiler_svc.models.families.cohere.config import FAMILY as COHERE
 from compiler_svc.models.families.gemma2.config import FAMILY as GEMMA2
 from compiler_svc.models.families.gemma3.config import FAMILY as GEMMA3
 from compiler_svc.models.families.gpt2.config import FAMILY as GPT2
@@ -33,6 +34,7 @@ ENTRY_POINTS: Final = "kiln.model_families"
 
 _OWN: Final = (
     BLOOM,
+    COHERE,
     GEMMA2,
     GEMMA3,
     GPT2,

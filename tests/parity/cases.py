@@ -165,6 +165,7 @@ BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
     Case("gemma3-two-ropes", 4, 0, 1, prompts="chunked"),
     Case("gpt2-learned-positions", 4, 0, 1, layout="blocks", prompts="chunked"),
     Case("bloom-slopes", 2, 1, 1, prompts="chunked"),
+    Case("cohere-normed-heads", 1, 0, 1, prompts="chunked"),
 )
 
 #: The other rows of the covering array.
@@ -207,6 +208,9 @@ LONG_RUN: Final = (
     Case("bloom-slopes", 1, 0, padding_side="left", sampling="host", is_fused=True),
     Case("bloom-slopes", 2, 1, 1, layout="blocks", prompts="cached"),
     Case("bloom-slopes", 4, 0, prompts="chunked"),
+    Case("cohere-normed-heads", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("cohere-normed-heads", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("cohere-normed-heads", 4, 0, prompts="chunked"),
 )
 
 

@@ -302,6 +302,18 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "tie_word_embeddings": True,
         },
     },
+    "CohereForCausalLM": {
+        "cohere-normed-heads": {
+            "hidden_size": 72,
+            "intermediate_size": 90,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "use_qk_norm": True,
+            "logit_scale": 0.3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    },
 }
 
 

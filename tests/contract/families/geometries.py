@@ -227,6 +227,18 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "slopes-between-powers": {"hidden_size": 72, "n_head": 6, "n_layer": 2, "layer_norm_epsilon": 1e-3},
         "untied-odd-heads": {"hidden_size": 60, "n_head": 5, "n_layer": 2, "tie_word_embeddings": False},
     },
+    "CohereForCausalLM": {
+        "normed-heads": _SMALL | {"use_qk_norm": True, "tie_word_embeddings": True},
+        "bias-scaled": _SMALL | {"attention_bias": True, "logit_scale": 0.3, "layer_norm_eps": 1e-3},
+        "odd-heads-llama3": _SMALL
+        | {
+            "num_attention_heads": 6,
+            "hidden_size": 72,
+            "num_key_value_heads": 3,
+            "use_qk_norm": True,
+            "rope_parameters": ROPES["llama3"],
+        },
+    },
 }
 
 
