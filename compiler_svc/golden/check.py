@@ -184,8 +184,9 @@ class Reference:
             Logits after the prompt and after each later token, f32 [vocab_size].
         """
         # Some rotary embeddings remember the longest sequence that they have seen, so each sequence gets a new one.
-        decoder = self._model.model
-        decoder.rotary_emb = type(decoder.rotary_emb)(self._model.config)
+        decoder = self._model.base_model
+        if hasattr(decoder, "rotary_emb"):
+            decoder.rotary_emb = type(decoder.rotary_emb)(self._model.config)
         steps = [list(tokens[:num_prompt_tokens]), *([token] for token in tokens[num_prompt_tokens:])]
         cache = None
         for step in steps:

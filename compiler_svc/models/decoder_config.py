@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Final
 
+from compiler_svc.models.attribute_names import COMMON_NAMES, AttributeNames
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.rope_config import (
     DEFAULT_ROPE_OPTIONS,
     ROPE_ATTRIBUTES,
+    NoRope,
     RopeConfig,
     RopeOptions,
     read_rope,
@@ -17,7 +20,7 @@ from compiler_svc.models.rope_config import (
 )
 
 #: Activations of the gated MLP, by Hugging Face's names.
-HIDDEN_ACTS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
+HIDDEN_ACTS: Final = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -36,8 +39,8 @@ _READ_FOR: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """What the families have in common, under Hugging Face's names, with every default filled in."""
+class CommonConfig:
+    """What all families have in common, under Hugging Face's names, with every default filled in."""
 
     architecture: str
     vocab_size: int
@@ -49,7 +52,6 @@ class DecoderConfig:
     head_dim: int
     hidden_act: str
     max_position_embeddings: int
-    rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
 
@@ -58,6 +60,30 @@ class DecoderConfig:
         attributes = {one.name: getattr(self, one.name) for one in fields(self)}
         ropes = {name: rope_to_json(value) for name, value in attributes.items() if isinstance(value, RopeConfig)}
         return attributes | ropes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(CommonConfig):
+    """The record of families with root mean square norms."""
+
+    rms_norm_eps: float
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon of the norms."""
+        return self.rms_norm_eps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNormConfig(CommonConfig):
+    """The record of families with layer normalization."""
+
+    layer_norm_eps: float
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon of the norms."""
+        return self.layer_norm_eps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +131,10 @@ class SlidingLayersConfig(DecoderConfig):
         return tuple(self.sliding_window if slides else None for slides in self.sliding_layers)
 
 
-def list_config_attributes(config: type[DecoderConfig]) -> frozenset[str]:
+def list_config_attributes(config: type[CommonConfig], names: AttributeNames = COMMON_NAMES) -> frozenset[str]:
     """Names of the attributes of a `config.json` that count for a family with this record."""
-    names = {name for one in fields(config) for name in _READ_FOR.get(one.name, (one.name,))}
-    return frozenset({"quantization_config", *names})
+    common = {name for one in fields(config) for name in _READ_FOR.get(one.name, (one.name,))}
+    return frozenset({"quantization_config"}.union(*map(names.list_names, common)))
 
 
 def read_decoder(
@@ -124,60 +150,132 @@ def read_decoder(
     act_attribute: str = "hidden_act",
     tie_word_embeddings: bool = False,
 ) -> dict[str, Any]:
-    """Reads what the families have in common; mistakes are noted in `model`.
+    """Reads what families with root mean square norms have in common; mistakes are noted in `model`.
+
+    Args:
+        act_attribute: The attribute that names the activation.
+
+    Returns:
+        Fields of `DecoderConfig`, by name; see `read_common`.
+    """
+    common = read_common(
+        model,
+        architecture,
+        names=AttributeNames({"hidden_act": (act_attribute,)}),
+        num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        rope=rope,
+        hidden_act=hidden_act,
+        tie_word_embeddings=tie_word_embeddings,
+    )
+    return common | {"rms_norm_eps": model.number("rms_norm_eps", rms_norm_eps)}
+
+
+def read_layer_norm_decoder(
+    model: AttributeReader,
+    architecture: str,
+    *,
+    names: AttributeNames = COMMON_NAMES,
+    layer_norm_eps: float = 1e-5,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Reads what families with layer normalization have in common; mistakes are noted in `model`.
+
+    Args:
+        layer_norm_eps: Default.
+        defaults: Other arguments of `read_common`.
+
+    Returns:
+        Fields of `LayerNormConfig`, by name.
+    """
+    common = read_common(model, architecture, names=names, **defaults)
+    if names.has("layer_norm_eps"):
+        layer_norm_eps = model.number(names.find(model, "layer_norm_eps"), layer_norm_eps)
+    return common | {"layer_norm_eps": layer_norm_eps}
+
+
+def read_common(
+    model: AttributeReader,
+    architecture: str,
+    *,
+    names: AttributeNames = COMMON_NAMES,
+    num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
+    intermediate_ratio: int | None = None,
+    max_position_embeddings: int = 2048,
+    rope: RopeOptions | None = DEFAULT_ROPE_OPTIONS,
+    hidden_act: str = "silu",
+    tie_word_embeddings: bool = False,
+) -> dict[str, Any]:
+    """Reads what all families have in common; mistakes are noted in `model`.
 
     Attributes that shape the weights are required; others take transformers' defaults, which the arguments give where
     families differ. `pad_token_id` is `read_token_ids`' matter.
 
     Args:
+        names: What the family calls the attributes.
         num_key_value_heads: Default; None: as many as attention heads.
         head_dim: Default; None: the hidden size divided among the attention heads.
-        rope: How the family reads its rotary embedding.
-        act_attribute: The attribute that names the activation.
+        intermediate_ratio: Default of the intermediate size, as a multiple of the hidden size; None: it is required.
+        rope: How the family reads its rotary embedding; None: it has none.
 
     Returns:
-        Fields of `DecoderConfig`, by name.
+        Fields of `CommonConfig`, by name.
     """
-    hidden_size = model.integer("hidden_size")
-    num_heads = model.integer("num_attention_heads")
+
+    def read(name: str, default: int | None = None) -> int:
+        if default is not None and not names.has(name):
+            return default
+        return model.integer(names.find(model, name), default)
+
+    hidden_size = read("hidden_size")
+    num_heads = read("num_attention_heads")
     # null says as many as attention heads, whatever the family's default is.
-    default_kv_heads = num_heads if "num_key_value_heads" in model.values else num_key_value_heads or num_heads
-    num_kv_heads = model.integer("num_key_value_heads", default_kv_heads)
-    derived_head_dim = max(1, hidden_size // num_heads)
-    dim = model.integer("head_dim", head_dim or derived_head_dim)
+    is_null = names.has("num_key_value_heads") and "num_key_value_heads" in model.values
+    num_kv_heads = read("num_key_value_heads", num_heads if is_null else num_key_value_heads or num_heads)
+    dim = read("head_dim", head_dim or max(1, hidden_size // num_heads))
     # Values that stand in for mistakes would only cause more of them.
     if not model.invalid:
-        _check_dimensions(model, num_heads, num_kv_heads, dim, divides_hidden=head_dim is None)
+        _check_dimensions(model, names, (hidden_size, num_heads, num_kv_heads, dim), divides_hidden=head_dim is None)
     if model.values.get("quantization_config"):
         model.note_not_served("quantization_config", model.values["quantization_config"], "an unquantized checkpoint")
-    positions = model.integer("max_position_embeddings", max_position_embeddings)
+    if names.has("hidden_act"):
+        hidden_act = model.choice(names.find(model, "hidden_act"), hidden_act, HIDDEN_ACTS)
+    positions = read("max_position_embeddings", max_position_embeddings)
+    read_kind = partial(read_rope, model, head_dim=dim, max_position_embeddings=positions)
     return {
         "architecture": architecture,
-        "vocab_size": model.integer("vocab_size"),
+        "vocab_size": read("vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": model.integer("intermediate_size"),
-        "num_hidden_layers": model.integer("num_hidden_layers"),
+        "intermediate_size": read("intermediate_size", intermediate_ratio and intermediate_ratio * hidden_size),
+        "num_hidden_layers": read("num_hidden_layers"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": dim,
-        "hidden_act": model.choice(act_attribute, hidden_act, HIDDEN_ACTS),
+        "hidden_act": hidden_act,
         "max_position_embeddings": positions,
-        "rms_norm_eps": model.number("rms_norm_eps", rms_norm_eps),
-        "rope": read_rope(model, head_dim=dim, max_position_embeddings=positions, options=rope),
+        "rope": NoRope() if rope is None else read_kind(options=rope),
         "tie_word_embeddings": model.boolean("tie_word_embeddings", tie_word_embeddings),
     }
 
 
 def _check_dimensions(
-    model: AttributeReader, num_heads: int, num_kv_heads: int, head_dim: int, *, divides_hidden: bool
+    model: AttributeReader, names: AttributeNames, sizes: tuple[int, int, int, int], *, divides_hidden: bool
 ) -> None:
+    hidden_size, num_heads, num_kv_heads, head_dim = sizes
     if num_heads % num_kv_heads:
         model.note_invalid("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} heads")
-    hidden_size = model.values["hidden_size"]
-    if divides_hidden and model.values.get("head_dim") is None and hidden_size % num_heads:
-        model.note_invalid("hidden_size", hidden_size, f"a multiple of {num_heads} heads, or head_dim given")
+    is_derived = not names.has("head_dim") or model.values.get("head_dim") is None
+    hidden_name = names.find(model, "hidden_size")
+    if divides_hidden and is_derived and hidden_size % num_heads:
+        other = ", or head_dim given" if names.has("head_dim") else ""
+        model.note_invalid(hidden_name, hidden_size, f"a multiple of {num_heads} heads{other}")
     elif head_dim % 2:
-        model.note_invalid("head_dim", head_dim, "an even number: dimensions are rotated in pairs")
+        if names.has("head_dim"):
+            model.note_invalid("head_dim", head_dim, "an even number: dimensions are rotated in pairs")
+        else:
+            model.note_invalid(hidden_name, hidden_size, f"a multiple of {2 * num_heads}: heads have an even size")
 
 
 def read_layer_windows(model: AttributeReader) -> Windows:

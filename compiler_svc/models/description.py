@@ -7,77 +7,21 @@ Modules in `layers` are built from these records, so that a module's parameters 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Literal
 
-from bundle.abi.tensor import DType
 from bundle.manifest import TensorLayout
 from compiler_svc.models.divisions import Axis, ByHeads
+from compiler_svc.models.parameters import RANK_PARAMETER, MemoryGroup, ParameterSpec, WeightFormat
 from compiler_svc.models.rope_config import LongRope, RopeConfig
-from compiler_svc.models.sources import RankSource, RopeSource, StoredSource, TensorSlice
+from compiler_svc.models.sources import RopeSource, SlopeSource, StoredSource, TensorSlice
 from compiler_svc.models.state import StateSpec
+from compiler_svc.models.storage import AS_DESCRIBED, Storage
 
-#: Which rank a shard is for, int32 [1]; in shards of several ranks only.
-RANK: Final = "rank_util.rank"
-
-
-class MemoryGroup(StrEnum):
-    """What plans count a parameter's bytes as, in the order in which plans list the groups."""
-
-    EMBEDDING = "embedding"
-    ATTENTION = "attention"
-    MLP = "mlp"
-    NORM = "norm"
-    LM_HEAD = "lm_head"
-    DRAFT = "draft"
-    DERIVED = "derived"
-
-
-class WeightFormat(StrEnum):
-    """How the values of a linear layer's matrix are kept."""
-
-    #: In the dtype of the shard.
-    DENSE = "dense"
-    #: One byte for each value, one float32 scale for the matrix.
-    PER_TENSOR = "per_tensor"
-    #: One byte for each value, one float32 scale for each output.
-    PER_CHANNEL = "per_channel"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterSpec:
-    """One tensor of every rank's shard, which is one parameter of the module.
-
-    Attributes:
-        name: Name of the tensor in the shard, and of the module's parameter.
-        axes: At most one of them is divided among ranks.
-        dtype: None: the computation's, or the checkpoint's with `cast_type` as-declared.
-        format: Of a matrix whose values may be quantized.
-        layout: How the shard lays its items out.
-    """
-
-    name: str
-    axes: tuple[Axis, ...]
-    source: StoredSource | RopeSource | RankSource
-    group: MemoryGroup
-    dtype: DType | None = None
-    format: WeightFormat = WeightFormat.DENSE
-    layout: TensorLayout = "row_major"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
-        return tuple(axis.length for axis in self.axes)
-
-    def rank_shape(self, tp_degree: int) -> tuple[int, ...]:
-        """Shape of each rank's part; equal for all ranks."""
-        return tuple(axis.part_length(tp_degree) for axis in self.axes)
-
-    def divided_axis(self) -> int | None:
-        """Number of the axis that ranks share; None if every rank holds the whole tensor."""
-        return next((number for number, axis in enumerate(self.axes) if axis.is_divided), None)
+#: How a layer adds what attention and feed-forward compute. `sequential`: to what each of them takes. `parallel`: both
+#: take the layer's input, and it gets both results. `normalized`: as `sequential`, and norms follow the sums.
+Residual = Literal["sequential", "parallel", "normalized"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +81,11 @@ class NormSpec:
         name: Path of the module.
         offset: What is added to each scale.
         rounds_last: Whether scales multiply in float32, and only their products are rounded.
+        is_centered: Whether the mean is subtracted first, which makes it layer normalization. Then scales multiply and
+            biases add in float32.
+        has_scale: Whether it has scales.
+        has_bias: Whether it has biases.
+        heads: The heads, if each has scales of its own.
     """
 
     name: str
@@ -144,15 +93,22 @@ class NormSpec:
     eps: float
     offset: float = 0.0
     rounds_last: bool = False
+    is_centered: bool = False
+    has_scale: bool = True
+    has_bias: bool = False
+    heads: Axis | None = None
 
     def parameters(self) -> Iterator[ParameterSpec]:
-        """The scale."""
-        yield _stored(f"{self.name}.weight", (self.axis,), MemoryGroup.NORM)
+        """Scale, then bias."""
+        axes = (self.axis,) if self.heads is None else (self.heads, self.axis)
+        for kind, is_there in (("weight", self.has_scale), ("bias", self.has_bias)):
+            if is_there:
+                yield _stored(f"{self.name}.{kind}", axes, MemoryGroup.NORM)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """Token embeddings [vocabulary, hidden].
+    """Embeddings of tokens [vocabulary, hidden], or of positions.
 
     Attributes:
         name: Path of the module.
@@ -212,6 +168,9 @@ class AttentionSpec:
         rope: Name of the rotary embedding that rotates queries and keys; None: they are not rotated.
         scale: Multiplies the products of queries and keys; None: 1 / sqrt(head_dim).
         soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`; 0: they stay.
+        pairs_neighbours: Whether a dimension is rotated against its neighbour; otherwise the first half of them against
+            the second.
+        has_slopes: Whether scores fall with the distance, by ALiBi's slope of each query head.
     """
 
     projections: tuple[LinearSpec, ...]
@@ -222,6 +181,8 @@ class AttentionSpec:
     rope: str | None = "rope"
     scale: float | None = None
     soft_cap: float = 0.0
+    pairs_neighbours: bool = False
+    has_slopes: bool = False
 
     @property
     def heads(self) -> ByHeads:
@@ -229,27 +190,40 @@ class AttentionSpec:
         return self.state.heads
 
     def parameters(self) -> Iterator[ParameterSpec]:
-        """In the order of the projections, then of the norms."""
+        """In the order of the projections, then of the norms, then the slopes."""
         norms = (norm for norm in (self.query_norm, self.key_norm) if norm is not None)
-        return _parameters_of(*self.projections, self.output, *norms)
+        yield from _parameters_of(*self.projections, self.output, *norms)
+        if self.has_slopes:
+            count = self.heads.num_query_heads
+            yield ParameterSpec(
+                name=f"{self.output.name.rpartition('.')[0]}.slopes",
+                axes=(Axis(count, ByHeads("query", count, self.heads.num_kv_heads, 1)),),
+                source=SlopeSource(count),
+                group=MemoryGroup.DERIVED,
+                dtype="float32",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSpec:
-    """A gated feed-forward layer: `down(act(gate(x)) * up(x))`.
+    """A feed-forward layer: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate.
 
     Attributes:
         act: Hugging Face's name of the activation.
     """
 
     act: str
-    gate: LinearSpec
+    gate: LinearSpec | None
     up: LinearSpec
     down: LinearSpec
 
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """Gate, if it has one, up, down."""
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
+
     def parameters(self) -> Iterator[ParameterSpec]:
-        """Gate, up, down."""
-        return _parameters_of(self.gate, self.up, self.down)
+        """In the order of the linear layers."""
+        return _parameters_of(*self.linears())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +232,11 @@ class LayerSpec:
 
     Attributes:
         input_norm: Normalization of what attention takes; None: it takes it as it is.
-        post_attention_norm: Of what the feed-forward takes.
+        post_attention_norm: Of what the feed-forward takes; None in a parallel layer: what attention takes.
         attention_output_norm: Of what attention adds; `mlp_output_norm` of what the feed-forward adds.
         residual_multiplier: Multiplies what each of them adds.
+        residual: What they take, and what they are added to. If sums are normalized, `input_norm` is of the first one
+            and `post_attention_norm` of the second.
     """
 
     input_norm: NormSpec | None
@@ -270,6 +246,7 @@ class LayerSpec:
     attention_output_norm: NormSpec | None = None
     mlp_output_norm: NormSpec | None = None
     residual_multiplier: float = 1.0
+    residual: Residual = "sequential"
 
     def parameters(self) -> Iterator[ParameterSpec]:
         """Norms of what is taken among attention and feed-forward, then norms of what is added."""
@@ -279,7 +256,7 @@ class LayerSpec:
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Its linear layers."""
-        return (*self.attention.projections, self.attention.output, self.mlp.gate, self.mlp.up, self.mlp.down)
+        return (*self.attention.projections, self.attention.output, *self.mlp.linears())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,12 +267,19 @@ class ModelDescription:
         architecture: Hugging Face's name.
         numeric_config: Every attribute that enters the arithmetic, as JSON: the numeric part of the graph ABI.
         max_position_embeddings: Positions that the model was trained for.
+        norm: Of the last hidden state; None: the head takes it as it is.
         head: From the hidden size to the vocabulary.
         is_tied: Whether the head's matrix is the embedding's table. One rank then stores it once; several ranks store
             both, because the embedding is divided along the hidden axis and the head along the vocabulary.
         rope: The rotary embedding of most layers; `local_rope` of layers that name it.
         logits_divisor: Divides the logits.
         logit_soft_cap: Logits become `logit_soft_cap * tanh(logit / logit_soft_cap)`; 0: they stay.
+        embedding_norm: Of token embeddings.
+        positions: Embeddings that are learned for positions, and added to those of tokens; None: it has none.
+        first_position: The row of the first position.
+        input_projection: From token embeddings to the hidden size, where they have another one; `output_projection`
+            goes back, to what the head takes.
+        storage: How checkpoints store what is described here.
         redundant: Names of tensors that a checkpoint may hold and the model does not take.
     """
 
@@ -304,13 +288,19 @@ class ModelDescription:
     max_position_embeddings: int
     embedding: EmbeddingSpec
     layers: tuple[LayerSpec, ...]
-    norm: NormSpec
+    norm: NormSpec | None
     head: LinearSpec
     is_tied: bool
     rope: RopeSpec
     local_rope: RopeSpec | None = None
     logits_divisor: float = 1.0
     logit_soft_cap: float = 0.0
+    embedding_norm: NormSpec | None = None
+    positions: EmbeddingSpec | None = None
+    first_position: int = 0
+    input_projection: LinearSpec | None = None
+    output_projection: LinearSpec | None = None
+    storage: Storage = AS_DESCRIBED
     redundant: frozenset[str] = frozenset()
 
     @property
@@ -321,7 +311,7 @@ class ModelDescription:
     @property
     def hidden_size(self) -> int:
         """Items of a token's hidden state."""
-        return self.embedding.hidden.length
+        return self.head.inputs.length if self.input_projection is None else self.input_projection.outputs.length
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
@@ -340,13 +330,27 @@ class ModelDescription:
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every linear layer."""
-        return (*chain.from_iterable(layer.linears() for layer in self.layers), self.head)
+        projections = (one for one in (self.input_projection, self.output_projection) if one is not None)
+        return (*chain.from_iterable(layer.linears() for layer in self.layers), *projections, self.head)
 
     def parameters(self, tp_degree: int) -> tuple[ParameterSpec, ...]:
         """All tensors of every rank's shard, in the order of the model."""
         head = () if self.shares_table(tp_degree) else (self.head,)
-        named = _parameters_of(self.embedding, *self.layers, self.norm, *head, *self.ropes)
+        before = (self.embedding, self.embedding_norm, self.input_projection, self.positions)
+        specs = (*before, *self.layers, self.norm, self.output_projection, *head, *self.ropes)
+        named = _parameters_of(*(spec for spec in specs if spec is not None))
+        if self.storage != AS_DESCRIBED:
+            named = self._locate(named)
         return (*named, *([RANK_PARAMETER] if tp_degree > 1 else []))
+
+    def _locate(self, parameters: Iterator[ParameterSpec]) -> Iterator[ParameterSpec]:
+        """The parameters with the checkpoint's names."""
+        matrices = {f"{linear.name}.weight" for linear in self.linears()}
+        for one in parameters:
+            if isinstance(one.source, StoredSource):
+                yield replace(one, source=self.storage.locate(one.source, is_matrix=one.name in matrices))
+            else:
+                yield one
 
     def axes(self) -> Iterator[Axis]:
         """Every axis of every parameter, parts of joined axes apart."""
@@ -359,16 +363,14 @@ class ModelDescription:
         shapes: dict[str, list[int]] = {}
         for parameter in self.parameters(1):
             if isinstance(parameter.source, StoredSource):
-                axis = parameter.source.axis
+                axis, own = parameter.source.axis, list(parameter.shape)
+                if parameter.source.is_transposed:
+                    axis, own = 1 - axis, own[::-1]
                 for one in parameter.source.slices:
-                    shape = shapes.setdefault(one.tensor, [*parameter.shape[:axis], 0, *parameter.shape[axis + 1 :]])
+                    shape = shapes.setdefault(one.tensor, [*own[:axis], 0, *own[axis + 1 :]])
                     shape[axis] = max(shape[axis], one.start + one.length)
         return {name: tuple(shape) for name, shape in shapes.items()}
 
-
-RANK_PARAMETER: Final = ParameterSpec(
-    name=RANK, axes=(Axis(1),), source=RankSource(), group=MemoryGroup.DERIVED, dtype="int32"
-)
 
 _Named = LinearSpec | NormSpec | EmbeddingSpec | RopeSpec | AttentionSpec | MlpSpec | LayerSpec
 

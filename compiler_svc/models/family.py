@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compiler_svc.models.attribute_names import COMMON_NAMES, AttributeNames
 from compiler_svc.models.description import ModelDescription
 
 
@@ -23,6 +24,7 @@ class Family:
         model: `module:function` that builds the module of one rank, called as
             `build(description, dtype=torch.dtype, ranks=Ranks)`.
         reference: `module:class` of transformers' model, which builds compare their executables with.
+        names: What the family calls attributes that all families have.
     """
 
     architectures: tuple[str, ...]
@@ -31,3 +33,4 @@ class Family:
     describe: Callable[[Any], ModelDescription]
     model: str
     reference: str
+    names: AttributeNames = COMMON_NAMES

@@ -9,23 +9,48 @@ from typing import Any, Final
 
 from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.description import ModelDescription
+from compiler_svc.models.families.bloom.config import FAMILY as BLOOM
+from compiler_svc.models.families.cohere.config import FAMILY as COHERE
 from compiler_svc.models.families.gemma2.config import FAMILY as GEMMA2
 from compiler_svc.models.families.gemma3.config import FAMILY as GEMMA3
+from compiler_svc.models.families.gpt2.config import FAMILY as GPT2
+from compiler_svc.models.families.gpt_neox.config import FAMILY as GPT_NEOX
+from compiler_svc.models.families.gptj.config import FAMILY as GPTJ
 from compiler_svc.models.families.granite.config import FAMILY as GRANITE
 from compiler_svc.models.families.llama.config import FAMILY as LLAMA
 from compiler_svc.models.families.mistral.config import FAMILY as MISTRAL
 from compiler_svc.models.families.olmo2.config import FAMILY as OLMO2
+from compiler_svc.models.families.opt.config import FAMILY as OPT
 from compiler_svc.models.families.phi3.config import FAMILY as PHI3
 from compiler_svc.models.families.qwen2.config import FAMILY as QWEN2
 from compiler_svc.models.families.qwen3.config import FAMILY as QWEN3
 from compiler_svc.models.families.smollm3.config import FAMILY as SMOLLM3
+from compiler_svc.models.families.starcoder2.config import FAMILY as STARCODER2
 from compiler_svc.models.family import Family
 from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 
 #: Group of the entry points by which other distributions register families: `name = "module:FAMILY"`.
 ENTRY_POINTS: Final = "kiln.model_families"
 
-_OWN: Final = (GEMMA2, GEMMA3, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3)
+_OWN: Final = (
+    BLOOM,
+    COHERE,
+    GEMMA2,
+    GEMMA3,
+    GPT2,
+    GPTJ,
+    GPT_NEOX,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    OPT,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    STARCODER2,
+)
 
 
 @cache

@@ -73,6 +73,11 @@ class Llama3Rope:
     original_max_position_embeddings: int
 
 
+@dataclass(frozen=True, slots=True)
+class NoRope:
+    """No rotation: positions are told otherwise."""
+
+
 #: Attributes of a `config.json` that the rotary embedding is read from.
 ROPE_ATTRIBUTES: Final = (
     "original_max_position_embeddings",
@@ -82,7 +87,7 @@ ROPE_ATTRIBUTES: Final = (
     "rope_theta",
 )
 
-RopeConfig = DefaultRope | LinearRope | DynamicRope | YarnRope | LongRope | Llama3Rope
+RopeConfig = DefaultRope | LinearRope | DynamicRope | YarnRope | LongRope | Llama3Rope | NoRope
 
 
 def find_prompt_lengths(rope: RopeConfig) -> PromptLengths | None:
@@ -104,6 +109,7 @@ class RopeOptions:
         original_max_position_embeddings: Default; None: `max_position_embeddings`.
         aliases: Kinds by other names that configurations of the family give them.
         theta: Default of the base; `theta_attribute`: its name beside the object of other attributes.
+        partial_rotary_factor: Default; `partial_attribute`: its name beside that object.
         layer_type: Layers that have this rotary embedding, if `rope_parameters` has an object for each kind of them;
             empty: all have it.
         scales: Whether `rope_scaling` is of these layers.
@@ -115,6 +121,8 @@ class RopeOptions:
     aliases: Mapping[str, str] = field(default_factory=dict)
     theta: float = 10_000.0
     theta_attribute: str = "rope_theta"
+    partial_rotary_factor: float = 1.0
+    partial_attribute: str = "partial_rotary_factor"
     layer_type: str = ""
     scales: bool = True
     follows_length: bool = True
@@ -155,9 +163,10 @@ def read_rope(
 
 def read_partial_rotary_factor(model: AttributeReader, options: RopeOptions = DEFAULT_ROPE_OPTIONS) -> float:
     """Reads the share of each head's dimensions that is rotated; mistakes are noted in `model`."""
-    factor = _nested_reader(model, options).number("partial_rotary_factor", model.number("partial_rotary_factor", 1.0))
+    beside = model.number(options.partial_attribute, options.partial_rotary_factor)
+    factor = _nested_reader(model, options).number("partial_rotary_factor", beside)
     if factor > 1.0:
-        model.note_invalid("partial_rotary_factor", factor, "at most 1.0")
+        model.note_invalid(options.partial_attribute, factor, "at most 1.0")
         return 1.0
     return factor
 

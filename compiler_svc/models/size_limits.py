@@ -35,13 +35,23 @@ class SizeLimit:
 _LIMITS: Final = (
     SizeLimit(512, ("num_hidden_layers", "n_layer", "n_layers"), "tensors"),
     SizeLimit(1024, ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), "axis"),
-    SizeLimit(1 << 14, ("head_dim",), "axis"),
+    SizeLimit(1 << 14, ("head_dim", "rotary_dim"), "axis"),
     SizeLimit(1 << 13, ("num_experts", "num_local_experts", "n_routed_experts")),
-    SizeLimit(1 << 20, ("hidden_size", "intermediate_size", "moe_intermediate_size", "d_model", "n_embd"), "axis"),
+    SizeLimit(
+        1 << 20,
+        (
+            *("hidden_size", "n_embd", "n_embed", "d_model", "word_embed_proj_dim"),
+            *("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner"),
+        ),
+        "axis",
+    ),
     SizeLimit(1 << 23, ("vocab_size",), "axis"),
     SizeLimit(
         MAX_POSITIONS,
-        ("max_position_embeddings", "original_max_position_embeddings", "max_seq_len", "n_ctx", "sliding_window"),
+        (
+            *("max_position_embeddings", "original_max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"),
+            "sliding_window",
+        ),
     ),
 )
 

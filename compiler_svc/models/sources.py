@@ -23,10 +23,13 @@ class StoredSource:
     Attributes:
         slices: At least one.
         axis: The axis that the slices are of, and along which they are joined.
+        is_transposed: Whether the checkpoint's matrices have their axes the other way round; `axis` is the
+            parameter's.
     """
 
     slices: tuple[TensorSlice, ...]
     axis: int = 0
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,13 @@ class RopeSource:
     rope: RopeConfig
     rotary_dim: int
     is_long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlopeSource:
+    """The slopes of ALiBi, one for each query head; see `layers.alibi.compute_slopes`."""
+
+    num_heads: int
 
 
 @dataclass(frozen=True, slots=True)

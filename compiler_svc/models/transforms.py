@@ -9,11 +9,10 @@ from compiler_svc.models.description import (
     AttentionSpec,
     LayerSpec,
     LinearSpec,
-    MemoryGroup,
     ModelDescription,
-    WeightFormat,
 )
 from compiler_svc.models.divisions import join_axes
+from compiler_svc.models.parameters import MemoryGroup, WeightFormat
 from compiler_svc.models.sources import TensorSlice
 
 
@@ -61,7 +60,7 @@ def _change_layer(layer: LayerSpec, change: Callable[[LinearSpec], LinearSpec]) 
         attention=replace(
             attention, projections=tuple(map(change, attention.projections)), output=change(attention.output)
         ),
-        mlp=replace(mlp, gate=change(mlp.gate), up=change(mlp.up), down=change(mlp.down)),
+        mlp=replace(mlp, gate=mlp.gate and change(mlp.gate), up=change(mlp.up), down=change(mlp.down)),
     )
 
 

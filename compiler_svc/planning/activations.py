@@ -6,7 +6,7 @@ V' the rank's part of it, q and kv the rank's query and KV heads of D dimensions
     stream     2 N H b                      the residual, and the sum that replaces it
     attention  N H b + N D (2q + 2kv) b     normalized input; queries, keys, values, result
                + R q T L (4 + b)            scores over L positions, unless a kernel fuses them: f32, and cast
-    mlp        2 N H b + 2 N I b            normalized input, output; gate and up
+    mlp        2 N H b + 2 N I b            normalized input, output; gate and up, or up before and after its activation
     logits     M (H b + V' b + 8 V)         for the M tokens with logits: whole logits in f32, twice
     state      the KV cache once more       only for cpu at -O0, whose graphs return a new cache
 
@@ -62,7 +62,7 @@ def _measure_step(model: ModelDescription, config: NeuronConfig, submodel: Submo
         return hidden + taken
 
     def measure_mlp(layer: LayerSpec) -> int:
-        return 2 * hidden + 2 * rows * tokens * layer.mlp.gate.outputs.part_length(config.tp_degree) * item
+        return 2 * hidden + 2 * rows * tokens * layer.mlp.up.outputs.part_length(config.tp_degree) * item
 
     # A model has few kinds of layers, however many layers it has.
     attention = max(map(measure_attention, model.layers))

@@ -143,7 +143,22 @@ def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tup
     check_head_sharding(document, checkpoint, tp_degree=config.neuron_config.tp_degree)
     if broken := model_rules(config.neuron_config, checkpoint.config):
         raise ConfigInvalid(broken)
+    check_positions(checkpoint, config.neuron_config)
     return checkpoint, replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
+
+
+def check_positions(checkpoint: Checkpoint, config: NeuronConfig) -> None:
+    """Checks that a model which learned its positions has one for each token of the longest sequence.
+
+    Raises:
+        ConfigInvalid: Sequences exceed its table.
+        ModelConfigInvalid, ModelNotServed: This compiler does not build the model.
+    """
+    description = describe_model(checkpoint.config)
+    positions, longest = description.max_position_embeddings, config.longest_sequence
+    if description.positions is not None and longest > positions:
+        accepted = f"at most {positions}, the positions that the model has learned"
+        raise ConfigInvalid([FieldViolation("neuron_config.seq_len", str(longest), accepted)])
 
 
 def choose_target(request: BuildRequest, default_isa: str = "") -> Target:

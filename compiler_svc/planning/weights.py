@@ -16,8 +16,9 @@ from typing import Final
 
 from bundle.manifest import DTYPE_SIZES_BYTES
 from compiler_svc.config import NeuronConfig
-from compiler_svc.models.description import LinearSpec, MemoryGroup, ModelDescription, ParameterSpec, WeightFormat
+from compiler_svc.models.description import LinearSpec, ModelDescription
 from compiler_svc.models.divisions import Axis, Evenly, share_of
+from compiler_svc.models.parameters import MemoryGroup, ParameterSpec, WeightFormat
 from compiler_svc.models.transforms import quantize
 from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.weights.checkpoint import TensorHeader

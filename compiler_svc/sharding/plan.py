@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, cast
 
 from bundle.abi.tensor import DType
 from bundle.manifest import DTYPE_SIZES_BYTES, WeightShard, WeightTensor
-from compiler_svc.models.description import ModelDescription, ParameterSpec
+from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Evenly
+from compiler_svc.models.parameters import ParameterSpec
 from compiler_svc.models.sources import StoredSource
+from compiler_svc.models.storage import AS_DESCRIBED, rename_slices
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
@@ -91,6 +93,7 @@ def plan_weights(
         ShardingNotServed: `tp_degree` is too large for the model.
     """
     check_tp_degree(description, tp_degree)
+    checkpoint, stored_names = _name_as_described(description, checkpoint)
     _check_tensors(description, checkpoint)
 
     def plan(spec: ParameterSpec) -> PlannedTensor:
@@ -99,6 +102,8 @@ def plan_weights(
             # A parameter that joins several tensors takes the dtype of the first one.
             declared = checkpoint.tensors[spec.source.slices[0].tensor].dtype
             stored = declared if declared in DTYPE_SIZES_BYTES else dtype
+        if stored_names and isinstance(spec.source, StoredSource):
+            spec = replace(spec, source=rename_slices(spec.source, stored_names))
         return PlannedTensor(spec, cast("DType", stored), tp_degree)
 
     return WeightPlan(tp_degree, tuple(map(plan, description.parameters(tp_degree))))
@@ -113,6 +118,17 @@ def check_tp_degree(description: ModelDescription, tp_degree: int) -> None:
     for axis in dict.fromkeys(description.axes()):
         if isinstance(axis.division, Evenly) and axis.length < tp_degree:
             raise ShardingNotServed(tp_degree, axis.attribute, axis.length)
+
+
+def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, str]]:
+    """The checkpoint under the names of the description, and the names that it has itself, by those."""
+    if description.storage == AS_DESCRIBED:
+        return checkpoint, {}
+    head = (one.name for one in description.head.parameters())
+    known = {*description.checkpoint_tensors(), *description.redundant, *head}
+    names = description.storage.find_other_names(known, checkpoint.tensors)
+    tensors = {names.get(name, name): header for name, header in checkpoint.tensors.items()}
+    return replace(checkpoint, tensors=tensors), {name: stored for stored, name in names.items()}
 
 
 def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> None:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from bundle.abi.tensor import DType
-from compiler_svc.models.description import ParameterSpec
+from compiler_svc.models.layers.alibi import compute_slopes
 from compiler_svc.models.layers.rope import compute_frequencies
-from compiler_svc.models.sources import RankSource, RopeSource
+from compiler_svc.models.parameters import ParameterSpec
+from compiler_svc.models.sources import RankSource, RopeSource, SlopeSource
 from compiler_svc.sharding.parts import JoinedTensor, copy_block, list_blocks
 from compiler_svc.sharding.plan import PlannedTensor, WeightPlan
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -85,9 +86,14 @@ def _find_values(spec: ParameterSpec, reader: TensorReader, rank: int) -> Joined
     source = spec.source
     if isinstance(source, RopeSource):
         return JoinedTensor([compute_frequencies(source)])
+    if isinstance(source, SlopeSource):
+        return JoinedTensor([compute_slopes(source)])
     if isinstance(source, RankSource):
         return JoinedTensor([torch.tensor([rank], dtype=torch.int32)])
-    slices = [reader.read(one.tensor).narrow(source.axis, one.start, one.length) for one in source.slices]
+    tensors = {name: reader.read(name) for name in dict.fromkeys(one.tensor for one in source.slices)}
+    if source.is_transposed:
+        tensors = {name: tensor.t() for name, tensor in tensors.items()}
+    slices = [tensors[one.tensor].narrow(source.axis, one.start, one.length) for one in source.slices]
     return JoinedTensor(slices, source.axis)
 
 

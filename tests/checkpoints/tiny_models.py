@@ -150,7 +150,7 @@ def write_tiny_model(
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
-        elif "norm" in name:
+        elif "norm" in name or ".ln_" in name:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
     model.save_pretrained(path)
     return TinyModel(model, Checkpoint.open(path))

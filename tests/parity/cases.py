@@ -163,6 +163,9 @@ BESIDE_SHORT_RUN: Final[tuple[Case, ...]] = (
     Case("olmo2-odd-heads", 2, 0, 1, prompts="chunked"),
     Case("gemma2-capped", 1, 1, 1, prompts="chunked"),
     Case("gemma3-two-ropes", 4, 0, 1, prompts="chunked"),
+    Case("gpt2-learned-positions", 4, 0, 1, layout="blocks", prompts="chunked"),
+    Case("bloom-slopes", 2, 1, 1, prompts="chunked"),
+    Case("cohere-normed-heads", 1, 0, 1, prompts="chunked"),
 )
 
 #: The other rows of the covering array.
@@ -187,6 +190,27 @@ LONG_RUN: Final = (
     Case("gemma2-capped", 4, 0, layout="blocks", prompts="cached"),
     Case("gemma3-two-ropes", 1, 0, sampling="host", padding_side="left", is_fused=True),
     Case("gemma3-two-ropes", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("starcoder2-window", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("starcoder2-window", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("starcoder2-window", 4, 0, prompts="chunked"),
+    Case("gpt-neox-by-head", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("gpt-neox-by-head", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("gpt-neox-by-head", 4, 0, prompts="chunked"),
+    Case("gpt2-learned-positions", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("gpt2-learned-positions", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("gpt2-learned-positions", 4, 0, prompts="chunked"),
+    Case("opt-projected", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("opt-projected", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("opt-projected", 4, 0, prompts="chunked"),
+    Case("gptj-pairs", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("gptj-pairs", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("gptj-pairs", 4, 0, prompts="chunked"),
+    Case("bloom-slopes", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("bloom-slopes", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("bloom-slopes", 4, 0, prompts="chunked"),
+    Case("cohere-normed-heads", 1, 0, padding_side="left", sampling="host", is_fused=True),
+    Case("cohere-normed-heads", 2, 1, 1, layout="blocks", prompts="cached"),
+    Case("cohere-normed-heads", 4, 0, prompts="chunked"),
 )
 
 

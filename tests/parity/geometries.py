@@ -245,12 +245,90 @@ _FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             },
         },
     },
+    "Starcoder2ForCausalLM": {
+        "starcoder2-window": {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "sliding_window": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "GPTNeoXForCausalLM": {
+        "gpt-neox-by-head": {
+            "hidden_size": 72,
+            "intermediate_size": 90,
+            "num_attention_heads": 6,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    },
+    "GPT2LMHeadModel": {
+        # As many positions as the longest sequence has tokens.
+        "gpt2-learned-positions": {
+            "hidden_size": 54,
+            "num_attention_heads": 3,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": True,
+        },
+    },
+    "OPTForCausalLM": {
+        "opt-projected": {
+            "hidden_size": 64,
+            "ffn_dim": 90,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 40,
+            "do_layer_norm_before": False,
+            "tie_word_embeddings": True,
+            "init_std": 0.15,
+        },
+    },
+    "GPTJForCausalLM": {
+        "gptj-pairs": {
+            "hidden_size": 60,
+            "n_inner": 90,
+            "num_attention_heads": 5,
+            "rotary_dim": 8,
+            "tie_word_embeddings": False,
+        },
+    },
+    "BloomForCausalLM": {
+        # Slopes of four heads, and two between them.
+        "bloom-slopes": {
+            "hidden_size": 72,
+            "num_attention_heads": 6,
+            "tie_word_embeddings": True,
+        },
+    },
+    "CohereForCausalLM": {
+        "cohere-normed-heads": {
+            "hidden_size": 72,
+            "intermediate_size": 90,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "use_qk_norm": True,
+            "logit_scale": 0.3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    },
 }
 
 
+def count_kv_heads(config: dict[str, Any]) -> int:
+    """KV heads of a geometry."""
+    count: int = config.get("num_key_value_heads", config["num_attention_heads"])
+    return count
+
+
 def find_rope_type(config: dict[str, Any]) -> str:
-    """The kind of a geometry's rotary embedding; of layers that attend to all positions, if others have another."""
-    rope = config["rope_parameters"]
+    """The kind of a geometry's rotary embedding; of layers that attend to all positions, if others have another.
+
+    `none` if it names none.
+    """
+    rope: dict[str, Any] = config.get("rope_parameters", {"rope_type": "none"})
     kind: str = rope.get("full_attention", rope)["rope_type"]
     return kind
 

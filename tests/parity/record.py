@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.parity.cases import DEGREES, LEVELS, all_cases
-from tests.parity.geometries import ARCHITECTURES, GEOMETRIES, find_rope_type
+from tests.parity.geometries import ARCHITECTURES, GEOMETRIES, count_kv_heads, find_rope_type
 
 #: What stands between these lines of the page is written by a full run.
 BEGIN, END = "<!-- results of make test-full -->", "<!-- end of the results -->"
@@ -88,7 +88,7 @@ def render_results(results: Iterable[ParityResult], commit: str) -> str:
                 ARCHITECTURES[geometry].removesuffix("ForCausalLM"),
                 geometry,
                 config["num_attention_heads"],
-                config["num_key_value_heads"],
+                count_kv_heads(config),
                 find_rope_type(config),
                 "yes" if config["tie_word_embeddings"] else "no",
                 degree,

@@ -29,7 +29,7 @@ def _find_count(values: Values, *names: str) -> int | None:
 
 def _ranks_by_kv_head(values: Values) -> int | None:
     """Ranks that share a KV head; 0 if heads cannot have equally many ranks, None if the model has no heads."""
-    heads = _find_count(values, "num_key_value_heads", "num_attention_heads")
+    heads = _find_count(values, "num_key_value_heads", "num_attention_heads", "n_head")
     if heads is None:
         return None
     ranks, rest = divmod(values["tp_degree"], heads)

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 import execution.attention.operators  # noqa: F401 - registers torch.ops.kiln.attend
 from compiler_svc.models.description import AttentionSpec
-from compiler_svc.models.layers.linear import Linear
-from compiler_svc.models.layers.norm import RmsNorm
+from compiler_svc.models.layers.linear import Linear, make_parameter
+from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import rotate
 from compiler_svc.models.layers.step import StepTokens
+from compiler_svc.models.sources import SlopeSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,11 @@ class Attention(nn.Module):
         for projection in spec.projections:
             self.add_module(projection.module, Linear(projection, ranks))
         self.o_proj = Linear(spec.output, ranks)
-        self.q_norm = None if spec.query_norm is None else RmsNorm(spec.query_norm, ranks)
-        self.k_norm = None if spec.key_norm is None else RmsNorm(spec.key_norm, ranks)
+        self.q_norm = None if spec.query_norm is None else make_norm(spec.query_norm, ranks)
+        self.k_norm = None if spec.key_norm is None else make_norm(spec.key_norm, ranks)
+        self.pairs_neighbours = spec.pairs_neighbours
+        derived = [one for one in spec.parameters() if isinstance(one.source, SlopeSource)]
+        self.slopes = make_parameter(derived[0], ranks) if derived else None
         self._norms_join_heads = spec.query_norm is not None and spec.query_norm.axis.is_divided
 
     def forward(
@@ -66,8 +70,10 @@ class Attention(nn.Module):
         if self.k_norm is not None:
             keys = self._normalize(self.k_norm, keys)
         if rotation is not None:
+            if self.pairs_neighbours:
+                queries, keys = (_part_neighbours(heads, rotation[0].shape[-1]) for heads in (queries, keys))
             queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
-        sinks = slopes = tree_mask = None
+        sinks = tree_mask = None
         attended, *written = torch.ops.kiln.attend(
             queries,
             keys,
@@ -77,7 +83,7 @@ class Attention(nn.Module):
             tokens.positions,
             tokens.block_table,
             sinks,
-            slopes,
+            self.slopes,
             tree_mask,
             scale=self.scale,
             window=self.window,
@@ -87,7 +93,7 @@ class Attention(nn.Module):
         )
         return self.o_proj(attended.flatten(2)), KvCache(*written)
 
-    def _normalize(self, norm: RmsNorm, heads: Tensor) -> Tensor:
+    def _normalize(self, norm: nn.Module, heads: Tensor) -> Tensor:
         """Normalizes each head of [rows, tokens, heads, head_dim], or all of a token's as one."""
         normed: Tensor = norm(heads.flatten(2)).view(heads.shape) if self._norms_join_heads else norm(heads)
         return normed
@@ -102,3 +108,13 @@ class Attention(nn.Module):
             part.view(*part.shape[:-1], count, self.head_dim) for part, count in zip(projected, counts, strict=True)
         )
         return queries, keys, values
+
+
+def _part_neighbours(heads: Tensor, rotary_dim: int) -> Tensor:
+    """Puts neighbours among the first `rotary_dim` dimensions half of these apart, where `rotate` finds them.
+
+    Scores stay: queries and keys change alike.
+    """
+    pairs = heads[..., :rotary_dim].reshape(*heads.shape[:-1], rotary_dim // 2, 2)
+    parted = pairs.transpose(-1, -2).flatten(-2)
+    return parted if rotary_dim == heads.shape[-1] else torch.cat((parted, heads[..., rotary_dim:]), dim=-1)

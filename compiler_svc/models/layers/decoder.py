@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from compiler_svc.models.description import RANK_PARAMETER, LayerSpec, ModelDescription
+from compiler_svc.models.description import LayerSpec, LinearSpec, ModelDescription, Residual
 from compiler_svc.models.layers.attention import Attention, KvCache
 from compiler_svc.models.layers.linear import Embedding, Linear, cast
 from compiler_svc.models.layers.logits import RankLogits
-from compiler_svc.models.layers.mlp import GatedMlp
-from compiler_svc.models.layers.norm import RmsNorm, make_norm
+from compiler_svc.models.layers.mlp import GatedMlp, make_mlp
+from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import RotaryEmbedding
 from compiler_svc.models.layers.step import StepKind, StepTokens
+from compiler_svc.models.parameters import RANK_PARAMETER
 
 State = Sequence[Tensor]
 Rotation = tuple[Tensor, Tensor]
@@ -29,7 +30,7 @@ class PreNormLayer(nn.Module):
         self.input_layernorm = make_norm(spec.input_norm, ranks)
         self.self_attn = Attention(spec.attention, ranks)
         self.post_attention_layernorm = make_norm(spec.post_attention_norm, ranks)
-        self.mlp = GatedMlp(spec.mlp, ranks)
+        self.mlp = make_mlp(spec.mlp, ranks)
         self.residual_multiplier = spec.residual_multiplier
 
     def forward(
@@ -40,6 +41,52 @@ class PreNormLayer(nn.Module):
         hidden = hidden + _multiply(attended, self.residual_multiplier)
         fed_forward = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + _multiply(fed_forward, self.residual_multiplier), cache
+
+
+class ParallelLayer(nn.Module):
+    """Attention and feed-forward, which both take the layer's input, normalized each for itself or once for both."""
+
+    def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(spec.input_norm, ranks)
+        self.self_attn = Attention(spec.attention, ranks)
+        norm = spec.post_attention_norm
+        self.post_attention_layernorm = None if norm is None else make_norm(norm, ranks)
+        self.mlp = make_mlp(spec.mlp, ranks)
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
+    ) -> tuple[Tensor, KvCache]:
+        """See `Attention.forward`."""
+        normed = self.input_layernorm(hidden)
+        attended, cache = self.self_attn(normed, rotation, cache, tokens)
+        taken = normed if self.post_attention_layernorm is None else self.post_attention_layernorm(hidden)
+        return hidden + attended + self.mlp(taken), cache
+
+
+class NormalizedSumLayer(nn.Module):
+    """Attention and feed-forward, each added to what it takes; a norm follows each sum."""
+
+    def __init__(self, spec: LayerSpec, ranks: Ranks) -> None:
+        super().__init__()
+        self.self_attn = Attention(spec.attention, ranks)
+        self.input_layernorm = make_norm(spec.input_norm, ranks)
+        self.mlp = make_mlp(spec.mlp, ranks)
+        self.post_attention_layernorm = make_norm(spec.post_attention_norm, ranks)
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, cache: KvCache, tokens: StepTokens
+    ) -> tuple[Tensor, KvCache]:
+        """See `Attention.forward`."""
+        attended, cache = self.self_attn(hidden, rotation, cache, tokens)
+        hidden = self.input_layernorm(hidden + attended)
+        return self.post_attention_layernorm(hidden + self.mlp(hidden)), cache
+
+
+def make_layer(spec: LayerSpec, ranks: Ranks) -> nn.Module:
+    """Makes the module of a layer whose residual its spec says."""
+    modules: Mapping[Residual, type[nn.Module]] = {"parallel": ParallelLayer, "normalized": NormalizedSumLayer}
+    return modules.get(spec.residual, PreNormLayer)(spec, ranks)
 
 
 class OutputNormLayer(nn.Module):
@@ -109,7 +156,7 @@ class CausalLm(nn.Module):
             for name in dict.fromkeys(self.rope_names)
             if name is not None
         }
-        hidden = self.model.embed_tokens(input_ids, self.dtype)
+        hidden = self.model.embed(input_ids, tokens.positions, self.dtype)
         new_state: list[Tensor] = []
         for layer, rope, keys, values in zip(self.model.layers, self.rope_names, state[::2], state[1::2], strict=True):
             rotation = None if rope is None else rotations[rope]
@@ -118,7 +165,7 @@ class CausalLm(nn.Module):
         return self._logits(tokens.take_last(hidden)), new_state
 
     def _logits(self, hidden: Tensor) -> RankLogits:
-        normed = self.model.norm(hidden)
+        normed = self.model.project_out(self.model.norm(hidden))
         if self.lm_head is None:
             part = nn.functional.linear(normed, cast(self.model.embed_tokens.weight, normed.dtype))
         else:
@@ -150,4 +197,24 @@ class _Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(description.embedding, ranks)
         self.layers = nn.ModuleList(make_layer(spec, ranks) for spec in description.layers)
-        self.norm = RmsNorm(description.norm, ranks)
+        self.norm = make_norm(description.norm, ranks)
+        self.embed_norm = make_norm(description.embedding_norm, ranks)
+        self.embed_positions = None if description.positions is None else Embedding(description.positions, ranks)
+        self.first_position = description.first_position
+        self.project_in = _make_projection(description.input_projection, ranks)
+        self.project_out = _make_projection(description.output_projection, ranks)
+
+    def embed(self, input_ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """The first hidden state, [rows, tokens, hidden_size].
+
+        Args:
+            input_ids: int32 [rows, tokens]; `positions` as well, negative where there is no token.
+        """
+        hidden: Tensor = self.project_in(self.embed_norm(self.embed_tokens(input_ids, dtype)))
+        if self.embed_positions is not None:
+            hidden = hidden + self.embed_positions(positions.clamp(min=0) + self.first_position, dtype)
+        return hidden
+
+
+def _make_projection(spec: LinearSpec | None, ranks: Ranks) -> nn.Module:
+    return nn.Identity() if spec is None else Linear(spec, ranks)

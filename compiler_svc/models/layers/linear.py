@@ -1,15 +1,17 @@
-"""Linear layers and the token embedding."""
+"""Linear layers and embeddings."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compiler_svc.models.description import EmbeddingSpec, LinearSpec, ParameterSpec, WeightFormat
+from compiler_svc.models.description import EmbeddingSpec, LinearSpec
 from compiler_svc.models.layers.ranks import Ranks
+from compiler_svc.models.parameters import ParameterSpec, WeightFormat
 
 
 class Linear(nn.Module):
@@ -35,19 +37,19 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings, divided among ranks along the hidden axis."""
+    """Embeddings of tokens or positions. Their table may be divided among ranks along the hidden axis."""
 
     def __init__(self, spec: EmbeddingSpec, ranks: Ranks) -> None:
         super().__init__()
         (table,) = spec.parameters()
         self.hidden_size = spec.hidden.length
         self.multiplier, self.rounds_multiplier = spec.multiplier, spec.rounds_multiplier
-        self.ranks = ranks
+        self.ranks = ranks if spec.hidden.is_divided else replace(ranks, tp_degree=1)
         self.weight = make_parameter(table, ranks)
 
-    def forward(self, input_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """int32 […] to […, hidden_size]."""
-        part = cast(functional.embedding(input_ids, self.weight), dtype)
+    def forward(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the table, int32 […], to […, hidden_size]."""
+        part = cast(functional.embedding(numbers, self.weight), dtype)
         if self.multiplier != 1.0:
             part = part * (round_to(self.multiplier, dtype) if self.rounds_multiplier else self.multiplier)
         whole = self.ranks.all_gather(part)

@@ -16,6 +16,7 @@ from compiler_svc.models.layers.ranks import Ranks
 #: By Hugging Face's names; `decoder_config.HIDDEN_ACTS` lists them without torch.
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": functional.gelu,
+    "gelu_fast": partial(functional.gelu, approximate="tanh"),
     "gelu_new": partial(functional.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
@@ -30,6 +31,7 @@ class GatedMlp(nn.Module):
     def __init__(self, spec: MlpSpec, ranks: Ranks) -> None:
         super().__init__()
         self.act = ACTIVATIONS[spec.act]
+        assert spec.gate is not None, f"{spec.up.name}: no gate"
         self.gate_proj = Linear(spec.gate, ranks)
         self.up_proj = Linear(spec.up, ranks)
         self.down_proj = Linear(spec.down, ranks)
@@ -38,3 +40,23 @@ class GatedMlp(nn.Module):
         """[…, hidden_size] to the same shape."""
         activated: Tensor = self.down_proj(self.act(self.gate_proj(hidden)) * self.up_proj(hidden))
         return activated
+
+
+class PlainMlp(nn.Module):
+    """Feed-forward layer without a gate: `down(act(up(x)))`."""
+
+    def __init__(self, spec: MlpSpec, ranks: Ranks) -> None:
+        super().__init__()
+        self.act = ACTIVATIONS[spec.act]
+        self.up_proj = Linear(spec.up, ranks)
+        self.down_proj = Linear(spec.down, ranks)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[…, hidden_size] to the same shape."""
+        activated: Tensor = self.down_proj(self.act(self.up_proj(hidden)))
+        return activated
+
+
+def make_mlp(spec: MlpSpec, ranks: Ranks) -> nn.Module:
+    """Makes the module of a feed-forward layer."""
+    return PlainMlp(spec, ranks) if spec.gate is None else GatedMlp(spec, ranks)

@@ -1,4 +1,4 @@
-"""The normalization layer."""
+"""The normalization layers."""
 
 from __future__ import annotations
 
@@ -42,6 +42,34 @@ class RmsNorm(nn.Module):
         return self.ranks.sum_exactly(wide.square().sum(-1, keepdim=True)) / self._num_summed
 
 
+class LayerNorm(nn.Module):
+    """Layer normalization over the last axis, in float32: mean 0 and variance 1, then maybe scales and biases.
+
+    If each head has scales of its own, the axis before the last one holds the rank's heads.
+    """
+
+    def __init__(self, spec: NormSpec, ranks: Ranks) -> None:
+        super().__init__()
+        assert not spec.axis.is_divided, f"{spec.name}: ranks normalize whole axes"
+        assert not spec.offset, f"{spec.name}: scales have no offset"
+        self.eps = spec.eps
+        parameters = {one.name.rpartition(".")[2]: make_parameter(one, ranks) for one in spec.parameters()}
+        self.weight, self.bias = parameters.get("weight"), parameters.get("bias")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[…, items] to the same shape and dtype."""
+        wide = cast(hidden, torch.float32)
+        centered = wide - wide.mean(-1, keepdim=True)
+        normed = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            normed = normed * cast(self.weight, torch.float32)
+        if self.bias is not None:
+            normed = normed + cast(self.bias, torch.float32)
+        return cast(normed, hidden.dtype)
+
+
 def make_norm(spec: NormSpec | None, ranks: Ranks) -> nn.Module:
     """Makes the module of a norm, or one that changes nothing if there is no norm."""
-    return nn.Identity() if spec is None else RmsNorm(spec, ranks)
+    if spec is None:
+        return nn.Identity()
+    return LayerNorm(spec, ranks) if spec.is_centered else RmsNorm(spec, ranks)

@@ -14,6 +14,7 @@ from compiler_svc.models.rope_config import (
     LinearRope,
     Llama3Rope,
     LongRope,
+    NoRope,
     YarnRope,
 )
 from compiler_svc.models.sources import RopeSource
@@ -25,6 +26,7 @@ def compute_frequencies(source: RopeSource) -> Tensor:
     The arithmetic is transformers', operation by operation, so that the frequencies are equal to the last bit.
     """
     rope, dim = source.rope, source.rotary_dim
+    assert not isinstance(rope, NoRope), "models without rotation name no rotary embedding"
     periods = rope.theta ** _exponents(dim)
     inv_freq: Tensor = 1.0 / periods
     match rope:

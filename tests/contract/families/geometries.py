@@ -17,6 +17,8 @@ _SMALL: Final[dict[str, Any]] = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": False,
 }
+_WHOLE: Final[dict[str, Any]] = {"hidden_size": 64, "num_attention_heads": 4}
+_OPT: Final[dict[str, Any]] = {"hidden_size": 64, "ffn_dim": 90, "num_attention_heads": 4, "init_std": 0.15}
 
 #: Attributes of the architecture's configuration in transformers, by geometry. Prompts have up to 64 tokens and
 #: sequences up to 128: windows are shorter than both.
@@ -157,6 +159,96 @@ GEOMETRIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {"full_attention": ROPES["yarn"], "sliding_attention": ROPES["linear"]},
         },
     },
+    "Starcoder2ForCausalLM": {
+        "window-tied": _SMALL | {"sliding_window": 11, "tie_word_embeddings": True},
+        "no-bias": _SMALL | {"use_bias": False, "norm_epsilon": 1e-3, "hidden_act": "gelu"},
+        "yarn-odd-heads": _SMALL
+        | {"num_attention_heads": 6, "hidden_size": 72, "num_key_value_heads": 3, "rope_parameters": ROPES["yarn"]},
+    },
+    "GPTNeoXForCausalLM": {
+        "parallel": _WHOLE | {"intermediate_size": 90},
+        "sequential-tied": _WHOLE
+        | {
+            "intermediate_size": 100,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "hidden_act": "gelu_fast",
+            "tie_word_embeddings": True,
+        },
+        "odd-heads-linear": {
+            "hidden_size": 72,
+            "intermediate_size": 66,
+            "num_attention_heads": 6,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
+        },
+    },
+    "GPT2LMHeadModel": {
+        "tied": {"n_embd": 64, "n_head": 8, "n_layer": 2, "max_position_embeddings": 128},
+        "inner-untied": {
+            "n_embd": 64,
+            "n_head": 4,
+            "n_layer": 2,
+            "n_inner": 90,
+            "max_position_embeddings": 140,
+            "tie_word_embeddings": False,
+            "activation_function": "relu",
+            "layer_norm_epsilon": 1e-3,
+        },
+        "odd-heads": {"n_embd": 54, "n_head": 3, "n_layer": 2, "max_position_embeddings": 128},
+    },
+    "OPTForCausalLM": {
+        "tied": {**_OPT, "max_position_embeddings": 128},
+        "norms-after-projected": _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 40},
+        "no-bias-odd-heads": _OPT
+        | {
+            "hidden_size": 60,
+            "num_attention_heads": 5,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+            "_remove_final_layer_norm": True,
+        },
+    },
+    "GPTJForCausalLM": {
+        "partly-rotated": {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 8, "max_position_embeddings": 128},
+        "whole-heads": {
+            "n_embd": 64,
+            "n_head": 8,
+            "n_layer": 2,
+            "rotary_dim": 8,
+            "n_inner": 90,
+            "max_position_embeddings": 256,
+        },
+        "odd-heads": {"n_embd": 60, "n_head": 5, "n_layer": 2, "rotary_dim": 4, "max_position_embeddings": 256},
+    },
+    "BloomForCausalLM": {
+        "tied": {"hidden_size": 64, "n_head": 8, "n_layer": 2},
+        "slopes-between-powers": {"hidden_size": 72, "n_head": 6, "n_layer": 2, "layer_norm_epsilon": 1e-3},
+        "untied-odd-heads": {"hidden_size": 60, "n_head": 5, "n_layer": 2, "tie_word_embeddings": False},
+    },
+    "CohereForCausalLM": {
+        "normed-heads": _SMALL | {"use_qk_norm": True, "tie_word_embeddings": True},
+        "bias-scaled": _SMALL | {"attention_bias": True, "logit_scale": 0.3, "layer_norm_eps": 1e-3},
+        "odd-heads-llama3": _SMALL
+        | {
+            "num_attention_heads": 6,
+            "hidden_size": 72,
+            "num_key_value_heads": 3,
+            "use_qk_norm": True,
+            "rope_parameters": ROPES["llama3"],
+        },
+    },
+}
+
+
+_REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    "": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "OPTForCausalLM": ("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads"),
+    # The MLP is four times as wide as the hidden state.
+    "GPT2LMHeadModel": ("vocab_size", "n_embd", "n_layer", "n_head"),
+    "GPTJForCausalLM": ("vocab_size", "n_embd", "n_layer", "n_head"),
+    "BloomForCausalLM": ("vocab_size", "hidden_size", "n_layer", "n_head"),
 }
 
 
@@ -170,6 +262,11 @@ class Geometry:
     @property
     def attributes(self) -> dict[str, Any]:
         return GEOMETRIES[self.architecture][self.name]
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The attributes that shape the weights, by their names in `config.json`."""
+        return _REQUIRED.get(self.architecture, _REQUIRED[""])
 
 
 def parameters() -> list[Any]:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from compiler_svc.golden.check import Reference
 from compiler_svc.models.errors import ModelConfigInvalid
 from compiler_svc.models.registry import describe_model, find_family, list_attributes, list_families
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.models.transforms import fuse_qkv
-from tests.checkpoints.tiny_models import TinyModel, deviation
+from tests.checkpoints.tiny_models import TOLERANCE, TinyModel, deviation
 from tests.contract.families.geometries import GEOMETRIES, Geometry
 from tests.ranks.stepping import run_exported
 from tests.unit.compiler_svc.sharding.test_ranks import (
@@ -22,7 +23,8 @@ from tests.unit.compiler_svc.sharding.test_ranks import (
     generate_together,
 )
 
-REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+#: How many attributes beside the required ones have defaults, where they are fewer than five.
+NUM_DEFAULTS = {"BloomForCausalLM": 2}
 
 
 def test_every_family_is_shown() -> None:
@@ -54,24 +56,28 @@ def test_the_attributes_that_count_are_those_that_are_read(tiny: TinyModel) -> N
 
 
 def test_defaults_are_those_of_transformers(geometry: Geometry, tiny: TinyModel) -> None:
-    # As many heads as KV heads by default in any family.
-    given = {name: tiny.checkpoint.config[name] for name in REQUIRED} | {"num_attention_heads": 32, "hidden_size": 256}
-    reference = type(tiny.model).config_class(**given)
     family = find_family({"architectures": [geometry.architecture]})
+    # As many heads as KV heads by default in any family, and as large as dimensions are rotated by default.
+    large = {family.names.list_names("num_attention_heads")[0]: 32, family.names.list_names("hidden_size")[0]: 2048}
+    given = {name: tiny.checkpoint.config[name] for name in geometry.required} | large
+    reference = type(tiny.model).config_class(**given)
     config = family.parse_config(given, geometry.architecture)
-    compared = [one.name for one in fields(config) if hasattr(reference, one.name)]
-    assert len(compared) >= len(REQUIRED) + 5
-    for name in compared:
-        expected = getattr(reference, name)
-        assert getattr(config, name) == expected or (name == "head_dim" and expected is None), name
+    own = {one.name: (*family.names.list_names(one.name), "")[0] for one in fields(config)}
+    compared = [field for field, name in own.items() if name and hasattr(reference, name)]
+    assert len(compared) >= len(geometry.required) + NUM_DEFAULTS.get(geometry.architecture, 5)
+    for field in compared:
+        expected = getattr(reference, own[field])
+        is_derived = expected is None and own[field] in {"head_dim", "n_inner"}
+        assert getattr(config, field) == expected or is_derived, field
 
 
-@pytest.mark.parametrize("name", REQUIRED)
-def test_attributes_that_shape_the_weights_are_required(tiny: TinyModel, name: str) -> None:
-    config = {key: value for key, value in tiny.checkpoint.config.items() if key != name}
-    with pytest.raises(ModelConfigInvalid) as caught:
-        describe_model(config)
-    assert caught.value.violations[0].field == name
+def test_attributes_that_shape_the_weights_are_required(geometry: Geometry, tiny: TinyModel) -> None:
+    for name in geometry.required:
+        config = {key: value for key, value in tiny.checkpoint.config.items() if key != name}
+        with pytest.raises(ModelConfigInvalid) as caught:
+            describe_model(config)
+        assert caught.value.violations[0].field == name
+        assert f"must define {name}" in str(caught.value)
 
 
 def test_description_is_what_the_checkpoint_stores(tiny: TinyModel) -> None:
@@ -100,6 +106,11 @@ def test_bfloat16_is_about_as_near_to_float32_as_transformers_is(
     spec = tiny.spec(dtype="bfloat16")
     for outputs in generate_together(tiny, spec):
         assert 0 < deviation(outputs["logits"], truth) < 2 * theirs
+
+
+def test_golden_checks_of_builds_have_a_reference(tiny: TinyModel) -> None:
+    logits = torch.stack([*Reference(tiny.checkpoint, torch.float32).run(TOKENS, NUM_PROMPT_TOKENS)])
+    assert deviation(logits, tiny.step_logits(TOKENS, NUM_PROMPT_TOKENS)) < TOLERANCE
 
 
 @pytest.mark.parametrize("tp_degree", [1, 2])

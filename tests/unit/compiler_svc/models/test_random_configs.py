@@ -19,6 +19,7 @@ REQUIRED: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,
     "intermediate_size": 50,
+    "ffn_dim": 50,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,

@@ -20,7 +20,7 @@ from compiler_svc.planning.admission import MAX_EXECUTABLES, CompileRequest, adm
 from compiler_svc.planning.planner import Planner
 from compiler_svc.weights.checkpoint import MAX_TEXT_BYTES, Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
-from tests.checkpoints.headers import LLAMA_1B
+from tests.checkpoints.headers import LLAMA_1B, write_headers
 from tests.unit.compiler_svc.planning.planning import request
 
 HUGE = 2**31 - 1
@@ -172,3 +172,17 @@ def test_a_long_json_file_of_a_checkpoint_is_not_read(tmp_path: Path) -> None:
         file.truncate(MAX_TEXT_BYTES + 1)
     with pytest.raises(CheckpointInvalid, match=r"config\.json: got 67108865 bytes"):
         Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["cpu", "trn1"])
+def test_sequences_stay_within_learned_positions(planner: Planner, models: Path, target: str) -> None:
+    """Nothing else stops a model of learned positions from reading behind its table."""
+    config = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_positions": 96, "dtype": "bfloat16"}
+    name = f"learned-{target}"
+    write_headers(models / name, config | {"n_embd": 64, "n_head": 4, "n_layer": 2}, num_shards=1)
+    refused = refuse(planner, name, {"neuron_config": {"seq_len": 97, "max_context_length": 64}}, target)
+    assert isinstance(refused, ConfigInvalid)
+    assert [str(one) for one in refused.violations] == [
+        "neuron_config.seq_len: got 97; accepted: at most 96, the positions that the model has learned"
+    ]
+    planner.plan(request(name, target, seq_len=96, max_context_length=64))

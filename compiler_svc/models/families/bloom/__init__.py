@@ -1,0 +1,1 @@
+"""BLOOM: ALiBi in place of positions, normalized embeddings, one matrix for queries, keys and values."""

@@ -1,0 +1,1 @@
+"""GPT-2: learned positions, and matrices that checkpoints store as [inputs, outputs]."""

@@ -1,0 +1,1 @@
+"""StarCoder2: layer normalization, an MLP without a gate, biases, windows."""

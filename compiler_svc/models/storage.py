@@ -1,0 +1,79 @@
+"""How checkpoints store what a description names: under other names, and matrices by the other axis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from compiler_svc.models.sources import StoredSource, TensorSlice
+
+_LAYERS: Final = "model.layers"
+_IN_LAYER: Final = re.compile(rf"{re.escape(_LAYERS)}\.(?P<number>\d+)\.(?P<path>.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """What the checkpoints of a family call their modules, and how they lay out matrices.
+
+    Attributes:
+        names: A module's path in the checkpoint, by its path in the description.
+        layers: Path of the list of layers in the checkpoint.
+        layer_names: A module's path below its layer in the checkpoint, by its path below the layer in the description.
+        is_transposed: Whether the matrices of layers are stored as [inputs, outputs].
+        optional_prefix: What names begin with unless the checkpoint is of the model without its head.
+        other_names: Paths that some checkpoints have, each with what the others call it.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    layers: str = _LAYERS
+    layer_names: Mapping[str, str] = field(default_factory=dict)
+    is_transposed: bool = False
+    optional_prefix: str = ""
+    other_names: Mapping[str, str] = field(default_factory=dict)
+
+    def locate(self, source: StoredSource, *, is_matrix: bool) -> StoredSource:
+        """Finds a parameter of the description in the checkpoint.
+
+        Args:
+            source: Where it would be if the checkpoint had the description's names.
+            is_matrix: Whether it is the matrix of a linear layer.
+        """
+        slices = tuple(replace(one, tensor=self._name(one.tensor)) for one in source.slices)
+        in_layer = _IN_LAYER.fullmatch(source.slices[0].tensor) is not None
+        return replace(source, slices=slices, is_transposed=self.is_transposed and is_matrix and in_layer)
+
+    def find_other_names(self, known: Collection[str], stored: Collection[str]) -> dict[str, str]:
+        """Finds the known name of each tensor that a checkpoint has under another, by the name that it has there.
+
+        Args:
+            known: Names of tensors as most of the family's checkpoints have them.
+            stored: Names of the tensors of one checkpoint.
+        """
+        found = {}
+        for name in stored:
+            path, _, kind = name.rpartition(".")
+            current = f"{self.other_names.get(path, path)}.{kind}"
+            if current not in known and self.optional_prefix + current in known:
+                current = self.optional_prefix + current
+            if current != name and current not in stored:
+                found[name] = current
+        return found
+
+    def _name(self, tensor: str) -> str:
+        path, _, kind = tensor.rpartition(".")
+        if match := _IN_LAYER.fullmatch(path):
+            inside = match["path"]
+            return f"{self.layers}.{match['number']}.{self.layer_names.get(inside, inside)}.{kind}"
+        return f"{self.names.get(path, path)}.{kind}"
+
+
+#: Checkpoints that store everything as the description names it.
+AS_DESCRIBED: Final = Storage()
+
+
+def rename_slices(source: StoredSource, names: Mapping[str, str]) -> StoredSource:
+    """The same source with other names of tensors; those that the mapping lacks stay."""
+    slices = (TensorSlice(names.get(one.tensor, one.tensor), one.start, one.length) for one in source.slices)
+    return replace(source, slices=tuple(slices))
