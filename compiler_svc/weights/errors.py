@@ -33,7 +33,7 @@ class CheckpointNotFound(CheckpointError):
 
     reason = "CHECKPOINT_NOT_FOUND"
 
-    def __init__(self, path: Path, detail: str, accepted: str) -> None:
+    def __init__(self, path: Path | str, detail: str, accepted: str) -> None:
         violation = FieldViolation("model", f"{path} ({detail})", accepted)
         super().__init__(f"no checkpoint: {violation}", violations=(violation,), path=path, detail=detail)
 
@@ -48,7 +48,7 @@ class CheckpointInvalid(CheckpointError):
     reason = "CHECKPOINT_INVALID"
 
     def __init__(
-        self, path: Path, subject: str, value: str, accepted: str, *, others: Sequence[FieldViolation] = ()
+        self, path: Path | str, subject: str, value: str, accepted: str, *, others: Sequence[FieldViolation] = ()
     ) -> None:
         violations = (FieldViolation(subject, value, accepted), *others)
         text = "; ".join(map(str, violations[:MAX_LISTED]))

@@ -108,7 +108,8 @@ def check_tied_head(checkpoint: Checkpoint, head: str, table: str) -> None:
     with TensorReader(checkpoint) as reader:
         stored, shared = reader.read(head), reader.read(table)
         rows = max(1, _CHUNK_ITEMS // max(1, shared[:1].numel()))
-        pairs = zip(stored.split(rows), shared.split(rows), strict=False)
-        if stored.shape != shared.shape or not all(torch.equal(*pair) for pair in pairs):
+        starts = range(0, len(shared), rows) if stored.shape == shared.shape else ()
+        equal = (torch.equal(stored[start : start + rows], shared[start : start + rows]) for start in starts)
+        if stored.shape != shared.shape or not all(equal):
             accepted = f"the same as {table}, or `tie_word_embeddings` false"
             raise CheckpointInvalid(checkpoint.path, head, "another matrix, though the head is tied", accepted)
