@@ -100,6 +100,6 @@ class CheckpointFetcher:
 
 def _measure(outline: Path) -> int:
     try:
-        return sum(file.stat().st_size for file in outline.iterdir())
+        return sum(file.stat().st_size for file in outline.rglob("*") if file.is_file())
     except OSError:
         return 0

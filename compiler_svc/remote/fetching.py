@@ -93,7 +93,7 @@ def fetch_whole(url: str, key: str, prefixes: tuple[str, ...], directory: Path) 
 def measure_fetched(directory: Path, key: str) -> int:
     """Bytes that a fetch has written so far; 0 if none runs."""
     try:
-        return sum(file.stat().st_size for file in _part(directory, key).iterdir())
+        return sum(file.stat().st_size for file in _part(directory, key).rglob("*") if file.is_file())
     except OSError:
         return 0
 
@@ -122,6 +122,7 @@ def _make(parent: Path, checkpoint: RemoteCheckpoint, copy: Callable[[RemoteFile
         part.mkdir(mode=0o700)
         try:
             for file in checkpoint.files.values():
+                (part / file.name).parent.mkdir(mode=0o700, exist_ok=True)
                 with checkpoint.open(file) as source, (part / file.name).open("xb") as written:
                     copy(file, source, written)
                     written.flush()

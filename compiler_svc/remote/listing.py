@@ -17,6 +17,7 @@ from bundle.errors import KilnError
 from bundle.shortage import name_shortage
 from compiler_svc.remote.errors import ModelFetchFailed
 from compiler_svc.remote.urls import find_prefix
+from compiler_svc.weights.chat_templates import FOLDER, SUFFIX
 from compiler_svc.weights.checkpoint import DESCRIBING_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from compiler_svc.weights.directory import MAX_TEXT_BYTES
 from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
@@ -91,11 +92,19 @@ def list_checkpoint(url: str, prefixes: tuple[str, ...]) -> RemoteCheckpoint:
         file_system, path = fsspec.url_to_fs(url)
         try:
             entries = [_follow(file_system, entry) for entry in file_system.ls(path, detail=True)]
+            templates = next((one["name"] for one in entries if _is_template_folder(one)), None)
+            below = [] if templates is None else file_system.ls(templates, detail=True)
+            entries_below = [_follow(file_system, entry) for entry in below]
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointNotFound(url, "no such directory", "a Hugging Face model directory") from error
-    if len(entries) > _MAX_ENTRIES:
-        raise CheckpointInvalid(url, ".", f"{len(entries)} entries", f"a directory of at most {_MAX_ENTRIES}")
+    if (count := len(entries) + len(entries_below)) > _MAX_ENTRIES:
+        raise CheckpointInvalid(url, ".", f"{count} entries", f"a directory of at most {_MAX_ENTRIES}")
     found = {name: entry for entry in entries if is_plain_name(name := _name(entry))}
+    found |= {
+        f"{FOLDER}/{name}": entry
+        for entry in entries_below
+        if is_plain_name(name := _name(entry)) and name.endswith(SUFFIX)
+    }
     listed = {name: _describe(name, entry) for name, entry in found.items() if _size(entry) is not None}
     if "config.json" not in listed:
         raise CheckpointNotFound(url, "has no config.json", "a directory with config.json")
@@ -149,6 +158,10 @@ def _name(entry: Mapping[str, Any]) -> str:
     return str(entry["name"]).rstrip("/").rpartition("/")[2]
 
 
+def _is_template_folder(entry: Mapping[str, Any]) -> bool:
+    return _name(entry) == FOLDER and entry.get("type") == "directory"
+
+
 def _size(entry: Mapping[str, Any]) -> int | None:
     """The size of a file; None of anything else."""
     size = entry.get("size")
@@ -162,7 +175,8 @@ def _describe(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 
 def _is_small(name: str) -> bool:
-    return name in TOKENIZER_FILES or any(re.fullmatch(pattern, name, re.ASCII) for pattern, _ in DESCRIBING_FILES)
+    is_describing = any(re.fullmatch(pattern, name, re.ASCII) for pattern, _ in DESCRIBING_FILES)
+    return is_describing or name in TOKENIZER_FILES or name.startswith(f"{FOLDER}/")
 
 
 def _read_index(checkpoint: RemoteCheckpoint, index: RemoteFile) -> list[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bundle.digest import canonical_json, sha256_bytes
+from compiler_svc.weights.chat_templates import DEFAULT_FILE, list_template_files, read_chat_templates
 from compiler_svc.weights.directory import CheckpointDirectory
-from compiler_svc.weights.errors import CheckpointInvalid, CheckpointNotFound
+from compiler_svc.weights.errors import CheckpointNotFound
 from compiler_svc.weights.headers import TensorHeader, read_headers, read_sharded_headers, read_weight_map
 
 #: Weight files in the order of preference.
@@ -21,7 +22,7 @@ WEIGHT_FILES: Final = (SAFETENSORS_FILE, f"{SAFETENSORS_FILE}.index.json", PICKL
 #: Files that belong to a tokenizer.
 TOKENIZER_FILES: Final = (
     "added_tokens.json",
-    "chat_template.jinja",
+    DEFAULT_FILE,
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -60,7 +61,8 @@ class Checkpoint:
         generation_config: `generation_config.json`; empty if the file does not exist.
         tokenizer_files: Files of the tokenizer, sorted by name.
         describing_files: Configuration, licences and model card, sorted by name.
-        chat_template: Jinja source of the default chat template.
+        chat_templates: Jinja source of each chat template, by name.
+        template_files: Files of chat templates other than the default, by the template's name.
     """
 
     path: Path
@@ -71,7 +73,8 @@ class Checkpoint:
     generation_config: Mapping[str, Any]
     tokenizer_files: tuple[Path, ...]
     describing_files: tuple[DescribingFile, ...]
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
+    template_files: Mapping[str, Path]
 
     @property
     def is_pickled(self) -> bool:
@@ -120,7 +123,8 @@ class Checkpoint:
             generation_config=directory.read_optional_json("generation_config.json"),
             tokenizer_files=tuple(directory.file(name) for name in TOKENIZER_FILES if directory.has(name)),
             describing_files=tuple(_list_describing_files(directory)),
-            chat_template=_read_chat_template(directory),
+            chat_templates=read_chat_templates(directory),
+            template_files=list_template_files(directory),
         )
 
 
@@ -129,20 +133,6 @@ def _list_describing_files(directory: CheckpointDirectory) -> Iterator[Describin
         media_type = next((kind for pattern, kind in DESCRIBING_FILES if re.fullmatch(pattern, name, re.ASCII)), None)
         if media_type is not None and directory.has(name):
             yield DescribingFile(directory.file(name), media_type)
-
-
-def _read_chat_template(directory: CheckpointDirectory) -> str | None:
-    if directory.has("chat_template.jinja"):
-        return directory.read_text("chat_template.jinja")
-    template = directory.read_optional_json("tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        accepted = "Jinja source, or a list with one named `default`"
-        kind = f"a {type(template).__name__}"
-        raise CheckpointInvalid(directory.path, "tokenizer_config.json: chat_template", kind, accepted)
-    return template
 
 
 def compute_checkpoint_digest(checkpoint: Checkpoint, digest_file: Callable[[Path], str]) -> str:

@@ -68,6 +68,24 @@ def test_outline_then_whole(upload: Callable[[Path], str], tmp_path: Path, kept:
     assert measure_fetched(kept, outline.path.name) == 0
 
 
+def test_chat_templates_in_their_folder(tmp_path: Path, kept: Path) -> None:
+    original = write_checkpoint(tmp_path / "tiny")
+    (original / "additional_chat_templates").mkdir()
+    for name in ("rag.jinja", "notes.txt"):
+        (original / "additional_chat_templates" / name).write_text(name)
+    url = f"file://{original}"
+    outline = fetch_outline(url, PREFIXES, kept)
+    assert Checkpoint.open(outline).chat_templates == {"rag": "rag.jinja"}
+    whole = fetch_whole(url, outline.name, PREFIXES, kept)
+    assert [path.name for path in (whole / "additional_chat_templates").iterdir()] == ["rag.jinja"]
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (original / "additional_chat_templates" / "rag.jinja").unlink()
+    (original / "additional_chat_templates" / "rag.jinja").symlink_to(secret)
+    with pytest.raises(CheckpointInvalid, match="a link out of the accepted URLs"):
+        fetch_outline(url, (url,), kept)
+
+
 def test_an_outline_takes_the_room_of_headers(tmp_path: Path, kept: Path) -> None:
     """Of 2.5 GB of weights."""
     path = fetch_outline(f"file://{write_headers(tmp_path / 'large', LLAMA_1B)}", PREFIXES, kept)

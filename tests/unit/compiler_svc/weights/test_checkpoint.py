@@ -108,15 +108,15 @@ def test_json_tokenizer_and_template(directory: Path) -> None:
     checkpoint = Checkpoint.open(directory)
     assert checkpoint.generation_config == {"eos_token_id": [2, 3]}
     assert [file.name for file in checkpoint.tokenizer_files] == ["tokenizer.json", "tokenizer_config.json"]
-    assert checkpoint.chat_template == "{{ messages }}"
+    assert checkpoint.chat_templates == {"default": "{{ messages }}", "tool_use": "x"}
     (directory / "chat_template.jinja").write_text("{{ bos_token }}")
-    assert Checkpoint.open(directory).chat_template == "{{ bos_token }}"
+    assert Checkpoint.open(directory).chat_templates == {"default": "{{ bos_token }}"}
 
 
 def test_checkpoint_without_tokenizer(directory: Path) -> None:
     write_safetensors(directory)
     checkpoint = Checkpoint.open(directory)
-    assert (checkpoint.generation_config, checkpoint.tokenizer_files, checkpoint.chat_template) == ({}, (), None)
+    assert (checkpoint.generation_config, checkpoint.tokenizer_files, checkpoint.chat_templates) == ({}, (), {})
 
 
 def test_no_directory(tmp_path: Path) -> None:
