@@ -233,7 +233,7 @@ async def test_a_chat_template_that_the_bundle_lacks_is_named(served: Runtime) -
     await served.deploy(chat_template=None, chat_templates={"rag": "a", "tool_use": "b"})
     message = pb.ChatMessage(role="user", content="x")
     for chat, given in (
-        (pb.Chat(messages=[message], chat_template="nobody"), "'nobody'"),
+        (pb.Chat(messages=[message], chat_template="unknown"), "'unknown'"),
         (pb.Chat(messages=[message]), "none, and the bundle has no default"),
     ):
         async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
