@@ -8,7 +8,7 @@ it anew would lose these fields, and change the digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -220,13 +220,40 @@ class TokenizerFile(_Record, frozen=True):
     blob: Digest
 
 
-class Tokenizer(_Record, frozen=True):
+#: The chat template of requests that name none; see `choose_template`.
+DEFAULT_CHAT_TEMPLATE: Final = "default"
+#: The chat template of requests that name none and offer tools, if there is one of this name.
+TOOLS_CHAT_TEMPLATE: Final = "tool_use"
+
+
+class Tokenizer(_Record, frozen=True, omit_defaults=True):
     """The tokenizer. `digest` is that of `tokenizer.json`; bundles with equal digests agree on token ids."""
 
     digest: Digest
     files: tuple[TokenizerFile, ...]
-    #: Jinja source; None if the checkpoint has no chat template.
+    #: Jinja source of the default chat template; None if the checkpoint has none.
     chat_template: str | None
+    #: Jinja source of each other chat template, by name.
+    chat_templates: dict[str, str] = {}
+
+    @property
+    def all_templates(self) -> dict[str, str]:
+        """Jinja source of every chat template, by name."""
+        default = {} if self.chat_template is None else {DEFAULT_CHAT_TEMPLATE: self.chat_template}
+        return default | self.chat_templates
+
+
+def choose_template(names: Collection[str], wanted: str, *, has_tools: bool) -> str | None:
+    """Chooses a chat template as transformers does; None if there is none of that name, or no default.
+
+    Args:
+        names: Names of the templates that there are.
+        wanted: The name that a request gives; empty if it gives none.
+        has_tools: Whether the request offers tools.
+    """
+    unnamed = TOOLS_CHAT_TEMPLATE if has_tools and TOOLS_CHAT_TEMPLATE in names else DEFAULT_CHAT_TEMPLATE
+    chosen = wanted or unnamed
+    return chosen if chosen in names else None
 
 
 class Manifest(_Record, frozen=True):

@@ -29,6 +29,7 @@ from compiler_svc.bundles.importer import BundleImporter
 from compiler_svc.bundles.store import BundleStore
 from compiler_svc.compiles.build_runner import BuildRunner
 from compiler_svc.compiles.cache import BundleCache
+from compiler_svc.compiles.checkpoint_fetcher import CheckpointFetcher
 from compiler_svc.compiles.journal import OperationJournal
 from compiler_svc.compiles.queue import CompileQueue
 from compiler_svc.compiles.run import CompileServices
@@ -78,6 +79,7 @@ async def open_server(
         journal = OperationJournal(database, settings.retention)
         services = CompileServices(
             journal=journal,
+            fetcher=CheckpointFetcher(planning, settings.urls, settings.fetch_timeout_s),
             cache=BundleCache(database, store),
             store=store,
             runner=make_runner(settings.store / "jobs"),
@@ -98,6 +100,7 @@ async def open_server(
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
             default_isa=settings.default_isa,
+            urls=settings.urls,
         )
         queue = CompileQueue(
             services,

@@ -10,6 +10,7 @@ from typing import Final
 
 from compiler_svc.compiles.build_runner import BUILD_IDLE_TIMEOUT_S
 from compiler_svc.compiles.journal import Retention
+from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_prefix
 from edge.config import EdgeConfig
 from edge.logs import LogConfig
 from edge.memory import measure_memory
@@ -22,6 +23,7 @@ from edge.options import (
     SERVER_OPTIONS,
     SIZE,
     TEXT,
+    Domain,
     Option,
     one_of,
     read_edge_config,
@@ -45,6 +47,8 @@ class Settings:
         store: OCI layout that bundles are published in; this compiler keeps its other state beside the blobs.
         database_url: SQLAlchemy URL.
         model_roots: Directories that may contain checkpoints.
+        urls: URLs that may name a checkpoint, and where fetched ones are kept.
+        fetch_timeout_s: Time limit of fetching one checkpoint.
         import_roots: Directories that may contain layouts to import bundles from.
         cache: Directory of the code generator's caches.
         max_builds: Number of builds that run at once.
@@ -63,6 +67,8 @@ class Settings:
     store: Path
     database_url: str
     model_roots: tuple[Path, ...]
+    urls: UrlSettings
+    fetch_timeout_s: float
     import_roots: tuple[Path, ...]
     cache: Path
     max_builds: int
@@ -77,11 +83,24 @@ class Settings:
     logs: LogConfig
 
 
+MODEL_URL: Final = Domain(
+    "file://, memory://, hf:// or s3:// with a plain path; s3:// needs kiln-compiler[s3]", "URL", check_prefix
+)
+
 OPTIONS: Final = (
     *SERVER_OPTIONS,
     Option("store", PATH, "OCI layout that bundles are published in", is_required=True),
     Option("database", TEXT, "SQLAlchemy URL", default_text="an SQLite file beside the store's blobs"),
     Option("model-root", PATH, "directory of checkpoints", is_required=True, is_repeatable=True),
+    Option(
+        "model-url",
+        MODEL_URL,
+        "prefix of URLs that may name a checkpoint, such as s3://bucket/models",
+        default=(),
+        is_repeatable=True,
+        default_text="none",
+    ),
+    Option("fetch-timeout", SECONDS, "time that fetching one checkpoint from a URL may take", default=3600.0),
     Option(
         "import-root",
         PATH,
@@ -138,6 +157,10 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         store=store,
         database_url=options.database or f"sqlite:///{store / 'kiln.db'}",
         model_roots=tuple(root.absolute() for root in options.model_root),
+        urls=UrlSettings(tuple(options.model_url), (options.cache / "checkpoints").absolute())
+        if options.model_url
+        else NO_URLS,
+        fetch_timeout_s=options.fetch_timeout,
         import_roots=tuple(root.absolute() for root in options.import_root),
         cache=options.cache.absolute(),
         max_builds=options.max_builds,

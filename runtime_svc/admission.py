@@ -19,6 +19,7 @@ from runtime_svc.chat_admission import (
     MAX_QUOTED_CHARS,
     MAX_VIOLATIONS_PER_LIST,
     find_chat_violations,
+    find_template_violations,
     find_unserved_parts,
 )
 from runtime_svc.engine.capture import MAX_STEPS, InputCapture
@@ -252,6 +253,7 @@ def _prompt_violations(prompt: Prompt | None, capabilities: Capabilities) -> Ite
             yield FieldViolation("text", "''", "at least one character")
         case ChatPrompt():
             yield from find_chat_violations(prompt)
+            yield from find_template_violations(prompt, capabilities.chat_templates)
         case TokenPrompt(token_ids=()):
             yield FieldViolation("token_ids.ids", "none", "at least one token id")
         case TokenPrompt(token_ids=token_ids):

@@ -86,6 +86,7 @@ class Capabilities:
     async_mode: bool = True
     adapters: tuple[str, ...] = ()
     speculation_length: int = 0
+    chat_templates: tuple[str, ...] = ()
     prefix_caching: bool = False
     sessions: bool = False
     max_num_sequences: int = 1
@@ -129,7 +130,8 @@ class Capabilities:
             max_logprobs=max_top_logprobs(manifest) if has_logits else 0,
             logits=has_logits and vocab_size * DTYPE_SIZES_BYTES["float32"] <= MAX_LOGITS_BYTES,
             text=tokenizer is not None,
-            chat=tokenizer is not None and tokenizer.chat_template is not None,
+            chat=tokenizer is not None and bool(tokenizer.all_templates),
+            chat_templates=() if tokenizer is None else tuple(sorted(tokenizer.all_templates)),
             default_sampling=_default_sampling_of(manifest),
             eos_token_ids=manifest.tokens.eos,
             input_capture=input_capture,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain, islice, starmap
 from typing import Final
 
 from bundle.errors import FieldViolation
+from bundle.manifest import choose_template
 from execution.text.prompt import ChatMessage, ChatPrompt
 from execution.text.tools import ACCEPTED_OBJECT, parse_object
 
@@ -32,6 +33,17 @@ def find_chat_violations(prompt: ChatPrompt) -> Iterator[FieldViolation]:
         return
     for index, text in enumerate(prompt.tools_json):
         yield from _object_violations(f"chat.tools_json[{index}]", text)
+
+
+def find_template_violations(prompt: ChatPrompt, names: Collection[str]) -> Iterator[FieldViolation]:
+    """Names a chat template that the bundle lacks: the one that the client asks for, or the default.
+
+    Args:
+        names: Those of the bundle's chat templates; none if it serves no chats at all.
+    """
+    if names and choose_template(names, prompt.template, has_tools=bool(prompt.tools_json)) is None:
+        given = repr(prompt.template[:MAX_QUOTED_CHARS]) if prompt.template else "none, and the bundle has no default"
+        yield FieldViolation("chat.chat_template", given, f"one of {', '.join(names)}")
 
 
 def _message_violations(path: str, message: ChatMessage) -> Iterator[FieldViolation]:

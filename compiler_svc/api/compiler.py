@@ -66,9 +66,9 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
         operation = await self._find(request.request_id, digest)
         if operation is None:
             self._queue.check_room()
-            wanted, planner = request_from_pb(request), self._planner
-            admit = partial(admit_request, wanted, planner.model_roots, default_isa=planner.default_isa)
-            spec = await self._planning.run(admit)
+            planner, wanted = self._planner, request_from_pb(request)
+            admit = partial(admit_request, wanted, planner.model_roots, urls=planner.urls)
+            spec = await self._planning.run(partial(admit, default_isa=planner.default_isa))
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
 
@@ -87,9 +87,9 @@ class CompilerService(compiler_pb2_grpc.CompilerServiceServicer):
             self._queue.check_room()
             executables = (await self._store.get(request.executables_ref)).bundle
             wanted = shard_request_from_pb(request)
-            spec = await self._planning.run(
-                partial(admit_shard_request, wanted, executables, self._planner.model_roots)
-            )
+            planner = self._planner
+            admit = partial(admit_shard_request, wanted, executables, planner.model_roots, planner.urls)
+            spec = await self._planning.run(admit)
             operation = await self._queue.submit(spec, request_id=request.request_id or None, request_digest=digest)
         return operation_to_pb(operation)
 

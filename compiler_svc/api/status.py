@@ -13,6 +13,7 @@ from compiler_svc.golden.errors import GoldenMismatch
 from compiler_svc.lower.errors import LoweringError, LoweringMemoryExceeded, LoweringTimedOut
 from compiler_svc.models.errors import ModelError
 from compiler_svc.planning import errors as planning_errors
+from compiler_svc.remote import errors as remote_errors
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.errors import CheckpointError, CheckpointNotFound
 from edge.status import BUNDLE_STATUSES, StatusTable, status_from_error
@@ -56,6 +57,9 @@ STATUS_TABLE: Final[StatusTable] = {
     planning_errors.PlanMemoryExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     planning_errors.PlanFailed: grpc.StatusCode.INTERNAL,
     planning_errors.TooManyPlans: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    remote_errors.ModelUrlRefused: grpc.StatusCode.PERMISSION_DENIED,
+    remote_errors.ModelUrlUnsupported: grpc.StatusCode.INVALID_ARGUMENT,
+    remote_errors.ModelFetchFailed: grpc.StatusCode.UNAVAILABLE,
     CheckpointError: grpc.StatusCode.INVALID_ARGUMENT,
     CheckpointNotFound: grpc.StatusCode.NOT_FOUND,
     ModelError: grpc.StatusCode.INVALID_ARGUMENT,

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from bundle.abi.digest import compute_graph_abi_digest
-from bundle.manifest import ABI_VERSION, Manifest, Tokenizer, TokenizerFile, WeightSet, WeightShard
+from bundle.manifest import (
+    ABI_VERSION,
+    DEFAULT_CHAT_TEMPLATE,
+    Manifest,
+    Tokenizer,
+    TokenizerFile,
+    WeightSet,
+    WeightShard,
+)
 from bundle.oci import BlobDescriptor
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
@@ -79,5 +87,8 @@ def describe_tokenizer(checkpoint: Checkpoint, files: Sequence[BlobDescriptor]) 
     return Tokenizer(
         digest=digest,
         files=tuple(TokenizerFile(title=file.title, blob=file.digest) for file in files),
-        chat_template=checkpoint.chat_template,
+        chat_template=checkpoint.chat_templates.get(DEFAULT_CHAT_TEMPLATE),
+        chat_templates={
+            name: source for name, source in checkpoint.chat_templates.items() if name != DEFAULT_CHAT_TEMPLATE
+        },
     )

@@ -36,7 +36,7 @@ from compiler_svc.database import leases
 from compiler_svc.database.engine import Database
 from compiler_svc.errors import BuildFailed
 from compiler_svc.golden.check import GoldenResult, check_golden
-from compiler_svc.planning.build_plan import plan_build
+from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
@@ -46,7 +46,7 @@ from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.model_card import read_origin
-from compiler_svc.weights.tensors import check_finite
+from compiler_svc.weights.tensors import check_finite, check_tied_head
 from execution.ranks.forkservers import OpenForkserver
 
 # The name that NxD Inference gives the file.
@@ -101,6 +101,7 @@ def build_bundle(
     """
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
+    _check_tensors(plan, checkpoint)
     text_warnings = check_text(checkpoint, plan.tokens, forkservers.texts)
     build = Build(
         job=job,
@@ -173,6 +174,7 @@ def build_weights(
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
+    _check_tensors(plan, checkpoint)
     text_warnings = check_text(checkpoint, plan.tokens, forkservers.texts)
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
@@ -211,6 +213,12 @@ def build_weights(
     recorder.attach(layout, digest, weights_only, ())
     warnings = (*warnings, *text_warnings)
     return BuildResult(bundle_digest=digest, executables=(), new_executables={}, warnings=warnings)
+
+
+def _check_tensors(plan: BuildPlan, checkpoint: Checkpoint) -> None:
+    description = plan.model.description
+    if description.is_tied:
+        check_tied_head(checkpoint, f"{description.head.name}.weight", f"{description.embedding.name}.weight")
 
 
 def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from bundle.manifest import Tokens
@@ -31,7 +32,7 @@ _CHATS: Final = (ChatPrompt(_TURNS[:1]), ChatPrompt(_TURNS))
 def check_text(
     checkpoint: Checkpoint, tokens: Tokens, forkserver: ForkserverClient, limits: TextLimits | None = None
 ) -> tuple[str, ...]:
-    """Loads a checkpoint's tokenizer and chat template, makes tokens of a probe and renders two chats.
+    """Loads a checkpoint's tokenizer and chat templates, makes tokens of a probe and renders two chats by each.
 
     Args:
         checkpoint: The checkpoint; one without `tokenizer.json` has no text.
@@ -52,10 +53,10 @@ def check_text(
     load = Load.of(
         files[TOKENIZER_FILE],
         files.get(_TOKENIZER_CONFIG),
-        chat_template=checkpoint.chat_template,
+        chat_templates=checkpoint.chat_templates,
         tokens=tokens,
     )
-    chats = () if checkpoint.chat_template is None else _CHATS
+    chats = [replace(chat, template=name) for name in checkpoint.chat_templates for chat in _CHATS]
     try:
         return asyncio.run(_try(load, chats, forkserver, limits or TextLimits()))
     except TextInvalid as error:
@@ -74,6 +75,7 @@ async def _try(
 ) -> tuple[str, ...]:
     process = await TextProcess.start(load, forkserver, limits)
     warnings = []
+    one_of_one = len({chat.template for chat in chats}) == 1
     try:
         await process.call(EncodeText(text=_PROBE), Encoded, "making tokens of a probe")
         for chat in chats:
@@ -83,7 +85,8 @@ async def _try(
                 if error.is_unbounded:
                     raise
                 count = len(chat.messages)
-                warnings.append(f"the chat template refuses a chat of {count} turns that users have: {error.detail}")
+                template = "the chat template" + ("" if one_of_one else f" {chat.template!r}")
+                warnings.append(f"{template} refuses a chat of {count} turns that users have: {error.detail}")
     finally:
         await process.close()
     return tuple(warnings)

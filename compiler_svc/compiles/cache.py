@@ -96,6 +96,7 @@ class BundleCache:
         # The bundle also holds these files, or values of them.
         others = [*checkpoint.tokenizer_files, *(file.path for file in checkpoint.describing_files)]
         inputs = {file.name: digest_file(file) for file in others}
+        inputs |= {f"{file.parent.name}/{file.name}": digest_file(file) for file in checkpoint.template_files.values()}
         action_digest = spec.bundle_action_digest(
             checkpoint_digest=sha256_bytes(canonical_json({"weights": weights, "files": inputs})),
             toolchain=spec.toolchain.read_versions(),

@@ -21,6 +21,7 @@ from compiler_svc.builds.job import BuildEnvironment, BuildJob, BuildResult
 from compiler_svc.bundles.store import BundleStore
 from compiler_svc.compiles.build_runner import BuildRunner, OnProgress
 from compiler_svc.compiles.cache import BundleCache, Identity
+from compiler_svc.compiles.checkpoint_fetcher import CheckpointFetcher, FetchProgress
 from compiler_svc.compiles.journal import OperationJournal
 from compiler_svc.compiles.single_flight import SharedBuilds
 from compiler_svc.compiles.statistics import CompileStatistics, StageClock
@@ -42,6 +43,7 @@ class CompileServices:
     """The services that all compiles share."""
 
     journal: OperationJournal
+    fetcher: CheckpointFetcher
     cache: BundleCache
     store: BundleStore
     runner: BuildRunner
@@ -117,6 +119,10 @@ class CompileRun:
                 self._services.runner.discard(build_id)
 
     async def _compile(self) -> None:
+        if self._spec.url:
+            # Compiles that came later need not wait for a slow host.
+            self.queued.set()
+            self._spec = await self._services.fetcher.fetch(self._spec, self._report_fetch)
         await self._report(Progress(stage=Stage.CACHE_CHECK, message="hashing the checkpoint"))
         identity = await self._services.cache.identify(self._spec)
         if self._spec.skip_cache_lookup:
@@ -129,6 +135,9 @@ class CompileRun:
         if isinstance(self._spec, CompileJobSpec) and self._spec.debug:
             await self._keep_graphs(identity, built.bundle_digest)
         await outlast_shortages(partial(self._record, built, is_cached=cached is not None))
+
+    async def _report_fetch(self, progress: FetchProgress) -> None:
+        await self._report(Progress(stage=Stage.CACHE_CHECK, message=str(progress)))
 
     async def _build(self, identity: Identity) -> BuildResult:
         cache, slots = self._services.cache, self._services.build_slots

@@ -21,6 +21,8 @@ from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import CompileJobSpec
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
+from compiler_svc.remote.fetching import fetch_outline
+from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
 from compiler_svc.weights.held_sizes import check_sizes
@@ -77,7 +79,9 @@ class CompileRequest(BuildRequest):
     debug: bool = False
 
 
-def admit_request(request: CompileRequest, model_roots: tuple[Path, ...], *, default_isa: str = "") -> CompileJobSpec:
+def admit_request(
+    request: CompileRequest, model_roots: tuple[Path, ...], *, default_isa: str = "", urls: UrlSettings = NO_URLS
+) -> CompileJobSpec:
     """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
 
     Leaves pickled weights to the build, because opening them needs torch.
@@ -86,24 +90,27 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...], *, def
         request: What the client asks for.
         model_roots: Directories that may contain checkpoints.
         default_isa: See `choose_target`.
+        urls: Which URLs may name a checkpoint.
 
     Raises:
         NameInvalid, ConfigInvalid, FeatureNotServed: The request has mistakes.
         IsaUnknown, IsaUnsupported: The instruction set is unknown, or this host cannot verify executables for it.
         ToolchainMissing: The optimization level needs a C++ compiler, and this host has none.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
     """
     if not is_new_name(request.name):
         raise NameInvalid(request.name)
     target = choose_target(request, default_isa)
-    checkpoint, resolution = resolve_request(request, model_roots)
+    checkpoint, resolution = resolve_request(request, model_roots, urls)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config, target=target.kind)
     return CompileJobSpec(
         name=request.name,
         model=checkpoint.path,
         model_roots=model_roots,
+        url=request.model if is_url(request.model) else "",
         config=resolution.config,
         target=target,
         optimization_level=request.optimization_level,
@@ -118,7 +125,9 @@ def admit_request(request: CompileRequest, model_roots: tuple[Path, ...], *, def
     )
 
 
-def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tuple[Checkpoint, Resolution]:
+def resolve_request(
+    request: BuildRequest, model_roots: tuple[Path, ...], urls: UrlSettings = NO_URLS
+) -> tuple[Checkpoint, Resolution]:
     """Resolves a configuration and opens its checkpoint, but no pickles. Reports mistakes of the configuration first.
 
     Returns:
@@ -127,12 +136,12 @@ def resolve_request(request: BuildRequest, model_roots: tuple[Path, ...]) -> tup
     Raises:
         ConfigInvalid, FeatureNotServed: The configuration has mistakes.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
         ModelConfigInvalid: Sizes of the model exceed what its tensors hold.
     """
     document = request.document
     given = resolve_config(document, checkpoint_dtype=None, target=request.target_kind).config
-    path = find_checkpoint(request.model, model_roots)
-    checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
+    checkpoint = open_model(request.model, model_roots, urls)
     changes, notes = keep_changes(checkpoint, given)
     checkpoint = override_model(checkpoint, changes)
     check_sizes(checkpoint)
@@ -186,6 +195,22 @@ def choose_target(request: BuildRequest, default_isa: str = "") -> Target:
         target.isas.require(isa)
     lowering.toolchain.require_programs()
     return Target(kind=target.kind, isa=isa)
+
+
+def open_model(model: str, model_roots: tuple[Path, ...], urls: UrlSettings) -> Checkpoint:
+    """Opens the checkpoint that a path or URL names, but no pickles; of a URL's, the outline, which it fetches.
+
+    Raises:
+        PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelUrlRefused, ModelUrlUnsupported: The compiler does not take the URL.
+        ModelFetchFailed: The remote host does not answer as it should.
+        ResourcesShort: This host has no room.
+    """
+    if not is_url(model):
+        return Checkpoint.open(find_checkpoint(model, model_roots), roots=model_roots, read_pickles=False)
+    url = check_url(model, urls.prefixes)
+    assert urls.directory is not None, "prefixes come with a directory"
+    return Checkpoint.open(fetch_outline(url, urls.prefixes, urls.directory), read_pickles=False)
 
 
 def find_checkpoint(model: str, model_roots: tuple[Path, ...]) -> Path:

@@ -24,8 +24,9 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Bundle name.
-        model: Checkpoint directory, absolute, symbolic links resolved.
-        model_roots: Directories that may contain the checkpoint's files.
+        model: Checkpoint directory, absolute, symbolic links resolved; until it is fetched, the outline of a URL's.
+        model_roots: Directories that may contain the checkpoint's files; none once it has been fetched.
+        url: What the client named, if it named no path.
         config: Resolved configuration.
         skip_cache_lookup: Build even if the cache has the result.
         warnings: Notes for the caller.
@@ -37,10 +38,13 @@ class _CommonJobSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: InferenceConfig
     skip_cache_lookup: bool
     warnings: tuple[str, ...]
+    url: str = ""
 
     @property
     def source(self) -> str:
-        """The checkpoint's path below its model root, such as `owner/model`: the same on every host."""
+        """The checkpoint's URL, or its path below its model root, such as `owner/model`: the same on every host."""
+        if self.url:
+            return self.url
         roots = [root.resolve() for root in self.model_roots]
         below = [self.model.relative_to(root).as_posix() for root in roots if root in self.model.parents]
         return min(below, key=len, default=self.model.name)

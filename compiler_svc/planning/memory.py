@@ -22,7 +22,8 @@ from compiler_svc.planning.weights import (
     quantize_as_configured,
 )
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
-from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.headers import TensorHeader
 from targets.target import Target
 
 # Only `cast_type` "as-declared" uses it.

@@ -21,8 +21,8 @@ from compiler_svc.planning.adapters import read_adapters
 from compiler_svc.planning.admission import (
     BuildRequest,
     choose_target,
-    find_checkpoint,
     find_warnings,
+    open_model,
     read_declared_dtype,
     resolve_request,
     warn_of_unused_instructions,
@@ -35,6 +35,7 @@ from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.report import PlannedExecutable, PlanReport
 from compiler_svc.planning.unmatched import find_unmatched
 from compiler_svc.planning.variation import Variations
+from compiler_svc.remote.urls import NO_URLS, UrlSettings
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
 from targets.registry import TARGETS
@@ -84,6 +85,7 @@ class PlannerSettings:
         model_roots: Directories that may contain checkpoints.
         num_lowerings: Number of lowerings of one build that run at once.
         default_isa: Instruction set of requests that name none; see `choose_target`.
+        urls: Which URLs may name a checkpoint.
     """
 
     database_url: str
@@ -91,6 +93,7 @@ class PlannerSettings:
     model_roots: tuple[Path, ...]
     num_lowerings: int
     default_isa: str
+    urls: UrlSettings = NO_URLS
 
 
 def plan_compile(settings: PlannerSettings, request: PlanRequest) -> PlanReport:
@@ -103,6 +106,7 @@ def plan_compile(settings: PlannerSettings, request: PlanRequest) -> PlanReport:
             model_roots=settings.model_roots,
             num_lowerings=settings.num_lowerings,
             default_isa=settings.default_isa,
+            urls=settings.urls,
         )
         return planner.plan(request)
     finally:
@@ -120,18 +124,21 @@ class Planner:
         model_roots: tuple[Path, ...],
         num_lowerings: int,
         default_isa: str = "",
+        urls: UrlSettings = NO_URLS,
     ) -> None:
         """Takes the action cache, the store that holds its executables, and the model roots.
 
         Args:
             num_lowerings: Number of lowerings of one build that run at once.
             default_isa: Instruction set of requests that name none; see `choose_target`.
+            urls: Which URLs may name a checkpoint.
         """
         self._database = database
         self._layout = layout
         self._model_roots = model_roots
         self._num_lowerings = num_lowerings
         self._default_isa = default_isa
+        self._urls = urls
 
     def plan(self, request: PlanRequest) -> PlanReport:
         """Plans a compile. Reads JSON files and tensor headers, and takes as long as they make it take.
@@ -140,10 +147,11 @@ class Planner:
             ConfigInvalid, FeatureNotServed: The request has mistakes.
             IsaUnknown, IsaUnsupported, ToolchainMissing: This host lacks something that the compile would need.
             PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path or the checkpoint has mistakes.
+            ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
             ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
         """
         target = self._check_target(request)
-        checkpoint, resolution = resolve_request(request, self._model_roots)
+        checkpoint, resolution = resolve_request(request, self._model_roots, self._urls)
         model, config = read_model(checkpoint), resolution.config
         planned_target = TARGETS[request.target_kind]
         adapters = read_adapters(config.neuron_config.lora_config, self._model_roots)
@@ -200,8 +208,7 @@ class Planner:
         fused = config.fused_spec_config
         if fused is None or not fused.draft_model_path:
             return None
-        path = find_checkpoint(fused.draft_model_path, self._model_roots)
-        draft = Checkpoint.open(path, roots=self._model_roots, read_pickles=False)
+        draft = open_model(fused.draft_model_path, self._model_roots, self._urls)
         return read_model(draft if fused.draft_config is None else override_model(draft, fused.draft_config))
 
     def _list_executables(

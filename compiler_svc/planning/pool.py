@@ -69,6 +69,10 @@ class PlanningPool:
         self._places = asyncio.Semaphore(self._limits.max_running)
         self._num_waiting = 0
 
+    def with_limits(self, limits: PlanningLimits) -> PlanningPool:
+        """A pool of the same forkserver that counts its processes apart."""
+        return PlanningPool(self._forkserver, limits)
+
     async def run(self, work: Callable[[], T]) -> T:
         """Does a piece of work in a process; cancelling the call kills it.
 

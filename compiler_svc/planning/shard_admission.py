@@ -11,11 +11,12 @@ from bundle.manifest import Manifest
 from bundle.reader import Bundle
 from bundle.reference import is_new_name
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
-from compiler_svc.planning.admission import find_checkpoint
+from compiler_svc.planning.admission import open_model
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, read_config
+from compiler_svc.remote.urls import NO_URLS, UrlSettings, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.isa import require_isa
 
@@ -37,18 +38,22 @@ class ShardRequest:
     skip_cache_lookup: bool
 
 
-def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...]) -> ShardJobSpec:
+def admit_shard_request(
+    request: ShardRequest, executables: Bundle, model_roots: tuple[Path, ...], urls: UrlSettings = NO_URLS
+) -> ShardJobSpec:
     """Validates a request. Reads JSON files and tensor headers, and takes as long as they make it take.
 
     Leaves pickled weights to the build, because opening them needs torch.
 
     Args:
         executables: The bundle that `request.executables_ref` names.
+        urls: Which URLs may name a checkpoint.
 
     Raises:
         NameInvalid, ExecutablesMissing: The request has mistakes.
         IsaUnsupported, FormatUnknown, FormatInvalid: This host cannot run the executables to verify the weights.
         PathOutsideModelRoots, CheckpointNotFound, CheckpointInvalid: The path, or the checkpoint there, has mistakes.
+        ModelUrlRefused, ModelUrlUnsupported, ModelFetchFailed: See `open_model`.
         ModelConfigInvalid, ModelNotServed, ShardingNotServed: This compiler does not build the model.
         GraphAbiMismatch: The model's weights do not fit the executables.
     """
@@ -58,8 +63,7 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
     if not manifest.has_executables:
         raise ExecutablesMissing(request.executables_ref)
     require_isa(manifest)
-    path = find_checkpoint(request.model, model_roots)
-    checkpoint = Checkpoint.open(path, roots=model_roots, read_pickles=False)
+    checkpoint = open_model(request.model, model_roots, urls)
     config = read_config(manifest)
     checkpoint = override_model(checkpoint, config)
     if not checkpoint.is_pickled:
@@ -67,8 +71,9 @@ def admit_shard_request(request: ShardRequest, executables: Bundle, model_roots:
         check_weights_fit(manifest, plan)
     return ShardJobSpec(
         name=request.name,
-        model=path,
+        model=checkpoint.path,
         model_roots=model_roots,
+        url=request.model if is_url(request.model) else "",
         config=config,
         skip_cache_lookup=request.skip_cache_lookup,
         warnings=_warn_of_other_tokenizer(checkpoint, manifest),

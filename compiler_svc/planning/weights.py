@@ -21,7 +21,7 @@ from compiler_svc.models.divisions import Axis, Evenly, share_of
 from compiler_svc.models.parameters import MemoryGroup, ParameterSpec, WeightFormat
 from compiler_svc.models.transforms import quantize
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.weights.checkpoint import TensorHeader
+from compiler_svc.weights.headers import TensorHeader
 
 #: In the order of PlanCompile's answer.
 WEIGHT_GROUPS: Final = tuple(str(group) for group in MemoryGroup)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Final, Literal, cast
 
 from bundle.abi.tensor import DType
+from bundle.errors import FieldViolation
 from bundle.manifest import DTYPE_SIZES_BYTES, WeightShard, WeightTensor
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.divisions import Evenly
@@ -17,6 +18,7 @@ from compiler_svc.models.storage import AS_DESCRIBED, rename_slices
 from compiler_svc.sharding.errors import ShardingNotServed
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.weights.headers import TensorHeader
 
 CastType = Literal["config", "as-declared"]
 
@@ -89,7 +91,7 @@ def plan_weights(
         cast_type: `config` stores weights in `dtype`, `as-declared` in the checkpoint's own dtypes.
 
     Raises:
-        CheckpointInvalid: A tensor is missing, unexpected, or of the wrong shape or dtype.
+        CheckpointInvalid: Names each tensor that is missing, unexpected, or of the wrong shape or dtype.
         ShardingNotServed: `tp_degree` is too large for the model.
     """
     check_tp_degree(description, tp_degree)
@@ -133,20 +135,28 @@ def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) ->
 
 def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> None:
     expected = description.checkpoint_tensors()
-    for name, shape in expected.items():
-        header = checkpoint.tensors.get(name)
-        if header is None:
-            raise CheckpointInvalid(checkpoint.path, name, "missing", f"a tensor of shape {list(shape)}")
-        if header.shape != shape:
-            raise CheckpointInvalid(
-                checkpoint.path, name, f"shape {list(header.shape)}", f"shape {list(shape)}, as config.json says"
-            )
-        if header.dtype not in CASTABLE_DTYPES:
-            raise CheckpointInvalid(
-                checkpoint.path, name, f"dtype {header.dtype}", f"one of {', '.join(CASTABLE_DTYPES)}"
-            )
+    violations = [
+        FieldViolation(name, *mistake)
+        for name, shape in expected.items()
+        if (mistake := _find_mistake(checkpoint.tensors.get(name), shape)) is not None
+    ]
     head = (one.name for one in description.head.parameters())
     redundant = description.redundant.union(head if description.is_tied else ())
-    for name in checkpoint.tensors:
-        if name not in expected and name not in redundant:
-            raise CheckpointInvalid(checkpoint.path, name, "unexpected", "only tensors that config.json accounts for")
+    violations += [
+        FieldViolation(name, "unexpected", "only tensors that config.json accounts for")
+        for name in checkpoint.tensors
+        if name not in expected and name not in redundant
+    ]
+    if violations:
+        raise CheckpointInvalid.listing(checkpoint.path, violations)
+
+
+def _find_mistake(header: TensorHeader | None, shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """What is wrong with a tensor, and what would be accepted."""
+    if header is None:
+        return "missing", f"a tensor of shape {list(shape)}"
+    if header.shape != shape:
+        return f"shape {list(header.shape)}", f"shape {list(shape)}, as config.json says"
+    if header.dtype not in CASTABLE_DTYPES:
+        return f"dtype {header.dtype}", f"one of {', '.join(CASTABLE_DTYPES)}"
+    return None

@@ -8,9 +8,18 @@ KilnError
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final, Self
 
 from bundle.errors import FieldViolation, KilnError
+
+#: Mistakes that one error names; it counts the others.
+MAX_LISTED: Final = 64
+
+#: The number of a layer in a tensor's name. Longer ones are no layers.
+_NUMBER: Final = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
 
 
 class CheckpointError(KilnError):
@@ -24,7 +33,7 @@ class CheckpointNotFound(CheckpointError):
 
     reason = "CHECKPOINT_NOT_FOUND"
 
-    def __init__(self, path: Path, detail: str, accepted: str) -> None:
+    def __init__(self, path: Path | str, detail: str, accepted: str) -> None:
         violation = FieldViolation("model", f"{path} ({detail})", accepted)
         super().__init__(f"no checkpoint: {violation}", violations=(violation,), path=path, detail=detail)
 
@@ -33,14 +42,48 @@ class CheckpointInvalid(CheckpointError):
     """A checkpoint whose files, tensors or JSON are not what they should be.
 
     Attributes:
-        subject: What is wrong: a file name, or a tensor's name.
+        subject: The first thing that is wrong: a file name, or a tensor's name.
     """
 
     reason = "CHECKPOINT_INVALID"
 
-    def __init__(self, path: Path, subject: str, value: str, accepted: str) -> None:
-        violation = FieldViolation(subject, value, accepted)
+    def __init__(
+        self, path: Path | str, subject: str, value: str, accepted: str, *, others: Sequence[FieldViolation] = ()
+    ) -> None:
+        violations = (FieldViolation(subject, value, accepted), *others)
+        text = "; ".join(map(str, violations[:MAX_LISTED]))
+        if len(violations) > MAX_LISTED:
+            text += f"; and {len(violations) - MAX_LISTED} more"
         super().__init__(
-            f"checkpoint {path} is invalid: {violation}", violations=(violation,), path=path, subject=subject
+            f"checkpoint {path} is invalid: {text}", violations=violations[:MAX_LISTED], path=path, subject=subject
         )
         self.subject = subject
+
+    @classmethod
+    def listing(cls, path: Path, violations: Iterable[FieldViolation]) -> Self:
+        """Lists mistakes, at least one. Those that differ in the layer only become one: `layers.{0-31}.mlp`."""
+        first, *others = _join_layers(violations)
+        return cls(path, first.field, first.value, first.accepted, others=others)
+
+
+def _join_layers(violations: Iterable[FieldViolation]) -> list[FieldViolation]:
+    """Joins mistakes in names that differ in their first number only, and otherwise agree."""
+    joined: dict[tuple[str, ...], list[FieldViolation]] = {}
+    for one in violations:
+        parts = _NUMBER.split(one.field, maxsplit=1)
+        key = (parts[0], parts[-1]) if len(parts) > 1 else (one.field,)
+        joined.setdefault((*key, one.value, one.accepted), []).append(one)
+    return [group[0] if len(group) == 1 else _join(group) for group in joined.values()]
+
+
+def _join(group: Sequence[FieldViolation]) -> FieldViolation:
+    before, _, after = _NUMBER.split(group[0].field, maxsplit=1)
+    numbers = sorted({int(_NUMBER.split(one.field, maxsplit=1)[1]) for one in group})
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    text = ",".join("-".join(map(str, run)) for run in runs)
+    return FieldViolation(f"{before}.{{{text}}}.{after}", group[0].value, group[0].accepted)

@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from bundle.shortage import find_shortage
-from compiler_svc.weights.checkpoint import Checkpoint, TensorHeader
+from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.weights.headers import TensorHeader
 from compiler_svc.weights.pickle_files import load_pickle
 
 #: Items that are looked at together.
@@ -88,3 +89,27 @@ def check_finite(checkpoint: Checkpoint) -> None:
                     raise CheckpointInvalid(
                         checkpoint.path, name, f"{float(items[index])} at {place}", "finite numbers"
                     )
+
+
+def check_tied_head(checkpoint: Checkpoint, head: str, table: str) -> None:
+    """Checks that a stored matrix of a head that is tied is the embedding's table, which is what the shards hold.
+
+    transformers keeps a pair that differs apart, whatever `tie_word_embeddings` says.
+
+    Args:
+        head: Name of the head's matrix.
+        table: Name of the embedding's table.
+
+    Raises:
+        CheckpointInvalid: The checkpoint holds both, and they differ.
+    """
+    if not {head, table} <= checkpoint.tensors.keys():
+        return
+    with TensorReader(checkpoint) as reader:
+        stored, shared = reader.read(head), reader.read(table)
+        rows = max(1, _CHUNK_ITEMS // max(1, shared[:1].numel()))
+        starts = range(0, len(shared), rows) if stored.shape == shared.shape else ()
+        equal = (torch.equal(stored[start : start + rows], shared[start : start + rows]) for start in starts)
+        if stored.shape != shared.shape or not all(equal):
+            accepted = f"the same as {table}, or `tie_word_embeddings` false"
+            raise CheckpointInvalid(checkpoint.path, head, "another matrix, though the head is tied", accepted)

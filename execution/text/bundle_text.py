@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from bundle.manifest import choose_template
 from execution.text.chat_template import ChatTemplate
 from execution.text.control import Load, SequenceTokens, TokenPiece
 from execution.text.detokenizer import Detokenizer
@@ -16,27 +17,28 @@ from execution.text.tools import parse_object
 class BundleText:
     """Converts prompts to tokens and tokens to text. Whatever it does may take for ever, and any amount of memory."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
-        """Takes what has been read."""
+    def __init__(self, tokenizer: Tokenizer, chat_templates: Mapping[str, ChatTemplate]) -> None:
+        """Takes what has been read; chat templates by name."""
         self.tokenizer = tokenizer
-        self._chat_template = chat_template
+        self._chat_templates = chat_templates
 
     @classmethod
     def load(cls, load: Load) -> BundleText:
         """Reads the files of a `Load`.
 
         Raises:
-            ChatTemplateError: The template is not valid Jinja, or asks for a result without bound.
+            ChatTemplateError: A template is not valid Jinja, or asks for a result without bound.
             ValueError: A file cannot be read.
         """
         tokenizer = Tokenizer(Path(load.tokenizer))
-        if load.chat_template is None:
-            return cls(tokenizer, None)
+        if not load.chat_templates:
+            return cls(tokenizer, {})
         if load.tokenizer_config is not None:
             special_tokens = read_special_tokens(Path(load.tokenizer_config))
         else:
             special_tokens = _special_tokens_by_id(tokenizer, load.special_ids)
-        return cls(tokenizer, ChatTemplate(load.chat_template, special_tokens))
+        templates = {name: ChatTemplate(source, special_tokens) for name, source in load.chat_templates.items()}
+        return cls(tokenizer, templates)
 
     def encode_text(self, text: str) -> list[int]:
         """Returns the token ids of a text, with the tokens that the tokenizer adds."""
@@ -48,8 +50,9 @@ class BundleText:
         Raises:
             ChatTemplateError: The template refused the messages, or failed.
         """
-        template = self._chat_template
-        assert template is not None, "a chat needs a template"
+        name = choose_template(self._chat_templates, prompt.template, has_tools=bool(prompt.tools_json))
+        assert name is not None, "a chat needs a template"
+        template = self._chat_templates[name]
         text = template.render(
             [message.for_template(takes_parts=template.takes_parts) for message in prompt.messages],
             tools=[parse_object(tool) for tool in prompt.tools_json],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -35,17 +35,22 @@ class Load(_Message, frozen=True):
         tokenizer: Path of a `tokenizer.json`.
         tokenizer_config: Path of a `tokenizer_config.json`, which has the special tokens that templates get.
         special_ids: Their ids if there is no such file, by name.
-        chat_template: The Jinja source; None if there is none.
+        chat_templates: Jinja source of each chat template, by name.
     """
 
     tokenizer: str
     tokenizer_config: str | None = None
     special_ids: dict[str, int] = {}
-    chat_template: str | None = None
+    chat_templates: dict[str, str] = {}
 
     @classmethod
     def of(
-        cls, tokenizer: Path, tokenizer_config: Path | None = None, *, chat_template: str | None, tokens: Tokens
+        cls,
+        tokenizer: Path,
+        tokenizer_config: Path | None = None,
+        *,
+        chat_templates: Mapping[str, str],
+        tokens: Tokens,
     ) -> Self:
         """Describes the files of a bundle or a checkpoint, and the special tokens that its manifest has."""
         ids = {"bos_token": tokens.bos, "eos_token": tokens.eos[0] if tokens.eos else None, "pad_token": tokens.pad}
@@ -53,7 +58,7 @@ class Load(_Message, frozen=True):
             tokenizer=str(tokenizer),
             tokenizer_config=None if tokenizer_config is None else str(tokenizer_config),
             special_ids={name: token_id for name, token_id in ids.items() if token_id is not None},
-            chat_template=chat_template,
+            chat_templates=dict(chat_templates),
         )
 
 

@@ -89,12 +89,14 @@ class ChatPrompt:
         messages: Turns, oldest first.
         tools_json: Tools that the model may call, one JSON object each; see `execution.text.tools`.
         add_generation_prompt: Whether the prompt opens the assistant's turn.
+        template: Name of the chat template; empty for the one that transformers would choose.
         size: Length of all its texts in characters, counted once because there may be many.
     """
 
     messages: tuple[ChatMessage, ...]
     tools_json: tuple[str, ...] = ()
     add_generation_prompt: bool = True
+    template: str = ""
     size: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

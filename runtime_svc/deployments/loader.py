@@ -132,7 +132,7 @@ def _describe_text(bundle: Bundle) -> Load | None:
     return Load.of(
         files["tokenizer.json"],
         files.get("tokenizer_config.json"),
-        chat_template=tokenizer.chat_template,
+        chat_templates=tokenizer.all_templates,
         tokens=bundle.manifest.tokens,
     )
 

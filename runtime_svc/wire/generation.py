@@ -138,6 +138,7 @@ def _chat_from_pb(chat: pb.Chat) -> ChatPrompt:
         messages=tuple(map(_message_from_pb, chat.messages)),
         tools_json=tuple(chat.tools_json),
         add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+        template=chat.chat_template,
     )
 
 

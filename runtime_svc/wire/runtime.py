@@ -247,6 +247,7 @@ def _capabilities_to_pb(capabilities: Capabilities | None) -> pb.Capabilities | 
         max_top_k=capabilities.max_top_k,
         logprobs=capabilities.logprobs,
         chat=capabilities.chat,
+        chat_templates=capabilities.chat_templates,
         default_sampling=pb.DefaultSampling(temperature=default.temperature, top_k=default.top_k, top_p=default.top_p),
         eos_token_ids=capabilities.eos_token_ids,
         max_new_tokens=capabilities.max_new_tokens or 0,

@@ -49,6 +49,7 @@ def publish(
     bias: int = BIAS,
     tokenizer: bytes | None = TOKENIZER_JSON,
     chat_template: str | None = CHAT_TEMPLATE,
+    chat_templates: dict[str, str] | None = None,
     executable: bytes = b"executable",
     has_executables: bool = True,
     has_weights: bool = True,
@@ -68,6 +69,7 @@ def publish(
             digest=descriptor.digest,
             files=(TokenizerFile(title="tokenizer.json", blob=descriptor.digest),),
             chat_template=chat_template,
+            chat_templates=chat_templates or {},
         )
     manifest: Manifest = make_manifest(
         executable_blob=sha256_bytes(executable),

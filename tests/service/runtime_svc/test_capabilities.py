@@ -32,6 +32,7 @@ async def test_every_capability_is_told(served: Runtime) -> None:
         max_top_k=50,
         logprobs=True,
         chat=True,
+        chat_templates=["default"],
         default_sampling=pb.DefaultSampling(temperature=0.0, top_k=0, top_p=1.0),
         eos_token_ids=[2],
         max_new_tokens=7,

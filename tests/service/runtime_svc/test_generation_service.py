@@ -135,3 +135,24 @@ async def test_many_clients_at_once_get_their_own_tokens(served: Runtime) -> Non
 
     await asyncio.gather(*(one(index) for index in range(40)))
     assert (await served.get()).load.used_slots == 0
+
+
+async def test_a_chat_is_rendered_by_the_template_that_it_names(served: Runtime) -> None:
+    templates = {"tool_use": "{{ messages[0].content }} cat", "rag": "{{ messages[0].content }} small"}
+    deployed = await served.deploy(chat_template="{{ messages[0].content }}", chat_templates=templates)
+    assert list(deployed.capabilities.chat_templates) == ["default", "rag", "tool_use"]
+
+    async def tokens_of(**prompt: object) -> list[int]:
+        request = pb.TokenizeRequest(deployment_id="d", **prompt)  # type: ignore[arg-type]
+        return list((await served.generation.Tokenize(request)).token_ids)
+
+    turn, tool = pb.ChatMessage(role="user", content="a"), '{"name": "f"}'
+    for text, chat in {
+        "a": pb.Chat(messages=[turn]),
+        "a cat": pb.Chat(messages=[turn], tools_json=[tool]),
+        "a small": pb.Chat(messages=[turn], tools_json=[tool], chat_template="rag"),
+    }.items():
+        # The tokenizer of the bundle puts <s> before a text, and a template writes none here.
+        assert await tokens_of(chat=chat) == (await tokens_of(text=text))[1:]
+    named_default = pb.Chat(messages=[turn], tools_json=[tool], chat_template="default")
+    assert await tokens_of(chat=named_default) == await tokens_of(chat=pb.Chat(messages=[turn]))

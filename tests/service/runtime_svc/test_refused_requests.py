@@ -230,6 +230,19 @@ async def test_bundle_without_template_takes_no_chat(served: Runtime) -> None:
     assert fields_of(caught[0]) == ["chat"]
 
 
+async def test_a_chat_template_that_the_bundle_lacks_is_named(served: Runtime) -> None:
+    await served.deploy(chat_template=None, chat_templates={"rag": "a", "tool_use": "b"})
+    message = pb.ChatMessage(role="user", content="x")
+    for chat, given in (
+        (pb.Chat(messages=[message], chat_template="unknown"), "'unknown'"),
+        (pb.Chat(messages=[message]), "none, and the bundle has no default"),
+    ):
+        async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:
+            await served.generation.Tokenize(pb.TokenizeRequest(deployment_id="d", chat=chat))
+        assert fields_of(caught[0]) == ["chat.chat_template"]
+        assert f"got {given}; accepted: one of rag, tool_use" in str(caught[0].details())
+
+
 async def test_detokenize_names_ids_outside_the_vocabulary(served: Runtime) -> None:
     await served.deploy()
     async with raises("INVALID_ARGUMENT", "REQUEST_INVALID") as caught:

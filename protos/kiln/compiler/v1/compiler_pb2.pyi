@@ -206,7 +206,9 @@ class CompileRequest(_message.Message):
     name: _builtins.str
     """Bundle name: 1 to 128 lower-case letters, digits, '.', '_', '-'. Required."""
     model: _builtins.str
-    """Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root. Required."""
+    """Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root; or its URL, such as
+    s3://bucket/models/tiny, below a prefix that the compiler's operator accepts (`--model-url`). Required.
+    """
     config_json: _builtins.str
     """As JSON text with NxD Inference's names: `{"neuron_config": {"seq_len": 256}}`. Unknown names are refused with a
     suggestion.

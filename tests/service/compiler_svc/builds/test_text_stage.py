@@ -93,6 +93,19 @@ def test_templates_that_cannot_serve_are_refused(
     assert detail in caught.value.violations[0].value
 
 
+def test_every_template_is_tried(writer: Writer, check: Callable[[], tuple[str, ...]], home: Path) -> None:
+    folder = home / "models/tiny/additional_chat_templates"
+    folder.mkdir()
+    (home / "models/tiny/chat_template.jinja").write_text(TEMPLATE)
+    (folder / "rag.jinja").write_text("{{ raise_exception('no documents') }}")
+    assert check() == tuple(
+        f"the chat template 'rag' refuses a chat of {count} turns that users have: no documents" for count in (1, 3)
+    )
+    (folder / "rag.jinja").write_text("{{ 9 ** (9 ** 9) }}")
+    with pytest.raises(CheckpointInvalid, match="chat template"):
+        check()
+
+
 @pytest.mark.parametrize(
     "data",
     [byte_level().to_str()[:2000], "{}", backtracking()],

@@ -152,7 +152,7 @@ async def fetch_tokenizer(served: Runtime) -> tuple[list[common_pb2.GetTokenizer
 async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime) -> None:
     # Too random to fit one message.
     template = CHAT_TEMPLATE + "{#" + random.Random(0).randbytes(100_000).hex() + "#}"
-    await served.deploy(chat_template=template)
+    await served.deploy(chat_template=template, chat_templates={"tool_use": "tools", "../x": "elsewhere"})
     chunks, data = await fetch_tokenizer(served)
     assert len(chunks) > 1
     assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
@@ -164,6 +164,8 @@ async def test_the_tokenizer_comes_as_an_archive_with_its_digest(served: Runtime
     assert files == {
         "tokenizer.json": TOKENIZER_JSON,
         "chat_template.jinja": template.encode(),
+        "additional_chat_templates/tool_use.jinja": b"tools",
+        "additional_chat_templates/0.jinja": b"elsewhere",
         "generation_config.json": b'{"eos_token_id": [2]}',
     }
     assert (await fetch_tokenizer(served))[1] == data

@@ -16,7 +16,7 @@ from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.planner import Planner
 from compiler_svc.planning.report import PlanReport
 from compiler_svc.planning.weights import measure_draft_weights
-from compiler_svc.weights.checkpoint import TensorHeader
+from compiler_svc.weights.headers import TensorHeader
 from tests.checkpoints.headers import LLAMA_1B
 from tests.unit.compiler_svc.planning.planning import GIB, plan
 

@@ -18,7 +18,8 @@ from compiler_svc.models.errors import ModelConfigInvalid
 from compiler_svc.models.size_limits import MAX_POSITIONS, SIZE_LIMITS
 from compiler_svc.planning.admission import MAX_EXECUTABLES, CompileRequest, admit_request
 from compiler_svc.planning.planner import Planner
-from compiler_svc.weights.checkpoint import MAX_TEXT_BYTES, Checkpoint
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.directory import MAX_TEXT_BYTES
 from compiler_svc.weights.errors import CheckpointInvalid
 from tests.checkpoints.headers import LLAMA_1B, write_headers
 from tests.unit.compiler_svc.planning.planning import request

@@ -108,15 +108,15 @@ def test_json_tokenizer_and_template(directory: Path) -> None:
     checkpoint = Checkpoint.open(directory)
     assert checkpoint.generation_config == {"eos_token_id": [2, 3]}
     assert [file.name for file in checkpoint.tokenizer_files] == ["tokenizer.json", "tokenizer_config.json"]
-    assert checkpoint.chat_template == "{{ messages }}"
+    assert checkpoint.chat_templates == {"default": "{{ messages }}", "tool_use": "x"}
     (directory / "chat_template.jinja").write_text("{{ bos_token }}")
-    assert Checkpoint.open(directory).chat_template == "{{ bos_token }}"
+    assert Checkpoint.open(directory).chat_templates == {"default": "{{ bos_token }}"}
 
 
 def test_checkpoint_without_tokenizer(directory: Path) -> None:
     write_safetensors(directory)
     checkpoint = Checkpoint.open(directory)
-    assert (checkpoint.generation_config, checkpoint.tokenizer_files, checkpoint.chat_template) == ({}, (), None)
+    assert (checkpoint.generation_config, checkpoint.tokenizer_files, checkpoint.chat_templates) == ({}, (), {})
 
 
 def test_no_directory(tmp_path: Path) -> None:
@@ -254,3 +254,40 @@ def test_digest_follows_content_not_place(directory: Path, tmp_path_factory: pyt
     assert digest(copy) == original
     write_json(copy / "config.json", {"architectures": ["LlamaForCausalLM"], "rope_theta": 5.0})
     assert digest(copy) != original
+
+
+def test_all_missing_files_are_named_at_once(directory: Path) -> None:
+    write_sharded_safetensors(directory)
+    for number in (0, 2):
+        (directory / f"model-{number}.safetensors").unlink()
+    with pytest.raises(CheckpointInvalid) as caught:
+        Checkpoint.open(directory)
+    assert [one.field for one in caught.value.violations] == ["model-0.safetensors", "model-2.safetensors"]
+
+
+@pytest.mark.parametrize("write", [write_sharded_safetensors, write_sharded_pickle])
+def test_tensors_elsewhere_than_the_index_says_are_named_at_once(directory: Path, write: Any) -> None:
+    write(directory)
+    (index,) = directory.glob("*.index.json")
+    files = list(json.loads(index.read_text())["weight_map"].values())
+    write_json(index, {"weight_map": {"a.weight": files[1], "b.weight": files[1], "c": files[0]}})
+    with pytest.raises(CheckpointInvalid) as caught:
+        Checkpoint.open(directory)
+    assert [(one.field, one.value) for one in caught.value.violations] == [
+        ("a.weight", f"not in {files[1]}"),
+        ("c", f"not in {files[0]}"),
+    ]
+
+
+def test_tensors_that_the_index_leaves_out_belong_to_the_checkpoint(directory: Path) -> None:
+    write_sharded_safetensors(directory)
+    save_file({"a.weight": torch.ones(1), "d": torch.ones(5)}, directory / "model-1.safetensors")
+    index = directory / "model.safetensors.index.json"
+    write_json(index, {"weight_map": {"a.weight": "model-0.safetensors", "d": "model-1.safetensors"}})
+    tensors = Checkpoint.open(directory).tensors
+    assert {name: (header.file.name, header.shape) for name, header in tensors.items()} == {
+        "a.weight": ("model-0.safetensors", (2, 3)),
+        "d": ("model-1.safetensors", (5,)),
+    }
+    save_file({"d": torch.ones(5), "e": torch.ones(2)}, directory / "model-1.safetensors")
+    assert Checkpoint.open(directory).tensors["e"].file.name == "model-1.safetensors"

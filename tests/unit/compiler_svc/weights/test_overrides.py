@@ -31,7 +31,8 @@ def checkpoint(config: dict[str, Any]) -> Checkpoint:
         generation_config={"eos_token_id": [2, 3], "do_sample": True},
         tokenizer_files=(),
         describing_files=(),
-        chat_template=None,
+        chat_templates={},
+        template_files={},
     )
 
 

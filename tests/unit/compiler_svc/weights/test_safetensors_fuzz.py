@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler_svc.weights.checkpoint import read_safetensors_header
 from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.weights.headers import read_safetensors_header
 from tests.fuzzing import broken, fuzz, mutated
 from tests.opened_files import record_opened_files
 

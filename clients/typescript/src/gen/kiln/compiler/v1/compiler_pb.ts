@@ -121,7 +121,8 @@ export type CompileRequest = Message<"kiln.compiler.v1.CompileRequest"> & {
   name: string;
 
   /**
-   * Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root. Required.
+   * Directory of a Hugging Face checkpoint on the compiler's host, absolute or relative to a model root; or its URL, such as
+   * s3://bucket/models/tiny, below a prefix that the compiler's operator accepts (`--model-url`). Required.
    *
    * @generated from field: string model = 2;
    */
@@ -1146,10 +1147,11 @@ export const CompilerService: GenService<{
    * Validates the request, then starts a compile and returns at once.
    * Errors: INVALID_ARGUMENT/CONFIG_INVALID with one field violation per mistake, INVALID_ARGUMENT/CHECKPOINT_INVALID,
    * INVALID_ARGUMENT/FEATURE_NOT_SERVED, NOT_FOUND/CHECKPOINT_NOT_FOUND, PERMISSION_DENIED/PATH_OUTSIDE_MODEL_ROOTS,
+   * PERMISSION_DENIED/MODEL_URL_REFUSED, INVALID_ARGUMENT/MODEL_URL_UNSUPPORTED, UNAVAILABLE/MODEL_FETCH_FAILED,
    * INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
    * FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
-   * RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with CANCELLED/COMPILE_CANCELLED,
-   * INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
+   * RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with UNAVAILABLE/MODEL_FETCH_FAILED,
+   * CANCELLED/COMPILE_CANCELLED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
    * DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
    * UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
    *

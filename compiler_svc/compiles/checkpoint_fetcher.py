@@ -1,0 +1,105 @@
+"""Fetches the checkpoint of an accepted compile whose client named it by a URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from compiler_svc.planning.errors import PlanFailed, PlanMemoryExceeded, PlanTimedOut
+from compiler_svc.planning.job_spec import JobSpec
+from compiler_svc.planning.pool import PlanningLimits, PlanningPool
+from compiler_svc.remote.errors import ModelFetchFailed
+from compiler_svc.remote.fetching import fetch_whole, measure_fetched, remove_unfinished
+from compiler_svc.remote.urls import UrlSettings, check_url
+
+_MAX_FETCHES: Final = 2
+#: As many compiles as are accepted may wait: the queue bounds them.
+_MAX_WAITING: Final = 1 << 16
+_MAX_MEMORY_BYTES: Final = 1 << 30
+_REPORT_INTERVAL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """How far a fetch is.
+
+    Attributes:
+        total_bytes: 0 if unknown.
+    """
+
+    url: str
+    fetched_bytes: int
+    total_bytes: int
+
+    def __str__(self) -> str:
+        share = f" ({self.fetched_bytes * 100 // self.total_bytes} %)" if self.total_bytes else ""
+        return f"fetching {self.url}: {self.fetched_bytes} of {self.total_bytes} bytes{share}"
+
+
+class CheckpointFetcher:
+    """Fetches checkpoints in processes that can be killed, a few at once."""
+
+    def __init__(self, planning: PlanningPool, urls: UrlSettings, timeout_s: float) -> None:
+        """Removes what fetches of a killed process have left.
+
+        Args:
+            planning: Has the forkserver.
+            urls: Which URLs may be fetched, and where checkpoints are kept.
+            timeout_s: Time of one fetch.
+        """
+        limits = PlanningLimits(
+            max_running=_MAX_FETCHES,
+            max_waiting=_MAX_WAITING,
+            timeout_s=timeout_s,
+            max_memory_bytes=_MAX_MEMORY_BYTES,
+        )
+        self._pool = planning.with_limits(limits)
+        self._urls = urls
+        if urls.directory is not None:
+            remove_unfinished(urls.directory)
+
+    async def fetch(self, spec: JobSpec, report: Callable[[FetchProgress], Awaitable[None]]) -> JobSpec:
+        """Fetches the checkpoint of a job, unless it is there already; cancelling the call ends the fetch.
+
+        Args:
+            spec: A job whose `model` is the outline.
+            report: Called about once a second.
+
+        Returns:
+            The job with the fetched checkpoint.
+
+        Raises:
+            ModelUrlRefused, ModelUrlUnsupported: The operator no longer accepts the URL.
+            CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `fetch_whole`; or a limit was reached.
+            ResourcesShort: This host has no room.
+        """
+        url, directory = check_url(spec.url, self._urls.prefixes), self._urls.directory
+        assert directory is not None, "prefixes come with a directory"
+        total_bytes = _measure(spec.model)
+        work = partial(fetch_whole, url, spec.model.name, self._urls.prefixes, directory)
+        task = asyncio.create_task(self._pool.run(work))
+        try:
+            while not task.done():
+                await report(FetchProgress(url, measure_fetched(directory, spec.model.name), total_bytes))
+                await asyncio.wait({task}, timeout=_REPORT_INTERVAL_S)
+            path = await task
+        except (PlanTimedOut, PlanMemoryExceeded, PlanFailed) as error:
+            raise ModelFetchFailed(url, f"{error} (--fetch-timeout sets the time)") from error
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            await asyncio.to_thread(remove_unfinished, directory)
+        return msgspec.structs.replace(spec, model=path, model_roots=())
+
+
+def _measure(outline: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in outline.rglob("*") if file.is_file())
+    except OSError:
+        return 0

@@ -1,0 +1,166 @@
+"""Compiles of checkpoints that URLs name: fetched whole or not at all, in processes that end with their compile."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import pytest
+from filelock import FileLock
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from compiler_svc.remote.fetching import fetch_outline, fetch_whole, remove_unfinished
+from compiler_svc.weights.checkpoint import Checkpoint
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.processes import own_children
+from tests.repository import ROOT
+from tests.servers.running_compiler import Client, DirectedRunner, read_refusal, refusal, response_of, serve_compiler
+
+
+class Serve(Protocol):
+    """Starts a compiler that accepts URLs below `remote`."""
+
+    def __call__(self, *options: str) -> AbstractAsyncContextManager[tuple[Client, DirectedRunner]]: ...
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "remote" / "tiny").parent
+
+
+@pytest.fixture
+def serve(home: Path, remote: Path) -> Serve:
+    @asynccontextmanager
+    async def serve(*options: str) -> AsyncIterator[tuple[Client, DirectedRunner]]:
+        async with serve_compiler(home, "--model-url", f"file://{remote}", *options) as served:
+            yield served
+
+    return serve
+
+
+def kept(home: Path) -> set[str]:
+    """What the directory of fetched checkpoints holds, but for locks."""
+    directory = home / "cache" / "checkpoints"
+    return {path.name for path in directory.iterdir() if path.suffix != ".lock"}
+
+
+async def outline(client: Client, home: Path, url: str) -> str:
+    """The key of a checkpoint, which a plan makes the outline of."""
+    await client.compiler.PlanCompile(
+        pb.PlanCompileRequest(model=url, config_json="{}", optimization_level=pb.OPTIMIZATION_LEVEL_O0)
+    )
+    (key,) = (path.name for path in (home / "cache/checkpoints/outlines").iterdir() if path.suffix != ".lock")
+    return key
+
+
+async def test_a_url_is_planned_and_compiled_as_a_path_is(serve: Serve, home: Path, remote: Path) -> None:
+    url = f"file://{remote}/tiny"
+    async with serve() as (client, runner):
+        key = await outline(client, home, url)
+        assert kept(home) == {"outlines"}
+        operation = await client.compile(model=url)
+        await client.reach_build(operation)
+        (job,) = runner.jobs
+        assert job.spec.model == home / "cache" / "checkpoints" / key
+        assert job.spec.source == url
+        fetched, original = Checkpoint.open(job.spec.model), Checkpoint.open(remote / "tiny")
+        assert fetched.files[0].read_bytes() == original.files[0].read_bytes()
+        by_path = await client.compile(name="by-path")
+        await client.reach_build(by_path)
+        runner.is_open.set()
+        assert response_of(await client.finish(operation)).version == 1
+        # One build was enough: the files are the same.
+        assert response_of(await client.finish(by_path)).digest == response_of(await client.finish(operation)).digest
+        assert len(runner.jobs) == 1
+    assert kept(home) == {"outlines", key}
+
+
+async def test_urls_that_the_operator_does_not_accept(serve: Serve, home: Path, remote: Path) -> None:
+    write_checkpoint(home / "secret")
+    async with serve() as (client, _):
+        for model in (f"file://{home}/secret", f"file://{remote}/../secret", "s3://bucket/tiny", "memory://tiny"):
+            refused = await refusal(client.compile(model=model))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED, "MODEL_URL_REFUSED")
+            assert f"a URL below file://{remote}, or a path" in refused.fields["model"]
+        missing = await refusal(client.compile(model=f"file://{remote}/absent"))
+        assert (missing.code, missing.reason) == (grpc.StatusCode.NOT_FOUND, "CHECKPOINT_NOT_FOUND")
+    async with serve_compiler(home) as (client, _):
+        refused = await refusal(client.compile(model=f"file://{remote}/tiny"))
+        assert refused.reason == "MODEL_URL_REFUSED"
+        assert "accepted: a path;" in refused.fields["model"]
+
+
+async def test_a_cancelled_compile_ends_its_fetch(serve: Serve, home: Path, remote: Path) -> None:
+    url = f"file://{remote}/tiny"
+    async with serve() as (client, runner):
+        key = await outline(client, home, url)
+        with FileLock(home / "cache" / "checkpoints" / f".{key}.lock"):
+            operation = await client.compile(model=url)
+            await client.reach(operation, f"fetching {url}: 0 of {size_of(remote / 'tiny')} bytes (0 %)")
+            # One that came later does not wait for it.
+            other = await client.compile(name="other")
+            await client.reach_build(other)
+            await client.cancel(operation.name)
+            error = read_refusal((await client.finish(operation)).error)
+            assert error.code is grpc.StatusCode.CANCELLED
+            assert not [process for process in own_children() if process.name() == "kiln-plan"]
+        assert [job.spec.name for job in runner.jobs] == ["other"]
+        assert kept(home) == {"outlines"}
+
+
+def size_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+async def test_a_fetch_that_takes_too_long(serve: Serve, home: Path, remote: Path) -> None:
+    url = f"file://{remote}/tiny"
+    async with serve("--fetch-timeout", "1") as (client, _):
+        key = await outline(client, home, url)
+        with FileLock(home / "cache" / "checkpoints" / f".{key}.lock"):
+            error = read_refusal((await client.finish(await client.compile(model=url))).error)
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "MODEL_FETCH_FAILED")
+        assert "--fetch-timeout" in error.message
+
+
+async def test_a_restarted_compiler_fetches_again(serve: Serve, home: Path, remote: Path) -> None:
+    url = f"file://{remote}/tiny"
+    async with serve() as (client, _):
+        key = await outline(client, home, url)
+        lock = FileLock(home / "cache" / "checkpoints" / f".{key}.lock")
+        lock.acquire()
+        operation = await client.compile(model=url)
+        await client.reach(operation, f"fetching {url}: 0 of {size_of(remote / 'tiny')} bytes (0 %)")
+    lock.release()
+    async with serve() as (client, runner):
+        await client.reach_build(operation)
+        assert [job.spec.model.name for job in runner.jobs] == [key]
+    async with serve_compiler(home) as (client, _):
+        # The operator accepts no URL any more.
+        error = read_refusal((await client.finish(operation)).error)
+        assert error.reason == "MODEL_URL_REFUSED"
+
+
+def test_a_killed_fetch_leaves_all_or_nothing(tmp_path: Path, remote: Path) -> None:
+    url, before = f"file://{remote}/tiny", tmp_path / "fetched" / "before"
+    key = fetch_outline(url, (url,), tmp_path / "outline").name
+    before.mkdir(parents=True)
+    command = [sys.executable, "-m", "tests.service.compiler_svc.fetch_until_killed", url, key, str(before)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    directories = [before.with_name(str(number)) for number in range(int(result.stdout) + 1)]
+    assert len(directories) > 20
+    is_whole = [(directory / key).is_dir() for directory in directories]
+    assert (is_whole[0], is_whole[-1], is_whole) == (False, True, sorted(is_whole))
+    assert any(list(directory.glob(".*.part")) for directory in directories)
+    for directory in directories:
+        remove_unfinished(directory)
+        assert not list(directory.glob(".*.part"))
+        fetched = fetch_whole(url, key, (url,), directory)
+        for file in fetched.iterdir():
+            assert file.read_bytes() == (remote / "tiny" / file.name).read_bytes()
+        shutil.rmtree(directory)
