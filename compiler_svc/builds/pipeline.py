@@ -42,6 +42,7 @@ from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit
 from compiler_svc.records import Stage
+from compiler_svc.sharding.plan import find_tied_tensors
 from compiler_svc.trace.annotated_graph import annotate_graph
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
@@ -218,7 +219,7 @@ def build_weights(
 def _check_tensors(plan: BuildPlan, checkpoint: Checkpoint) -> None:
     description = plan.model.description
     if description.is_tied:
-        check_tied_head(checkpoint, f"{description.head.name}.weight", f"{description.embedding.name}.weight")
+        check_tied_head(checkpoint, *find_tied_tensors(description, checkpoint))
 
 
 def _add_config(writer: BundleWriter, config: InferenceConfig, checkpoint: Checkpoint) -> None:

@@ -352,6 +352,11 @@ class ModelDescription:
             else:
                 yield one
 
+    def stored_name(self, name: str) -> str:
+        """What most checkpoints call a tensor that this description calls `name`."""
+        stored = self.storage.locate(StoredSource((TensorSlice(name, 0, 1),)), is_matrix=False)
+        return stored.slices[0].tensor
+
     def axes(self) -> Iterator[Axis]:
         """Every axis of every parameter, parts of joined axes apart."""
         for parameter in self.parameters(2):

@@ -122,11 +122,23 @@ def check_tp_degree(description: ModelDescription, tp_degree: int) -> None:
             raise ShardingNotServed(tp_degree, axis.attribute, axis.length)
 
 
+def find_tied_tensors(description: ModelDescription, checkpoint: Checkpoint) -> tuple[str, str]:
+    """Names under which a checkpoint may store the matrix of a tied head, and the embedding's table.
+
+    The checkpoint need not hold the first one.
+    """
+    _, stored_names = _name_as_described(description, checkpoint)
+
+    named = (description.stored_name(f"{one.name}.weight") for one in (description.head, description.embedding))
+    head, table = (stored_names.get(name, name) for name in named)
+    return head, table
+
+
 def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, str]]:
     """The checkpoint under the names of the description, and the names that it has itself, by those."""
     if description.storage == AS_DESCRIBED:
         return checkpoint, {}
-    head = (one.name for one in description.head.parameters())
+    head = (description.stored_name(one.name) for one in description.head.parameters())
     known = {*description.checkpoint_tensors(), *description.redundant, *head}
     names = description.storage.find_other_names(known, checkpoint.tensors)
     tensors = {names.get(name, name): header for name, header in checkpoint.tensors.items()}
@@ -140,7 +152,7 @@ def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> Non
         for name, shape in expected.items()
         if (mistake := _find_mistake(checkpoint.tensors.get(name), shape)) is not None
     ]
-    head = (one.name for one in description.head.parameters())
+    head = (description.stored_name(one.name) for one in description.head.parameters())
     redundant = description.redundant.union(head if description.is_tied else ())
     violations += [
         FieldViolation(name, "unexpected", "only tensors that config.json accounts for")

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from compiler_svc.models.registry import describe_model
+from compiler_svc.sharding.plan import find_tied_tensors
 from compiler_svc.sharding.writer import write_shard
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
-from compiler_svc.weights.tensors import TensorReader
+from compiler_svc.weights.tensors import TensorReader, check_tied_head
 from tests.checkpoints.forms import FORMS, copy_in_form
 from tests.checkpoints.specs import make_plan
 from tests.checkpoints.tiny_models import TinyModel
@@ -51,6 +52,19 @@ def test_what_transformers_ignores_is_ignored(tiny: TinyModel, form: str, tmp_pa
         stored |= {one.name: torch.ones(one.shape) for one in description.head.parameters()}
     path = copy_in_form(tiny.checkpoint.path, tmp_path / form, form, read_tensors(tiny.checkpoint) | stored)
     assert digest_shard(Checkpoint.open(path), 1) == digest_shard(tiny.checkpoint, 1)
+
+
+def test_heads_are_found_under_the_names_of_checkpoints(tiny: TinyModel, tmp_path: Path) -> None:
+    description, tensors = describe_model(tiny.checkpoint.config), read_tensors(tiny.checkpoint)
+    head, table = find_tied_tensors(description, tiny.checkpoint)
+    assert table in tensors
+    assert description.is_tied or head in tensors
+    path = copy_in_form(tiny.checkpoint.path, tmp_path / "other", "safetensors", tensors | {head: tensors[table] + 1})
+    checkpoint = Checkpoint.open(path)
+    if description.is_tied:
+        assert digest_shard(checkpoint, 1) == digest_shard(tiny.checkpoint, 1), "shards hold the table"
+    with pytest.raises(CheckpointInvalid, match="another matrix, though the head is tied"):
+        check_tied_head(checkpoint, head, table)
 
 
 def test_all_tensors_that_do_not_fit_are_named_at_once(tiny: TinyModel, form: str, tmp_path: Path) -> None:

@@ -86,8 +86,6 @@ def describe(config: GptNeoxConfig) -> ModelDescription:
         stored_qkv="query_key_value",
         stores_qkv_by_head=True,
         storage=_STORAGE,
-        # A head that is tied may be stored nevertheless.
-        redundant=("embed_out.weight",),
         redundant_in_layers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
     )
     return describe_decoder(config, traits)
