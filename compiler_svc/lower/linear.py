@@ -106,7 +106,9 @@ def use_linear_kernel(module: GraphModule, isa: str, live_rows: Mapping[int, Nod
         layer = _Layer.of(node)
         if layer.fits(isa):
             layers_by_input.setdefault(layer.activations, []).append(layer)
-    for activations, layers in layers_by_input.items():
+    for layers in layers_by_input.values():
+        # The input may have been a layer that this loop has replaced.
+        activations = _Layer.of(layers[0].node).activations
         live = live_rows.get(activations.meta["val"].shape[:-1].numel())
         _join(module.graph, activations, layers, live)
     module.graph.lint()

@@ -285,6 +285,16 @@ def test_layers_of_one_input_become_one_call() -> None:
     torch.testing.assert_close(module(x, last)[0], expected)
 
 
+def test_layers_that_take_what_a_layer_gives() -> None:
+    """As OPT's head takes what its output projection gives."""
+    model, x = nn.Sequential(nn.Linear(40, 24), nn.Linear(24, 9, bias=False), nn.Linear(9, 10)), random(3, 40)
+    module = torch.export.export(model, (x,)).module()
+    expected = module(x)
+    assert use_linear_kernel(module, ISAS[0]) == 3
+    assert calls_of(module, torch.ops.aten.linear.default) == 0
+    torch.testing.assert_close(module(x), expected)
+
+
 def test_calls_are_told_which_rows_are_live() -> None:
     class Prompts(nn.Module):
         """Of each sequence, all tokens through one layer and the last one through another."""
