@@ -1,4 +1,4 @@
-"""Descriptions of decoder-only models whose layers have attention and a gated MLP, with norms before or after them."""
+"""Descriptions of decoder-only models whose layers have attention and an MLP, with norms before or after them."""
 
 from __future__ import annotations
 
