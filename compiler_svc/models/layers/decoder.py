@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from compiler_svc.models.description import LayerSpec, LinearSpec, ModelDescript
 from compiler_svc.models.layers.attention import Attention, KvCache
 from compiler_svc.models.layers.linear import Embedding, Linear, cast
 from compiler_svc.models.layers.logits import RankLogits
-from compiler_svc.models.layers.mlp import GatedMlp, make_mlp
+from compiler_svc.models.layers.mlp import make_mlp
 from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import RotaryEmbedding
@@ -83,12 +84,6 @@ class NormalizedSumLayer(nn.Module):
         return self.post_attention_layernorm(hidden + self.mlp(hidden)), cache
 
 
-def make_layer(spec: LayerSpec, ranks: Ranks) -> nn.Module:
-    """Makes the module of a layer whose residual its spec says."""
-    modules: Mapping[Residual, type[nn.Module]] = {"parallel": ParallelLayer, "normalized": NormalizedSumLayer}
-    return modules.get(spec.residual, PreNormLayer)(spec, ranks)
-
-
 class OutputNormLayer(nn.Module):
     """Attention and feed-forward, each normalized after and then added; maybe normalized before, too."""
 
@@ -98,7 +93,7 @@ class OutputNormLayer(nn.Module):
         self.self_attn = Attention(spec.attention, ranks)
         self.post_attention_layernorm = make_norm(spec.attention_output_norm, ranks)
         self.pre_feedforward_layernorm = make_norm(spec.post_attention_norm, ranks)
-        self.mlp = GatedMlp(spec.mlp, ranks)
+        self.mlp = make_mlp(spec.mlp, ranks)
         self.post_feedforward_layernorm = make_norm(spec.mlp_output_norm, ranks)
         self.residual_multiplier = spec.residual_multiplier
 
@@ -112,7 +107,20 @@ class OutputNormLayer(nn.Module):
         return hidden + _multiply(self.post_feedforward_layernorm(fed_forward), self.residual_multiplier), cache
 
 
-#: Builds a layer; called as `PreNormLayer` is.
+_MODULES: Final[Mapping[Residual, type[nn.Module]]] = {
+    "sequential": PreNormLayer,
+    "parallel": ParallelLayer,
+    "normalized": NormalizedSumLayer,
+}
+
+
+def make_layer(spec: LayerSpec, ranks: Ranks) -> nn.Module:
+    """Makes the module of a layer: its spec says what is added to what, and where norms are."""
+    module = _MODULES[spec.residual] if spec.attention_output_norm is None else OutputNormLayer
+    return module(spec, ranks)
+
+
+#: Builds a layer; called as `make_layer` is.
 MakeLayer = Callable[[LayerSpec, Ranks], nn.Module]
 
 
@@ -123,7 +131,7 @@ class CausalLm(nn.Module):
     """
 
     def __init__(
-        self, description: ModelDescription, *, make_layer: MakeLayer, dtype: torch.dtype, ranks: Ranks
+        self, description: ModelDescription, *, dtype: torch.dtype, ranks: Ranks, make_layer: MakeLayer = make_layer
     ) -> None:
         super().__init__()
         self.dtype = dtype

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from compiler_svc.models.layers.decoder import CausalLm, make_layer
+from compiler_svc.models.layers.decoder import CausalLm
 
 #: Builds one rank of a StarCoder2 model; called as `models.family.Family.model` says.
-build: Final = partial(CausalLm, make_layer=make_layer)
+build: Final = CausalLm
