@@ -24,6 +24,7 @@ from tests.hang_guard import HANG_S
 from tests.ranks.fakes import EOS, VOCAB_SIZE, expected_tokens
 from tests.servers.runtime import Runtime, fields_of, raises, serve_runtime, tokens_of
 from tests.servers.vllm_engine import call, complete, make_request, stub_of
+from tests.service.runtime_svc.test_health import SERVING, check
 
 
 async def health_of(served: Runtime) -> tuple[bool, str]:
@@ -88,7 +89,7 @@ async def test_health_is_that_of_the_deployment(tmp_path: Path) -> None:
         served.ranks.gate.clear()
         drain = asyncio.create_task(served.server.drain())
         async with asyncio.timeout(HANG_S):
-            while not served.server.deployments._is_shutting_down:  # noqa: ASYNC110
+            while await check(served) == SERVING:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         for request in (stub_of(served).HealthCheck(pb.HealthCheckRequest()), complete(served, [5])):
             async with raises("UNAVAILABLE", "SHUTTING_DOWN"):
