@@ -184,6 +184,7 @@ def _accepted_requests(capabilities: Capabilities) -> Iterable[tuple[str, str]]:
     surplus = "cut" if capabilities.input_truncation else "refused"
     yield "prompts", f"{_join_served(prompts)}; what is too long is {surplus}"
     outputs = (
+        (f"up to {capabilities.max_num_sequences} sequences of a prompt", capabilities.max_num_sequences > 1),
         (f"logprobs up to {capabilities.max_logprobs}", capabilities.logprobs),
         ("logits", capabilities.logits),
         ("captured inputs", capabilities.input_capture),

@@ -186,6 +186,7 @@ def test_status_tells_what_a_request_may_ask(server: ScriptedServer, kiln: Kiln)
             logprobs=True,
             max_logprobs=20,
             logits=True,
+            max_num_sequences=4,
             input_truncation=True,
             padding_side="left",
             submodels=[
@@ -200,7 +201,7 @@ def test_status_tells_what_a_request_may_ask(server: ScriptedServer, kiln: Kiln)
     lines = {tuple(line.split(maxsplit=1)) for line in kiln("status", "demo").out.splitlines()}
     assert {
         ("prompts", "text, token ids; what is too long is cut"),
-        ("outputs", "logprobs up to 20, logits"),
+        ("outputs", "up to 4 sequences of a prompt, logprobs up to 20, logits"),
         ("context_encoding", "64, 128 tokens, batch 1, left padded"),
         ("token_generation", "256 tokens, batch 2"),
     } <= lines
