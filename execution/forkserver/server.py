@@ -118,8 +118,11 @@ class _Server:
 
     def _load(self) -> None:
         if self._preload is not None:
+            # Modules leave next to no garbage, and looking for it while a million objects come took a fifth of the time.
+            gc.disable()
             _run(self._preload)
             self._preload = None
+            gc.enable()
             # Imported objects stay shared with the processes as long as garbage collectors do not touch them.
             gc.collect()
             gc.freeze()
