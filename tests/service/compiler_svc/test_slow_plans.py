@@ -161,7 +161,7 @@ async def test_no_more_calls_wait_than_may(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("model", "limits", "code", "reason"),
     [
-        ("never_end", {"timeout_s": 1.0}, grpc.StatusCode.DEADLINE_EXCEEDED, "PLAN_TIMED_OUT"),
+        ("never_end", {"timeout_s": 5.0}, grpc.StatusCode.DEADLINE_EXCEEDED, "PLAN_TIMED_OUT"),
         ("eat_memory", {"max_memory_bytes": 512 << 20}, grpc.StatusCode.RESOURCE_EXHAUSTED, "PLAN_MEMORY_EXCEEDED"),
         ("die", {}, grpc.StatusCode.INTERNAL, "PLAN_FAILED"),
         ("fail", {}, grpc.StatusCode.INTERNAL, "PLAN_FAILED"),

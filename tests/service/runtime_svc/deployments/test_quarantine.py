@@ -303,6 +303,13 @@ async def test_a_quarantined_deployment_can_be_unloaded(tmp_path: Path) -> None:
         await third.deploy("a")
 
 
+async def wait_until_forgotten(served: Runtime) -> None:
+    """Waits until no load is recorded. Clients may see the end of a load before its record goes."""
+    async with asyncio.timeout(HANG_S):
+        while served.server.deployments._records.loads.list():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def test_a_shutdown_during_a_load_is_no_death(tmp_path: Path) -> None:
     async with serve_runtime(tmp_path) as first:
         await first.deploy("a")
@@ -315,8 +322,7 @@ async def test_a_shutdown_during_a_load_is_no_death(tmp_path: Path) -> None:
             assert (await again.get("a")).state == pb.Deployment.STATE_LOADING
     async with serve_runtime(tmp_path) as last:
         await last.wait_for_state("READY", "a")
-        await asyncio.gather(*last.server.deployments.quarantine._writes)
-        assert last.server.deployments._records.loads.list() == ()
+        await wait_until_forgotten(last)
 
 
 async def test_a_declared_deployment_is_tried_again_when_the_file_is_read_again(tmp_path: Path) -> None:
@@ -372,7 +378,7 @@ async def test_weights_of_an_alias_are_recorded_while_they_load(tmp_path: Path) 
         stream = asyncio.create_task(served.generate([5]))
         await served.wait_for_slots(1)
         digest = served.publish(PROD, bias=31)
-        loads, deployments = served.server.deployments._records.loads, served.server.deployments
+        loads = served.server.deployments._records.loads
         async with asyncio.timeout(HANG_S):
             while not loads.list():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -382,8 +388,7 @@ async def test_weights_of_an_alias_are_recorded_while_they_load(tmp_path: Path) 
         async with asyncio.timeout(HANG_S):
             while (await served.get()).roles[0].weight_epoch != 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-        await asyncio.gather(*deployments.quarantine._writes)
-        assert loads.list() == ()
+        await wait_until_forgotten(served)
 
 
 async def test_a_declared_deployment_gets_quarantined_weights_when_the_file_is_read_again(tmp_path: Path) -> None:
