@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from compiler_svc.api.compiler import CompilerService
 from compiler_svc.api.limits import REQUEST_LIMIT
 from compiler_svc.api.operations import OperationsService
 from compiler_svc.api.status import STATUS_TABLE
+from compiler_svc.builds.finished_shards import list_finished_shards
 from compiler_svc.builds.job import BuildEnvironment
 from compiler_svc.bundles.collection import collecting
 from compiler_svc.bundles.importer import BundleImporter
@@ -72,7 +74,8 @@ async def open_server(
         layout = Layout.create(settings.store)
         make_private_directory(settings.cache)
         database = Database(settings.database_url)
-        store = BundleStore(database, layout)
+        jobs = settings.store / "jobs"
+        store = BundleStore(database, layout, list_kept=partial(list_finished_shards, jobs))
         importer = BundleImporter(
             store, roots=settings.import_roots, verifier=BlobVerifier(settings.store / "verified.sqlite")
         )
@@ -82,7 +85,7 @@ async def open_server(
             fetcher=CheckpointFetcher(planning, settings.urls, settings.fetch_timeout_s),
             cache=BundleCache(database, store),
             store=store,
-            runner=make_runner(settings.store / "jobs"),
+            runner=make_runner(jobs),
             shared=SharedBuilds(),
             build_slots=asyncio.Semaphore(settings.max_builds),
             environment=BuildEnvironment(

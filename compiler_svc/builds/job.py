@@ -5,6 +5,8 @@ result.json     the outcome, written by atomic rename at the end
 lock            held by the process as long as it lives
 work/           scratch space of this attempt at the build
 lowered/        finished executables; outlives the attempt
+sharded/        records of finished shards; outlives the attempt
+aside/          a layout of the shards that only the golden check needs; outlives the attempt unless it has an outcome
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from compiler_svc.builds.finished_shards import FOLDER as SHARDED
 from compiler_svc.database.actuals import BuildFacts
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.planning.job_spec import JobSpec, read_path
@@ -103,13 +106,16 @@ class JobDirectory:
         self._outcome = path / "result.json"
         self.work = path / "work"
         self.lowered = path / "lowered"
+        self.sharded = path / SHARDED
+        self.aside = path / "aside"
 
     def begin(self, job: BuildJob) -> None:
-        """Prepares the directory for an attempt. Keeps executables that a former attempt finished.
+        """Prepares the directory for an attempt. Keeps executables and shards that a former attempt finished.
 
         Only the owner may read the job, because a database's URL may hold a password.
         """
-        self.lowered.mkdir(parents=True, exist_ok=True)
+        for kept in (self.lowered, self.sharded):
+            kept.mkdir(parents=True, exist_ok=True)
         self._outcome.unlink(missing_ok=True)
         self._job.touch(mode=0o600)
         self._job.write_bytes(msgspec.json.encode(job, enc_hook=str))
@@ -129,6 +135,11 @@ class JobDirectory:
     def end(self) -> None:
         """Removes the files that only the attempt needed."""
         shutil.rmtree(self.work, ignore_errors=True)
+
+    def free(self) -> None:
+        """Removes everything large, once the build has come to an outcome: no other attempt follows."""
+        self.end()
+        shutil.rmtree(self.aside, ignore_errors=True)
 
     def remove(self) -> None:
         """Removes the directory with all of its files."""

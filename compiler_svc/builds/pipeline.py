@@ -25,6 +25,7 @@ from compiler_svc.builds.build_record import BuildRecorder, describe_facts
 from compiler_svc.builds.debug_file import DEBUG_TYPE, TITLE, GraphHeader, GraphsHeader, GraphsWriter
 from compiler_svc.builds.executable_stage import build_executables
 from compiler_svc.builds.finished_lowerings import FinishedLowerings
+from compiler_svc.builds.finished_shards import FinishedShards, digest_inputs
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
 from compiler_svc.builds.progress import ProgressReport
@@ -72,7 +73,7 @@ def run_build(job: BuildJob, directory: JobDirectory, report: ProgressReport, fo
                 job, job.spec, layout, database, directory=directory, report=report, forkservers=forkservers
             )
         else:
-            result = build_weights(job, job.spec, layout, report, forkservers)
+            result = build_weights(job, job.spec, layout, directory, report=report, forkservers=forkservers)
         # The pins end with this process. Until a version names the bundle, a lease keeps it.
         keep = partial(
             leases.set_lease,
@@ -123,14 +124,15 @@ def build_bundle(
         if executable.traced.shares_with is None:
             writer.add_blob(executable.blob, executable.media_type, executable.title)
 
-    weights, config = WeightStage(plan, checkpoint, report), spec.config.neuron_config
-    aside: dict[str, Path] = {}
+    weights = _open_weight_stage(job, plan, checkpoint, directory, report)
+    config, blob_path = spec.config.neuron_config, layout.blob_path
     if config.skip_sharding:
         shards = weights.describe()
     elif config.save_sharded_checkpoint:
         shards = weights.publish(layout, writer)
     else:
-        shards, aside = weights.write_aside(directory.work)
+        aside = Layout.create(directory.aside)
+        shards, blob_path = weights.write_aside(aside), partial(_find_blob, layout, aside)
     tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
     _add_config(writer, spec.config, checkpoint)
     _add_describing_files(writer, checkpoint)
@@ -138,7 +140,6 @@ def build_bundle(
 
     if not config.skip_sharding:
         report.enter(Stage.VERIFY, "comparing logits with the reference")
-        blob_path = partial(_find_blob, layout, aside)
         recorder.golden = _compare(manifest, blob_path, checkpoint, forkservers.ranks)
         report.update(message=recorder.golden.summary)
     if not config.save_sharded_checkpoint:
@@ -159,7 +160,13 @@ def build_bundle(
 
 
 def build_weights(
-    job: BuildJob, spec: ShardJobSpec, layout: Layout, report: ProgressReport, forkservers: Forkservers
+    job: BuildJob,
+    spec: ShardJobSpec,
+    layout: Layout,
+    directory: JobDirectory,
+    *,
+    report: ProgressReport,
+    forkservers: Forkservers,
 ) -> BuildResult:
     """Writes a checkpoint's weights for the executables of a bundle.
 
@@ -179,7 +186,7 @@ def build_weights(
     text_warnings = check_text(checkpoint, plan.tokens, forkservers.texts)
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
-    shards = WeightStage(plan, checkpoint, report).publish(layout, writer)
+    shards = _open_weight_stage(job, plan, checkpoint, directory, report).publish(layout, writer)
     manifest = with_shards(executables.manifest, shards)
 
     report.enter(Stage.VERIFY, "comparing logits with the reference")
@@ -216,6 +223,13 @@ def build_weights(
     return BuildResult(bundle_digest=digest, executables=(), new_executables={}, warnings=warnings)
 
 
+def _open_weight_stage(
+    job: BuildJob, plan: BuildPlan, checkpoint: Checkpoint, directory: JobDirectory, report: ProgressReport
+) -> WeightStage:
+    inputs = digest_inputs(plan.weights, checkpoint, job.checkpoint_digest)
+    return WeightStage(plan, checkpoint, report, FinishedShards(directory.sharded, inputs))
+
+
 def _check_tensors(plan: BuildPlan, checkpoint: Checkpoint) -> None:
     description = plan.model.description
     if description.is_tied:
@@ -249,8 +263,8 @@ def _compare(
         raise
 
 
-def _find_blob(layout: Layout, aside: dict[str, Path], digest: str) -> Path:
-    return aside.get(digest) or layout.blob_path(digest)
+def _find_blob(layout: Layout, aside: Layout, digest: str) -> Path:
+    return (aside if aside.has(digest) else layout).blob_path(digest)
 
 
 def keep_graphs(spec: CompileJobSpec, digest: str, layout: Layout, report: ProgressReport) -> BuildResult:

@@ -62,7 +62,7 @@ def run_job(path: str, progress_fd: int, builds_fd: int, lowerings_fd: int) -> N
         outcome = _build(directory, progress, forkservers)
         try:
             # What the build has written there may be what fills the disk.
-            directory.end()
+            directory.free()
             directory.write_outcome(outcome)
         except OSError as error:
             if name_shortage(error) is None:

@@ -1,47 +1,58 @@
-"""The stage that writes weights, shard by shard: into the store, or into files for the golden check alone."""
+"""The stage that writes weights, some ranks at a time: into the store, or into one that only the golden check reads."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Final
 
 import msgspec
 
-from bundle.digest import sha256_file
+from bundle.blob_writer import BlobWriter, StoredBlob
 from bundle.layout import Layout
 from bundle.manifest import Manifest, WeightShard
 from bundle.oci import WEIGHTS_TYPE
 from bundle.writer import BundleWriter
+from compiler_svc.builds.finished_shards import FinishedShards
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.records import Stage
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.sharding.writer import write_shards
 from compiler_svc.weights.checkpoint import Checkpoint
+from execution.threads import count_processors
 
 #: The name that NxD Inference gives the file.
 WEIGHTS_TITLE: Final = "weights/tp{rank}_sharded_checkpoint.safetensors"
+
+#: Passes over the checkpoint, unless there are fewer ranks. Each reads what ranks share anew, and what a killed build
+#: had written of its last pass is lost.
+MAX_PASSES: Final = 4
 
 
 class WeightStage:
     """Writes the rank shards of one checkpoint."""
 
-    def __init__(self, plan: BuildPlan, checkpoint: Checkpoint, report: ProgressReport) -> None:
-        """Takes the plan and the checkpoint to write, and the receiver of progress."""
+    def __init__(
+        self, plan: BuildPlan, checkpoint: Checkpoint, report: ProgressReport, finished: FinishedShards
+    ) -> None:
+        """Takes the plan and the checkpoint to write, the receiver of progress, and the records of earlier attempts."""
         self._plan = plan
         self._checkpoint = checkpoint
         self._report = report
+        self._finished = finished
+        self._num_threads = min(count_processors(), plan.model.tp_degree)
 
     def publish(self, layout: Layout, writer: BundleWriter) -> tuple[WeightShard, ...]:
         """Streams the shards into the store, hashes them on the way, and adds them to a bundle."""
-        return tuple(self._publish(layout, writer, rank) for rank in self._enter("writing the rank weight shards"))
+        blobs = self._write(layout, "writing the rank weight shards")
+        for rank, blob in enumerate(blobs):
+            writer.add_blob(blob, WEIGHTS_TYPE, WEIGHTS_TITLE.format(rank=rank))
+        return self._describe(blobs)
 
-    def write_aside(self, directory: Path) -> tuple[tuple[WeightShard, ...], dict[str, Path]]:
-        """Writes the shards into a directory; returns them, and their files by digest."""
-        paths: dict[str, Path] = {}
-        shards = tuple(
-            self._write_aside(directory, paths, rank) for rank in self._enter("writing weights for the check alone")
-        )
-        return shards, paths
+    def write_aside(self, layout: Layout) -> tuple[WeightShard, ...]:
+        """Streams the shards into a store that no bundle refers to."""
+        return self._describe(self._write(layout, "writing weights for the check alone"))
 
     def describe(self) -> tuple[WeightShard, ...]:
         """Describes the shards for a bundle without weights."""
@@ -51,27 +62,55 @@ class WeightStage:
     def _ranks(self) -> range:
         return range(self._plan.model.tp_degree)
 
-    def _enter(self, message: str) -> range:
+    def _describe(self, blobs: Sequence[StoredBlob]) -> tuple[WeightShard, ...]:
+        return tuple(
+            self._plan.weights.describe_shard(rank, blob.digest, blob.size_bytes) for rank, blob in enumerate(blobs)
+        )
+
+    def _write(self, layout: Layout, message: str) -> list[StoredBlob]:
+        """Writes the shards that no earlier attempt has written; returns those of all ranks, in order."""
         self._report.enter(Stage.SHARD, message)
-        self._report.update(total_bytes=self._plan.weights.shard_size_bytes * self._plan.model.tp_degree)
-        return self._ranks
+        self._report.update(total_bytes=self._plan.weights.shard_size_bytes * len(self._ranks))
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="finish") as threads:
+            found = list(threads.map(lambda rank: self._finished.find(rank, layout), self._ranks))
+            blobs = {rank: blob for rank, blob in enumerate(found) if blob is not None}
+            if blobs:
+                self._report.enter(Stage.SHARD, f"{message}, but for {len(blobs)} written before the restart")
+                self._report.add_sharded_bytes(sum(blob.size_bytes for blob in blobs.values()))
+            missing = [rank for rank in self._ranks if rank not in blobs]
+            finishing: dict[int, Future[StoredBlob]] = {}
+            for ranks in divide_into_passes(missing, self._num_threads):
+                # The disk is still busy with the last pass while the next one computes.
+                for rank, blob in self._write_ranks(layout, ranks).items():
+                    finishing[rank] = threads.submit(self._finish, rank, blob)
+            blobs |= {rank: future.result() for rank, future in finishing.items()}
+        return [blobs[rank] for rank in self._ranks]
 
-    def _publish(self, layout: Layout, writer: BundleWriter, rank: int) -> WeightShard:
-        with layout.new_blob() as blob:
-            write_shard(self._plan.weights, self._checkpoint, rank, blob, progress=self._report.add_sharded_bytes)
-            stored = blob.commit()
-        writer.add_blob(stored, WEIGHTS_TYPE, WEIGHTS_TITLE.format(rank=rank))
-        return self._plan.weights.describe_shard(rank, stored.digest, stored.size_bytes)
-
-    def _write_aside(self, directory: Path, paths: dict[str, Path], rank: int) -> WeightShard:
-        path = directory / f"rank{rank}.safetensors"
-        with path.open("wb") as file:
-            size_bytes = write_shard(
-                self._plan.weights, self._checkpoint, rank, file, progress=self._report.add_sharded_bytes
+    def _write_ranks(self, layout: Layout, ranks: Sequence[int]) -> dict[int, BlobWriter]:
+        with ExitStack() as unfinished:
+            blobs = {rank: unfinished.enter_context(layout.new_blob()) for rank in ranks}
+            write_shards(
+                self._plan.weights,
+                self._checkpoint,
+                blobs,
+                num_threads=self._num_threads,
+                progress=self._report.add_sharded_bytes,
             )
-        digest = sha256_file(path)
-        paths[digest] = path
-        return self._plan.weights.describe_shard(rank, digest, size_bytes)
+            unfinished.pop_all()
+        return blobs
+
+    def _finish(self, rank: int, blob: BlobWriter) -> StoredBlob:
+        with blob:
+            stored = blob.commit()
+        self._finished.keep(rank, stored)
+        return stored
+
+
+def divide_into_passes(ranks: Sequence[int], num_threads: int) -> Iterator[Sequence[int]]:
+    """Divides ranks into at most `MAX_PASSES` groups, each of at least as many ranks as threads if there are enough."""
+    size = max(num_threads, -(-len(ranks) // MAX_PASSES))
+    for start in range(0, len(ranks), size):
+        yield ranks[start : start + size]
 
 
 def with_shards(manifest: Manifest, shards: tuple[WeightShard, ...]) -> Manifest:

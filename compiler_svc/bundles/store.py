@@ -52,9 +52,16 @@ class NamedBundle:
 class BundleStore:
     """Manages versions, aliases, leases and blobs."""
 
-    def __init__(self, database: Database, layout: Layout) -> None:
-        """Takes the database and the layout."""
+    def __init__(
+        self, database: Database, layout: Layout, *, list_kept: Callable[[], frozenset[str]] = frozenset
+    ) -> None:
+        """Takes the database and the layout.
+
+        Args:
+            list_kept: Lists digests of blobs that are kept for other reasons than those that the database knows.
+        """
         self._database = database
+        self._list_kept = list_kept
         self.layout = layout
         # A bundle that is being removed can get neither version nor lease.
         self._naming = asyncio.Lock()
@@ -205,7 +212,7 @@ class BundleStore:
         def work(session: Session) -> Needs:
             return Needs(
                 bundles=versions.list_named_digests(session) | leases.list_leased_digests(session),
-                blobs=cache.list_executable_blobs(session, used_since_ns=used_since_ns),
+                blobs=cache.list_executable_blobs(session, used_since_ns=used_since_ns) | self._list_kept(),
             )
 
         return self._database.run_and_wait(work)

@@ -8,7 +8,7 @@ A compile goes
     spec = GraphSpec(description=description, …)                         trace.graph_spec
     submodel = describe_submodel(spec, "context_encoding", bucket)       trace.submodels
     traced = export_submodel(spec, plan, submodel)                       trace.export     → compiler_svc.lower
-    write_shard(plan, checkpoint, rank, blob)                            sharding.writer
+    write_shards(plan, checkpoint, {rank: blob})                         sharding.writer
     check_golden(manifest, blob_path, checkpoint)                        golden.check
 
 Must not know how graphs are lowered or stored. `graph_spec` and `submodels` need no torch.

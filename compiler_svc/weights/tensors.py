@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from mmap import PAGESIZE
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,18 +20,22 @@ from compiler_svc.weights.pickle_files import load_pickle
 
 #: Items that are looked at together.
 _CHUNK_ITEMS: Final = 1 << 24
+#: What a reader keeps mapped in memory before `trim` unmaps its files.
+MAX_MAPPED_BYTES: Final = 64 << 20
 
 
 class TensorReader:
     """Reads tensors of one checkpoint. It is a context manager that closes the files.
 
     Tensors are views of the mapped files: they take memory only once they are touched, and the system may reclaim it.
+    It counts as memory of this process until then, so who reads much calls `trim` now and then.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._opened: dict[Path, Any] = {}
         self._stack = ExitStack()
+        self._mapped_before_bytes = _count_mapped_bytes()
 
     def read(self, name: str) -> torch.Tensor:
         """Reads one whole tensor, in the checkpoint's dtype and on the CPU.
@@ -48,6 +53,14 @@ class TensorReader:
         if tuple(tensor.shape) != header.shape:
             raise self._changed(header, f"{name} has shape {list(tensor.shape)}")
         return tensor
+
+    def trim(self) -> None:
+        """Unmaps the files if more than `MAX_MAPPED_BYTES` of them have been touched; `read` maps them again.
+
+        What a caller still holds of a file keeps it mapped.
+        """
+        if _count_mapped_bytes() - self._mapped_before_bytes > MAX_MAPPED_BYTES:
+            self._close()
 
     def _changed(self, header: TensorHeader, detail: str) -> CheckpointInvalid:
         value = f"changed since it was opened ({detail})"
@@ -67,8 +80,17 @@ class TensorReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         self._opened.clear()
         self._stack.close()
+
+
+def _count_mapped_bytes() -> int:
+    """Memory that mapped files take of this process, its libraries included."""
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[2])
+    return resident_pages * PAGESIZE
 
 
 def check_finite(checkpoint: Checkpoint) -> None:

@@ -11,7 +11,7 @@ from bundle.manifest import Manifest, WeightSet, WeightShard
 from compiler_svc.lower.program import save_program
 from compiler_svc.models.token_ids import read_token_ids
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.sharding.writer import write_shards
 from compiler_svc.trace.export import WEIGHT_SET, export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
@@ -47,7 +47,7 @@ def make_bundle(
     def add_shard(rank: int) -> WeightShard:
         path = directory / f"rank{rank}.safetensors"
         with path.open("wb") as file:
-            size_bytes = write_shard(plan, checkpoint, rank, file)
+            size_bytes = write_shards(plan, checkpoint, {rank: file})
         return plan.describe_shard(rank, add(path), size_bytes)
 
     submodels = [describe_submodel(spec, "context_encoding", bucket) for bucket in context_buckets]

@@ -12,7 +12,7 @@ from safetensors.torch import load
 
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.sharding.plan import WeightPlan
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.sharding.writer import write_shards
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.program import build_program
@@ -28,7 +28,7 @@ Run = Callable[..., tuple[torch.Tensor, ...]]
 
 def load_shard(plan: WeightPlan, checkpoint: Checkpoint, rank: int = 0) -> dict[str, torch.Tensor]:
     shard = io.BytesIO()
-    write_shard(plan, checkpoint, rank, shard)
+    write_shards(plan, checkpoint, {rank: shard})
     return load(shard.getvalue())
 
 

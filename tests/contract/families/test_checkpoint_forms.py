@@ -11,7 +11,7 @@ import torch
 
 from compiler_svc.models.registry import describe_model
 from compiler_svc.sharding.plan import find_tied_tensors
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.sharding.writer import write_shards
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.tensors import TensorReader, check_tied_head
@@ -32,7 +32,7 @@ def read_tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 def digest_shard(checkpoint: Checkpoint, rank: int) -> str:
     sink = io.BytesIO()
-    write_shard(make_plan(checkpoint, tp_degree=2), checkpoint, rank, sink)
+    write_shards(make_plan(checkpoint, tp_degree=2), checkpoint, {rank: sink})
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 

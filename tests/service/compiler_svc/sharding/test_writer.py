@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 
 from compiler_svc.sharding import writer
-from compiler_svc.sharding.writer import ALIGNMENT_BYTES, PADDING_PREFIX, write_shard
+from compiler_svc.sharding.writer import ALIGNMENT_BYTES, PADDING_PREFIX, write_shards
 from tests.checkpoints.sparse import write_sparse_checkpoint
 from tests.checkpoints.tiny_models import GEOMETRIES, TinyModel, write_tiny_model
 from tests.repository import ROOT
@@ -25,7 +25,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def render(tiny: TinyModel, dtype: str = "float32") -> bytes:
     shard = io.BytesIO()
-    size_bytes = write_shard(tiny.plan(dtype=dtype), tiny.checkpoint, 0, shard)
+    size_bytes = write_shards(tiny.plan(dtype=dtype), tiny.checkpoint, {0: shard})
     assert size_bytes == len(shard.getvalue())
     return shard.getvalue()
 
@@ -64,7 +64,7 @@ def test_equal_inputs_give_equal_bytes(tiny: TinyModel) -> None:
 
 def test_progress_adds_up(tiny: TinyModel) -> None:
     counts: list[int] = []
-    size_bytes = write_shard(tiny.plan(), tiny.checkpoint, 0, io.BytesIO(), progress=counts.append)
+    size_bytes = write_shards(tiny.plan(), tiny.checkpoint, {0: io.BytesIO()}, progress=counts.append)
     assert sum(counts) == size_bytes
     assert len(counts) > len(tiny.checkpoint.tensors)
 
@@ -74,14 +74,14 @@ def test_progress_may_give_up(tiny: TinyModel) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        write_shard(tiny.plan(), tiny.checkpoint, 0, io.BytesIO(), progress=cancel)
+        write_shards(tiny.plan(), tiny.checkpoint, {0: io.BytesIO()}, progress=cancel)
 
 
 def render_ranks(tiny: TinyModel, tp_degree: int) -> list[dict[str, torch.Tensor]]:
     shards = []
     for rank in range(tp_degree):
         shard = io.BytesIO()
-        write_shard(tiny.plan(tp_degree=tp_degree), tiny.checkpoint, rank, shard)
+        write_shards(tiny.plan(tp_degree=tp_degree), tiny.checkpoint, {rank: shard})
         shards.append(load(shard.getvalue()))
     return shards
 
@@ -174,7 +174,7 @@ def test_shapes_are_those_of_the_plan(tiny: TinyModel) -> None:
 MEASURE_PEAK = """
 import sys
 from pathlib import Path
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.sharding.writer import write_shards
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.checkpoints.specs import make_plan
 
@@ -191,7 +191,7 @@ class Nowhere:
 checkpoint = Checkpoint.open(Path(sys.argv[1]))
 plan = make_plan(checkpoint, tp_degree=int(sys.argv[2]))
 before = peak = private_bytes()
-write_shard(plan, checkpoint, 0, Nowhere())
+write_shards(plan, checkpoint, {0: Nowhere()})
 print(peak - before, plan.shard_size_bytes)
 """
 

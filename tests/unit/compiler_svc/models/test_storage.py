@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.sharding.writer import write_shards
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 from tests.checkpoints.specs import make_plan
@@ -55,11 +55,11 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], Callable[[Tensors], Tensors]]]
 }
 
 
-def write_shards(path: Path, tp_degree: int) -> list[bytes]:
+def render_shards(path: Path, tp_degree: int) -> list[bytes]:
     checkpoint = Checkpoint.open(path)
     plan, shards = make_plan(checkpoint, tp_degree=tp_degree), []
     for rank in range(tp_degree):
-        write_shard(plan, checkpoint, rank, shard := io.BytesIO())
+        write_shards(plan, checkpoint, {rank: (shard := io.BytesIO())})
         shards.append(shard.getvalue())
     return shards
 
@@ -75,12 +75,12 @@ def rewrite(path: Path, change: Callable[[Tensors], Tensors]) -> None:
 def test_other_names_make_the_same_shards(name: str, tmp_path: Path) -> None:
     architecture, attributes, change = CHECKPOINTS[name]
     write_tiny_model(tmp_path, attributes, architecture=architecture)
-    expected = {tp_degree: write_shards(tmp_path, tp_degree) for tp_degree in (1, 2)}
+    expected = {tp_degree: render_shards(tmp_path, tp_degree) for tp_degree in (1, 2)}
     before = set(load_file(tmp_path / "model.safetensors"))
     rewrite(tmp_path, change)
     assert set(load_file(tmp_path / "model.safetensors")) != before
     for tp_degree, shards in expected.items():
-        assert write_shards(tmp_path, tp_degree) == shards
+        assert render_shards(tmp_path, tp_degree) == shards
 
 
 def test_a_tensor_under_two_names_is_one_too_many(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_tensor_under_two_names_is_one_too_many(tmp_path: Path) -> None:
     name = "transformer.h.0.ln_1.weight"
     rewrite(tmp_path, lambda tensors: tensors | {name.removeprefix("transformer."): tensors[name]})
     with pytest.raises(CheckpointInvalid, match=r"h\.0\.ln_1\.weight: got unexpected"):
-        write_shards(tmp_path, 1)
+        render_shards(tmp_path, 1)
 
 
 def test_matrices_by_the_other_axis_have_the_shape_that_the_checkpoint_stores(tmp_path: Path) -> None:
@@ -96,4 +96,4 @@ def test_matrices_by_the_other_axis_have_the_shape_that_the_checkpoint_stores(tm
     name = "transformer.h.1.attn.c_attn.weight"
     rewrite(tmp_path, lambda tensors: tensors | {name: tensors[name].t()})
     with pytest.raises(CheckpointInvalid, match=r"shape \[96, 32\]; accepted: shape \[32, 96\]"):
-        write_shards(tmp_path, 1)
+        render_shards(tmp_path, 1)

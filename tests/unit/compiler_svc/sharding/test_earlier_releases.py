@@ -9,7 +9,7 @@ import pytest
 
 from compiler_svc.models.registry import describe_model
 from compiler_svc.sharding.plan import plan_weights
-from compiler_svc.sharding.writer import write_shard
+from compiler_svc.sharding.writer import write_shards
 from compiler_svc.weights.checkpoint import Checkpoint
 from tests.parity.geometries import LLAMA_GEOMETRIES as GEOMETRIES
 from tests.parity.reference import write_checkpoint
@@ -57,6 +57,6 @@ def test_weight_bytes_are_those_of_v0_1(checkpoint: Checkpoint) -> None:
         digests = []
         for rank in range(plan.tp_degree):
             sink = Digest()
-            write_shard(plan, checkpoint, rank, sink)
+            write_shards(plan, checkpoint, {rank: sink})
             digests.append(sink.sha256.hexdigest())
         assert digests == DIGESTS[key], key
