@@ -20,17 +20,20 @@ class Moment(IntEnum):
 
     #: Once the service has noticed the death: the operation has ended, the ranks have restarted.
     NOTICED = 0
+    #: What was killed has been done again.
+    REPEATED = 1
     #: The next collection of garbage.
-    COLLECTED = 1
+    COLLECTED = 2
     #: The next start of the service.
-    STARTED = 2
+    STARTED = 3
     #: Never: it stays, in a bounded number, and the next one is written over it.
-    REPLACED = 3
+    REPLACED = 4
 
 
 #: The words of docs/operations.md for each moment.
 WORDS: Final[Mapping[Moment, str]] = {
     Moment.NOTICED: "at once, when the service notices the death, or at its next start if it died itself",
+    Moment.REPEATED: "the end of an equal build, an hour after the death, or the next start",
     Moment.COLLECTED: "the next collection, or the next start",
     Moment.STARTED: "the next start",
     Moment.REPLACED: "the next one is written over it",
@@ -118,12 +121,22 @@ LEFTOVERS: Final = (
     ),
     Leftover(
         ("compiler", *_LOWERINGS),
-        "the directory of a build: its job, scratch files, what was lowered",
+        "scratch files of a build, and its outcome",
         "store",
-        r"jobs/[^/]+/(.*)?",
-        "jobs/BUILD/",
-        "the compiler; a resumed build goes on with what was lowered",
+        r"jobs/[^/]+/(work(/.*)?|result\.(json|new))",
+        "jobs/BUILD/work/",
+        "the compiler",
         Moment.NOTICED,
+    ),
+    Leftover(
+        ("compiler", *_LOWERINGS),
+        "the directory of a build: its job, executables that were lowered, records of the shards that were written, "
+        "and shards that only the golden check reads; the store's shards that the records name stay as long",
+        "store",
+        r"jobs/[^/]+/((job\.json|lock|(lowered|sharded|aside)(/.*)?))?",
+        "jobs/BUILD/",
+        "the compiler; a build that is resumed or repeated goes on with them",
+        Moment.REPEATED,
     ),
     Leftover(
         _WRITERS,

@@ -33,6 +33,9 @@ _BUILD_PROCESS: Final = "compiler_svc.builds.process"
 #: No news of a build is longer.
 _MAX_NEWS_SIZE_BYTES: Final = 1 << 16
 
+#: Seconds for which what a killed build had finished waits for an equal build.
+KEEP_KILLED_S: Final = 3600.0
+
 #: Seconds that a build may stand still, if no option says otherwise.
 BUILD_IDLE_TIMEOUT_S: Final = 120.0
 
@@ -51,7 +54,10 @@ class BuildRunner(Protocol):
         """
 
     def discard(self, build_id: str) -> None:
-        """Removes what attempts at a build have left. Has no effect while the build runs."""
+        """Removes what attempts at a build have left. Has no effect while the build runs.
+
+        If the build was killed, what it had finished may wait for an equal build, for a bounded time.
+        """
 
     def retain(self, build_ids: Container[str]) -> None:
         """Removes what a former process left of all builds but these."""
@@ -60,16 +66,22 @@ class BuildRunner(Protocol):
 class ProcessBuildRunner:
     """Runs each build in a process of its own, which it forks from one that has loaded torch."""
 
-    def __init__(self, jobs: Path, *, idle_timeout_s: float = BUILD_IDLE_TIMEOUT_S) -> None:
+    def __init__(
+        self, jobs: Path, *, idle_timeout_s: float = BUILD_IDLE_TIMEOUT_S, keep_killed_s: float = KEEP_KILLED_S
+    ) -> None:
         """Starts nothing yet.
 
         Args:
             jobs: Directory that holds the job directories.
             idle_timeout_s: Seconds that a build, or a forkserver that owes an answer, may go without computing.
+            keep_killed_s: Seconds for which what a killed build had finished waits for an equal build.
         """
         jobs.mkdir(parents=True, exist_ok=True)
         self._jobs = jobs
         self._running: set[str] = set()
+        # Builds that were killed, and when what they had finished is removed; None until they are discarded.
+        self._killed: dict[str, asyncio.TimerHandle | None] = {}
+        self._keep_killed_s = keep_killed_s
         self._idle_timeout_s = idle_timeout_s
         # Builds and ranks compute side by side, so threads spin briefly unless the operator says otherwise.
         spinning = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", str(SHORT_SPIN_TURNS))}
@@ -93,9 +105,15 @@ class ProcessBuildRunner:
         path = self._jobs / job.build_id
         directory = JobDirectory(path)
         self._running.add(job.build_id)
+        self._forget_killed(job.build_id)
         try:
             directory.begin(job)
-            return read_result(directory, await self._run_process(path, on_progress))
+            exit_code = await self._run_process(path, on_progress)
+            # No other build has the id of one that may not use the cache, and graphs alone leave nothing to go on with.
+            is_repeatable = not job.spec.skip_cache_lookup and job.graphs_of is None
+            if is_repeatable and was_killed(directory, exit_code):
+                self._killed[job.build_id] = None
+            return read_result(directory, exit_code)
         finally:
             # Blocks instead of awaiting: a second cancellation must not interrupt it.
             directory.end()
@@ -165,9 +183,22 @@ class ProcessBuildRunner:
         return progress, process
 
     def discard(self, build_id: str) -> None:
-        """Removes what attempts at a build have left. Has no effect while the build runs."""
-        if build_id not in self._running:
-            JobDirectory(self._jobs / build_id).remove()
+        """Removes what attempts at a build have left; see `BuildRunner.discard`."""
+        if build_id in self._running:
+            return
+        if build_id not in self._killed:
+            self._remove(build_id)
+        elif self._killed[build_id] is None:
+            loop = asyncio.get_running_loop()
+            self._killed[build_id] = loop.call_later(self._keep_killed_s, self._remove, build_id)
+
+    def _remove(self, build_id: str) -> None:
+        self._forget_killed(build_id)
+        JobDirectory(self._jobs / build_id).remove()
+
+    def _forget_killed(self, build_id: str) -> None:
+        if (timer := self._killed.pop(build_id, None)) is not None:
+            timer.cancel()
 
     def retain(self, build_ids: Container[str]) -> None:
         """Removes what a former process left of all builds but these."""
@@ -206,6 +237,11 @@ class BuildWatch:
             self.stop()
             self.has_killed = True
             self._process.kill()
+
+
+def was_killed(directory: JobDirectory, exit_code: int | None) -> bool:
+    """Whether a build process ended by a signal, or with its forkserver, before it had an outcome."""
+    return (exit_code is None or exit_code < 0) and directory.read_outcome() is None
 
 
 def read_result(directory: JobDirectory, exit_code: int | None) -> BuildResult:

@@ -1,0 +1,147 @@
+"""Shards that outlive the build that wrote them: after a kill at any point, with other inputs, with broken files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bundle.digest import sha256_file
+from bundle.layout import Layout
+from bundle.removal import Needs, collect_garbage
+from compiler_svc.builds import weight_stage
+from compiler_svc.builds.finished_shards import FOLDER, list_finished_shards
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.repository import ROOT
+from tests.service.compiler_svc.builds.shard_until_killed import PROCESSORS, RANKS, write
+
+STEP = 9
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an attempt did: the ranks that it wrote, and the blobs of all ranks."""
+
+    ranks: list[int]
+    blobs: list[str | None]
+
+
+@pytest.fixture(autouse=True)
+def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_stage, "count_processors", lambda: PROCESSORS)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return prepare(tmp_path)
+
+
+def prepare(path: Path) -> Path:
+    write_checkpoint(path / "model")
+    home = path / "before"
+    Layout.create(home / "store")
+    (home / "jobs" / "build" / FOLDER).mkdir(parents=True)
+    return home
+
+
+def attempt(home: Path, model: Path, monkeypatch: pytest.MonkeyPatch, **inputs: str) -> Written:
+    ranks: list[int] = []
+    write_shards = weight_stage.write_shards
+
+    def note(plan: object, checkpoint: object, sinks: dict[int, object], **options: object) -> int:
+        ranks.extend(sinks)
+        return write_shards(plan, checkpoint, sinks, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_stage, "write_shards", note)
+        shards = write(home, model, **inputs)
+    for shard in shards:
+        assert shard.blob is not None
+        assert sha256_file(Layout(home / "store").blob_path(shard.blob)) == shard.blob
+    return Written(ranks, [shard.blob for shard in shards])
+
+
+def collect(home: Path) -> None:
+    """What a compiler does at its start."""
+    collect_garbage(Layout(home / "store"), lambda: Needs(blobs=list_finished_shards(home / "jobs")))
+
+
+def recorded(home: Path) -> list[int]:
+    return [rank for rank in range(RANKS) if (home / "jobs" / "build" / FOLDER / f"rank{rank}.json").exists()]
+
+
+def killed_homes(path: Path) -> Iterator[Path]:
+    """Homes of attempts that were killed, each later than the one before, up to one that came to its end."""
+    command = [sys.executable, "-m", "tests.service.compiler_svc.builds.shard_until_killed", str(path), str(STEP)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    for number in range(0, int(result.stdout) + 1, STEP):
+        yield path / str(number)
+
+
+def test_wherever_a_build_is_killed_the_next_one_writes_the_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, expected = tmp_path / "model", attempt(prepare(tmp_path), tmp_path / "model", monkeypatch)
+    assert expected.ranks == [*range(RANKS)]
+    before = tmp_path / "before"
+    for path in (*(before / "store" / "blobs" / "sha256").iterdir(), *(before / "jobs" / "build" / FOLDER).iterdir()):
+        path.unlink()
+    seen = set()
+    for home in killed_homes(tmp_path):
+        done, num_blobs = recorded(home), len(list(Layout(home / "store").list_blobs()))
+        seen.add((len(done), num_blobs))
+        collect(home)
+        assert set(Layout(home / "store").list_blobs()) == list_finished_shards(home / "jobs")
+        assert len(list_finished_shards(home / "jobs")) == len(done)
+        written = attempt(home, model, monkeypatch)
+        assert written.ranks == [rank for rank in range(RANKS) if rank not in done]
+        assert written.blobs == expected.blobs
+    assert {done for done, _ in seen} >= {0, 2, 4}, "kills before, between and after the passes"
+    assert any(done < num_blobs for done, num_blobs in seen), "and between a blob and its record"
+
+
+def test_shards_of_other_inputs_are_written_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = home.parent / "model"
+    first = attempt(home, model, monkeypatch)
+    assert attempt(home, model, monkeypatch) == Written([], first.blobs)
+    assert attempt(home, model, monkeypatch, checkpoint_digest="sha256:other").ranks == [*range(RANKS)]
+    attempt(home, model, monkeypatch)
+    # Written anew, with the same bytes: who knows what it held in between?
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    assert attempt(home, model, monkeypatch) == Written([*range(RANKS)], first.blobs)
+    tensors = load_file(model / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, model / "model.safetensors")
+    changed = attempt(home, model, monkeypatch)
+    assert changed.ranks == [*range(RANKS)]
+    assert not set(changed.blobs) & set(first.blobs)
+
+
+@pytest.mark.parametrize("damage", ["blob", "no blob", "record", "no record"])
+def test_a_damaged_shard_is_written_again(home: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = home.parent / "model"
+    first = attempt(home, model, monkeypatch)
+    blob, record = (
+        Layout(home / "store").blob_path(str(first.blobs[2])),
+        home / "jobs" / "build" / FOLDER / "rank2.json",
+    )
+    match damage:
+        case "blob":
+            # As large as before, which is all that the store looks at.
+            content = bytearray(blob.read_bytes())
+            content[-1] ^= 1
+            blob.unlink()
+            blob.write_bytes(content)
+        case "no blob":
+            blob.unlink()
+        case "record":
+            os.truncate(record, record.stat().st_size // 2)
+        case _:
+            record.unlink()
+    assert attempt(home, model, monkeypatch) == Written([2], first.blobs)
