@@ -1,4 +1,4 @@
-"""One process that is measured; prints its figures as JSON: `python -m bench.sharding.worker WAY MODEL DIRECTORY RANKS`.
+"""One process that is measured: `python -m bench.sharding.worker WAY MODEL DIRECTORY RANKS`; prints figures as JSON.
 
 It begins to measure when it has read a line, so that its imports do not count.
 """
