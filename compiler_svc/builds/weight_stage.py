@@ -25,9 +25,9 @@ from execution.threads import count_processors
 #: The name that NxD Inference gives the file.
 WEIGHTS_TITLE: Final = "weights/tp{rank}_sharded_checkpoint.safetensors"
 
-#: Passes over the checkpoint, unless there are fewer ranks. Each reads what ranks share anew, and what a killed build
-#: had written of its last pass is lost.
-MAX_PASSES: Final = 4
+#: Passes over the checkpoint at most. Each reads what ranks share anew, from the disk if the checkpoint is larger than
+#: the page cache; and what a killed build had written of its last pass is lost.
+MAX_PASSES: Final = 2
 
 
 class WeightStage:

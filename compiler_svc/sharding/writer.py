@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Final, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ ALIGNMENT_BYTES: Final = 64
 #: The names of padding tensors are this and a number; no executable uses them.
 PADDING_PREFIX: Final = "padding."
 #: Tensors are cast and written in blocks of at most this size.
-CHUNK_SIZE_BYTES: Final = 16 << 20
+CHUNK_SIZE_BYTES: Final = 8 << 20
 
 _DTYPES: Final[Mapping[DType, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
 
@@ -56,12 +58,13 @@ def write_shards(
     """Streams the shards of several ranks in one pass over the checkpoint. Equal inputs give equal bytes.
 
     Ranks go through the tensors side by side, so that what one of them reads of the checkpoint is still in the page
-    cache when the others need it. However large checkpoint and shards are, memory use stays at a chunk for each thread,
-    and at `MAX_MAPPED_BYTES` and a chunk for each rank of mapped files; or at the largest tensor that is transposed.
+    cache when the others need it. However large checkpoint and shards are, memory use stays at two chunks for each
+    rank, and at `MAX_MAPPED_BYTES` and a chunk for each rank of mapped files; or at the largest tensor that is
+    transposed.
 
     Args:
-        sinks: Where each rank's shard goes. A thread writes to one of them at a time.
-        num_threads: Threads that cut and write, at most.
+        sinks: Where each rank's shard goes. One thread at a time writes to each of them.
+        num_threads: Threads that write, and threads that read meanwhile, at most.
         progress: Called with the number of bytes written since the previous call; may raise to stop writing.
 
     Returns:
@@ -70,84 +73,63 @@ def write_shards(
     Raises:
         CheckpointInvalid: The checkpoint has changed since it was opened.
     """
+    size_bytes = 0
+    writing: list[Future[int]] = []
+
+    def finish_writing() -> None:
+        nonlocal size_bytes
+        counts = [future.result() for future in writing]
+        size_bytes += counts[0] if counts else 0
+        if progress is not None:
+            progress(sum(counts))
+
+    with TensorReader(checkpoint) as reader, _start_threads(2 * num_threads) as threads:
+        for parts in _render_shards(plan, reader, list(sinks), threads):
+            finish_writing()
+            writing = [threads.submit(sink.write, data) for sink, data in zip(sinks.values(), parts, strict=True)]
+        finish_writing()
+    return size_bytes
+
+
+@contextmanager
+def _start_threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads in which torch does not start threads of its own."""
+    num_torch_threads = torch.get_num_threads()
+    with ThreadPoolExecutor(num_threads, "shard", initializer=partial(torch.set_num_threads, 1)) as threads:
+        try:
+            yield threads
+        finally:
+            threads.shutdown(cancel_futures=True)
+            # The number is partly that of the process.
+            torch.set_num_threads(num_torch_threads)
+
+
+def _render_shards(
+    plan: WeightPlan, reader: TensorReader, ranks: Sequence[int], threads: ThreadPoolExecutor
+) -> Iterator[Sequence[bytes | memoryview]]:
+    """Yields the next bytes of each rank's shard. They are valid until the next but one."""
     ordered = sorted(plan.tensors, key=lambda tensor: tensor.rank_size_bytes % ALIGNMENT_BYTES != 0)
-    with TensorReader(checkpoint) as reader, _Team(sinks, num_threads) as team:
-        report = progress or (lambda _size_bytes: None)
-        report(team.write(_render_header(ordered)))
-        for tensor in ordered:
-            for block in list_blocks(tensor.rank_shape, _count_items(tensor)):
-                report(_write_block(tensor, block, reader, team))
-                reader.trim()
-            report(team.write(bytes(_padding_bytes(tensor.rank_size_bytes))))
-    return team.written_bytes
+    yield [_render_header(ordered)] * len(ranks)
+    # All casts share these buffers, because new ones would fragment the heap. The caller still writes one half of them
+    # while the other half is filled.
+    halves = cycle([[torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8) for _ in ranks] for _ in range(2)])
+    for tensor in ordered:
+        for block in list_blocks(tensor.rank_shape, _count_items(tensor)):
+            values = [_find_values(tensor.spec, reader, rank) for rank in ranks]
+            yield list(threads.map(partial(_render_block, tensor, block), ranks, values, next(halves)))
+            del values
+            reader.trim()
+        yield [bytes(_padding_bytes(tensor.rank_size_bytes))] * len(ranks)
 
 
-class _Team:
-    """Threads that share the ranks of one pass. A context manager that ends the threads.
-
-    Attributes:
-        ranks: In no particular order.
-        written_bytes: Of each shard.
-    """
-
-    def __init__(self, sinks: Mapping[int, ByteSink], num_threads: int) -> None:
-        num_threads = min(num_threads, len(sinks))
-        ranks = sorted(sinks)
-        self.ranks = ranks
-        self.written_bytes = 0
-        self._sinks = sinks
-        # All casts of a thread share one buffer, because one buffer for each would fragment the heap.
-        self._shares = [
-            (ranks[number::num_threads], torch.empty(CHUNK_SIZE_BYTES, dtype=torch.uint8))
-            for number in range(num_threads)
-        ]
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="shard")
-
-    def run(self, cut: Callable[[int, Tensor], memoryview]) -> int:
-        """Cuts and writes the next bytes of every shard; returns their number, of all shards together.
-
-        Args:
-            cut: Takes a rank and a buffer; returns the rank's bytes, which are as many for each rank.
-        """
-
-        def work(share: tuple[list[int], Tensor]) -> list[int]:
-            ranks, staging = share
-            return [self._sinks[rank].write(cut(rank, staging)) for rank in ranks]
-
-        counts = [count for counts in self._threads.map(work, self._shares) for count in counts]
-        self.written_bytes += counts[0]
-        return sum(counts)
-
-    def write(self, data: bytes) -> int:
-        """Writes the same bytes to every shard; returns their number, of all shards together."""
-        for sink in self._sinks.values():
-            sink.write(data)
-        self.written_bytes += len(data)
-        return len(data) * len(self._sinks)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._threads.shutdown(cancel_futures=True)
-
-
-def _write_block(tensor: PlannedTensor, block: Block, reader: TensorReader, team: _Team) -> int:
-    """Writes the same block of every rank's part of a tensor."""
+def _render_block(tensor: PlannedTensor, block: Block, rank: int, whole: JoinedTensor, staging: Tensor) -> memoryview:
+    """Cuts and casts a block of a rank's part of a tensor; the result is in `staging`."""
     axis, dtype = tensor.spec.divided_axis(), TORCH_DTYPES[tensor.dtype]
-    runs = {rank: () if axis is None else tensor.spec.axes[axis].divide(tensor.tp_degree)[rank] for rank in team.ranks}
-    wholes = {rank: _find_values(tensor.spec, reader, rank) for rank in team.ranks}
+    runs = () if axis is None else tensor.spec.axes[axis].divide(tensor.tp_degree)[rank]
     lengths = [stop - start for start, stop in block]
-    size_bytes = math.prod(lengths) * dtype.itemsize
-
-    def cut(rank: int, staging: Tensor) -> memoryview:
-        data = staging[:size_bytes]
-        copy_block(wholes[rank], axis, runs[rank], block, data.view(dtype).view(lengths))
-        return data.numpy().data
-
-    return team.run(cut)
+    data = staging[: math.prod(lengths) * dtype.itemsize]
+    copy_block(whole, axis, runs, block, data.view(dtype).view(lengths))
+    return data.numpy().data
 
 
 def _find_values(spec: ParameterSpec, reader: TensorReader, rank: int) -> JoinedTensor:
