@@ -12,9 +12,9 @@ from bench.tables import render_table
 from execution.threads import count_processors
 
 #: Of the plain loop's rate.
-LEAST_RATE: Final = 0.6
+MIN_RATE: Final = 0.6
 #: Of a shard, beside the largest tensor.
-MOST_SHARDS: Final = 1.5
+MAX_SHARDS: Final = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def render(*, size_bytes: float, largest_bytes: int, num_ranks: int, num_finishe
     assert whole.cpu_s is not None
     assert whole.peak_bytes is not None
     shard_bytes = size_bytes / num_ranks
-    limit_bytes = MOST_SHARDS * shard_bytes + largest_bytes
+    limit_bytes = MAX_SHARDS * shard_bytes + largest_bytes
     rate, cpu_rate = plain.wall_s / whole.wall_s, plain.cpu_s / whole.cpu_s
     rows = [
         (
@@ -82,12 +82,12 @@ def render(*, size_bytes: float, largest_bytes: int, num_ranks: int, num_finishe
     )
     goals = [
         (
-            f"rate of the plain loop, at least {LEAST_RATE}",
+            f"rate of the plain loop, at least {MIN_RATE}",
             f"{rate:.2f} on the clock, {cpu_rate:.2f} by processor time",
-            _judge(is_met=rate >= LEAST_RATE),
+            _judge(is_met=rate >= MIN_RATE),
         ),
         (
-            f"resident memory, below {MOST_SHARDS} shards and the largest tensor: {limit_bytes / 1e6:.0f} MB",
+            f"resident memory, below {MAX_SHARDS} shards and the largest tensor: {limit_bytes / 1e6:.0f} MB",
             f"{whole.peak_bytes / 1e6:.0f} MB",
             _judge(is_met=whole.peak_bytes < limit_bytes),
         ),

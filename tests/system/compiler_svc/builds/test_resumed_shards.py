@@ -77,7 +77,7 @@ async def test_ranks_that_were_written_before_a_death_are_not_written_again(home
     store = Layout.create(home / "store")
 
     async with run_compiler(home) as compiler:
-        # The build dies when it has written some ranks. The next compile, whoever asks for it, goes on.
+        # The build dies when it has written some ranks. The next equal compile goes on.
         operation = await start(compiler, is_aside=is_aside)
         await until(lambda: len(list_records(home)) >= 2)
         (build,) = compiler.builds()
