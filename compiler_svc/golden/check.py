@@ -19,6 +19,7 @@ from bundle.manifest import Executable, Manifest
 from compiler_svc.golden.comparison import TOLERANCES, GoldenComparison
 from compiler_svc.golden.sequences import GoldenSequence, choose_sequences
 from compiler_svc.golden.steps import Steps, loaded_steps
+from compiler_svc.models.nested_text import nest_config
 from compiler_svc.models.registry import find_family
 from compiler_svc.weights.checkpoint import Checkpoint
 from execution.dtypes import TORCH_DTYPES
@@ -170,7 +171,7 @@ class Reference:
         model = resolve_name(find_family(checkpoint.config).reference)
         self._model = model.from_pretrained(
             checkpoint.path,
-            config=model.config_class.from_dict(deepcopy(dict(checkpoint.config))),
+            config=model.config_class.from_dict(deepcopy(nest_config(checkpoint.whole_config, checkpoint.config))),
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,
@@ -184,9 +185,9 @@ class Reference:
             Logits after the prompt and after each later token, f32 [vocab_size].
         """
         # Some rotary embeddings remember the longest sequence that they have seen, so each sequence gets a new one.
-        decoder = self._model.base_model
+        decoder = getattr(self._model.base_model, "language_model", self._model.base_model)
         if hasattr(decoder, "rotary_emb"):
-            decoder.rotary_emb = type(decoder.rotary_emb)(self._model.config)
+            decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)
         steps = [list(tokens[:num_prompt_tokens]), *([token] for token in tokens[num_prompt_tokens:])]
         cache = None
         for step in steps:

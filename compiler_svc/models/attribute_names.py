@@ -25,6 +25,10 @@ class AttributeNames:
         """Names that `config.json` may have for an attribute."""
         return self.names.get(name, (name,))
 
+    def list_synonyms(self, name: str) -> tuple[str, ...]:
+        """Names of the attribute that a `config.json` calls `name`, itself included."""
+        return next((names for names in self.names.values() if name in names), (name,))
+
     def has(self, name: str) -> bool:
         """Whether the family has an attribute."""
         return bool(self.list_names(name))

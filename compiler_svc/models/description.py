@@ -281,6 +281,7 @@ class ModelDescription:
             goes back, to what the head takes.
         storage: How checkpoints store what is described here.
         redundant: Names of tensors that a checkpoint may hold and the model does not take.
+        left_out: Modules of the checkpoint that are no part of this model, such as those that take images.
     """
 
     architecture: str
@@ -302,6 +303,7 @@ class ModelDescription:
     output_projection: LinearSpec | None = None
     storage: Storage = AS_DESCRIBED
     redundant: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
 
     @property
     def vocab_size(self) -> int:
@@ -356,6 +358,10 @@ class ModelDescription:
         """What most checkpoints call a tensor that this description calls `name`."""
         stored = self.storage.locate(StoredSource((TensorSlice(name, 0, 1),)), is_matrix=False)
         return stored.slices[0].tensor
+
+    def find_left_out(self, tensor: str) -> str | None:
+        """The module among `left_out` that a tensor of the checkpoint belongs to; None if it belongs to none."""
+        return next((module for module in self.left_out if tensor.startswith(f"{module}.")), None)
 
     def axes(self) -> Iterator[Axis]:
         """Every axis of every parameter, parts of joined axes apart."""

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from compiler_svc.models.attribute_names import COMMON_NAMES, AttributeNames
 from compiler_svc.models.description import ModelDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NestedText:
+    """The text model inside of another.
+
+    Attributes:
+        model_type: What its `model_type` says.
+        defaults: Attributes that published files leave out, although a family requires them: transformers' defaults.
+    """
+
+    model_type: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +38,7 @@ class Family:
             `build(description, dtype=torch.dtype, ranks=Ranks)`.
         reference: `module:class` of transformers' model, which builds compare their executables with.
         names: What the family calls attributes that all families have.
+        nested: Where the attributes stand if its models have another family's inside; None: at the top level.
     """
 
     architectures: tuple[str, ...]
@@ -34,3 +48,4 @@ class Family:
     model: str
     reference: str
     names: AttributeNames = COMMON_NAMES
+    nested: NestedText | None = None

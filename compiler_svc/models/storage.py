@@ -24,6 +24,8 @@ class Storage:
         is_transposed: Whether the matrices of layers are stored as [inputs, outputs].
         optional_prefix: What names begin with unless the checkpoint is of the model without its head.
         other_names: Paths that some checkpoints have, each with what the others call it.
+        other_prefixes: What names begin with in some checkpoints, each with what they begin with in the others.
+        prefix: What stands before all these names, of a model that is inside of another.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -32,6 +34,8 @@ class Storage:
     is_transposed: bool = False
     optional_prefix: str = ""
     other_names: Mapping[str, str] = field(default_factory=dict)
+    other_prefixes: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
 
     def locate(self, source: StoredSource, *, is_matrix: bool) -> StoredSource:
         """Finds a parameter of the description in the checkpoint.
@@ -54,6 +58,9 @@ class Storage:
         found = {}
         for name in stored:
             path, _, kind = name.rpartition(".")
+            path = next(
+                (new + path.removeprefix(old) for old, new in self.other_prefixes.items() if path.startswith(old)), path
+            )
             current = f"{self.other_names.get(path, path)}.{kind}"
             if current not in known and self.optional_prefix + current in known:
                 current = self.optional_prefix + current
@@ -65,8 +72,8 @@ class Storage:
         path, _, kind = tensor.rpartition(".")
         if match := _IN_LAYER.fullmatch(path):
             inside = match["path"]
-            return f"{self.layers}.{match['number']}.{self.layer_names.get(inside, inside)}.{kind}"
-        return f"{self.names.get(path, path)}.{kind}"
+            return f"{self.prefix}{self.layers}.{match['number']}.{self.layer_names.get(inside, inside)}.{kind}"
+        return f"{self.prefix}{self.names.get(path, path)}.{kind}"
 
 
 #: Checkpoints that store everything as the description names it.

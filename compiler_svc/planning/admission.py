@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -260,6 +261,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ..
     return (
         *warn_of_untrained_positions(checkpoint, config),
         *warn_of_unchecked_executables(config),
+        *warn_of_parts_left_out(checkpoint),
         *warn_of_unread_tokenizer(checkpoint),
         *warn_of_unserved_generation(checkpoint.generation_config),
     )
@@ -288,6 +290,16 @@ def warn_of_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
     if not config.skip_sharding:
         return ()
     return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)
+
+
+def warn_of_parts_left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Names the parts of the checkpoint that the bundle will not have; of pickles, those that they may have."""
+    description = describe_model(checkpoint.config)
+    parts = [description.find_left_out(name) for name in checkpoint.tensors] or description.left_out
+    if not (counts := Counter(part for part in parts if part is not None)):
+        return ()
+    named = ", ".join(f"{part} ({count} tensors)" if checkpoint.tensors else part for part, count in counts.items())
+    return (f"model: left out, because only its text model is served: {named}",)
 
 
 def warn_of_unread_tokenizer(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from compiler_svc.config import InferenceConfig
 from compiler_svc.config.transformers_neuronx import SECTION, validate_head_sharding
 from compiler_svc.errors import ConfigInvalid
-from compiler_svc.models.registry import describe_model, list_attributes
+from compiler_svc.models.registry import describe_model, flatten_attributes, list_attributes
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.overrides import find_changes, override_checkpoint
 
@@ -19,7 +19,8 @@ def keep_changes(checkpoint: Checkpoint, config: InferenceConfig) -> tuple[Infer
 
     So a file that repeats the whole `config.json`, as NxD Inference's files do, means the same as one that does not.
     """
-    changes = find_changes(checkpoint, config.model_attributes, config.attribute_map)
+    given = flatten_attributes(checkpoint.config, config.model_attributes)
+    changes = find_changes(checkpoint, given, config.attribute_map)
     counting = list_attributes({**checkpoint.config, **changes})
     ignored = sorted(changes.keys() - counting)
     notes = [f"{', '.join(ignored)}: ignored, because the model does not depend on it"] if ignored else []

@@ -157,7 +157,7 @@ def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> Non
     violations += [
         FieldViolation(name, "unexpected", "only tensors that config.json accounts for")
         for name in checkpoint.tensors
-        if name not in expected and name not in redundant
+        if name not in expected and name not in redundant and description.find_left_out(name) is None
     ]
     if violations:
         raise CheckpointInvalid.listing(checkpoint.path, violations)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from bundle.digest import canonical_json, sha256_bytes
+from compiler_svc.models.registry import read_text_config
 from compiler_svc.weights.chat_templates import DEFAULT_FILE, list_template_files, read_chat_templates
 from compiler_svc.weights.directory import CheckpointDirectory
 from compiler_svc.weights.errors import CheckpointNotFound
@@ -57,12 +58,13 @@ class Checkpoint:
         files: Weight files, sorted by name.
         index: The index of a sharded checkpoint.
         tensors: Headers of all tensors, by name.
-        config: `config.json`.
+        config: `config.json`; of a text model inside of another, its attributes at the top level.
         generation_config: `generation_config.json`; empty if the file does not exist.
         tokenizer_files: Files of the tokenizer, sorted by name.
         describing_files: Configuration, licences and model card, sorted by name.
         chat_templates: Jinja source of each chat template, by name.
         template_files: Files of chat templates other than the default, by the template's name.
+        whole_config: `config.json` as the file has it.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class Checkpoint:
     describing_files: tuple[DescribingFile, ...]
     chat_templates: Mapping[str, str]
     template_files: Mapping[str, Path]
+    whole_config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_pickled(self) -> bool:
@@ -119,12 +122,13 @@ class Checkpoint:
             files=tuple(sorted(files)),
             index=index,
             tensors=tensors,
-            config=config,
+            config=read_text_config(config),
             generation_config=directory.read_optional_json("generation_config.json"),
             tokenizer_files=tuple(directory.file(name) for name in TOKENIZER_FILES if directory.has(name)),
             describing_files=tuple(_list_describing_files(directory)),
             chat_templates=read_chat_templates(directory),
             template_files=list_template_files(directory),
+            whole_config=config,
         )
 
 

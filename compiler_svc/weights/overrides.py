@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from compiler_svc.models.registry import find_attribute_names
 from compiler_svc.models.token_ids import TOKEN_ID_NAMES
 from compiler_svc.weights.checkpoint import Checkpoint
 
@@ -38,10 +39,16 @@ def find_changes(
     """Finds the given attributes whose values differ from the checkpoint's; null equals a missing attribute."""
     config = _name_originals(checkpoint.config, attribute_map)
     rope = _find_rope_changes(config, {name: attributes[name] for name in _ROPE_NAMES if name in attributes})
+    synonyms = find_attribute_names(config).list_synonyms
+
+    def is_changed(name: str, value: object) -> bool:
+        said = [config[one] for one in synonyms(name) if config.get(one) is not None]
+        return any(one != value for one in said or [None])
+
     return {
         name: value
         for name, value in attributes.items()
-        if (name in rope if name in _ROPE_NAMES else config.get(name) != value)
+        if (name in rope if name in _ROPE_NAMES else is_changed(name, value))
     }
 
 
@@ -58,7 +65,10 @@ def _name_originals(config: Mapping[str, Any], attribute_map: Mapping[str, str])
 
 
 def _replace(config: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    replaced = {**config, **attributes}
+    # An attribute takes the place of what the file says under any of its names.
+    synonyms = find_attribute_names(config).list_synonyms
+    hidden = {one for name in attributes for one in synonyms(name)} - attributes.keys()
+    replaced = {**{name: value for name, value in config.items() if name not in hidden}, **attributes}
     given = {name: attributes[name] for name in _ROPE_NAMES if name in attributes}
     # A value that is not an object keeps its own name, so that the model's reader reports it.
     if not given or not all(

@@ -16,7 +16,8 @@ from compiler_svc.models.decoder_config import (
 )
 from compiler_svc.models.decoder_description import DecoderTraits, describe_decoder
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.family import Family
+from compiler_svc.models.family import Family, NestedText
+from compiler_svc.models.nested_text import nest_family
 from compiler_svc.models.rope_config import RopeConfig, RopeOptions, read_rope
 
 _GLOBAL_ROPE: Final = RopeOptions(theta=1_000_000.0, layer_type="full_attention")
@@ -107,4 +108,12 @@ FAMILY: Final = Family(
     describe=describe,
     model="compiler_svc.models.families.gemma3.model:build",
     reference="transformers.models.gemma3.modeling_gemma3:Gemma3ForCausalLM",
+)
+
+#: The models of 4B parameters and more. The file of 4B leaves out what is as in transformers' defaults.
+WITH_IMAGES: Final = nest_family(
+    FAMILY,
+    "Gemma3ForConditionalGeneration",
+    reference="transformers.models.gemma3.modeling_gemma3:Gemma3ForConditionalGeneration",
+    nested=NestedText(model_type="gemma3_text", defaults={"vocab_size": 262_208, "num_attention_heads": 8}),
 )

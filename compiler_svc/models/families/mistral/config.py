@@ -9,7 +9,8 @@ from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.decoder_config import SlidingConfig, list_config_attributes, read_decoder, read_window
 from compiler_svc.models.decoder_description import DecoderTraits, describe_decoder
 from compiler_svc.models.description import ModelDescription
-from compiler_svc.models.family import Family
+from compiler_svc.models.family import Family, NestedText
+from compiler_svc.models.nested_text import nest_family
 
 
 def parse_config(config: Mapping[str, Any], architecture: str) -> SlidingConfig:
@@ -33,4 +34,12 @@ FAMILY: Final = Family(
     describe=describe,
     model="compiler_svc.models.families.mistral.model:build",
     reference="transformers.models.mistral.modeling_mistral:MistralForCausalLM",
+)
+
+#: Mistral Small 3.1 and 3.2.
+WITH_IMAGES: Final = nest_family(
+    FAMILY,
+    "Mistral3ForConditionalGeneration",
+    reference="transformers.models.mistral3.modeling_mistral3:Mistral3ForConditionalGeneration",
+    nested=NestedText(model_type="mistral"),
 )
