@@ -47,6 +47,8 @@ def _expand(path: str, document: Mapping[str, Any], findings: Findings, places: 
             if (given or {}).get("seq_len") is None:
                 translation.derive_seq_len()
             findings.warnings += [f"{path}{note}" for note in translation.notes]
+            for hint in translation.hints:
+                findings.add_hint(replace(hint, field=f"{path}{hint.field}"))
             expanded[_NEURON_CONFIG] = _join(path, dict(given or {}), translation, findings)
     elif section is not None:
         findings.add_mistake(f"{path}{SECTION}", section, "an object")

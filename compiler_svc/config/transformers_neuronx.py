@@ -15,6 +15,8 @@ from typing import Any, Final
 from bundle.errors import FieldViolation
 from compiler_svc.config.buckets import SHORTEST_BUCKET, halve_buckets
 from compiler_svc.config.domains import LENGTH, show
+from compiler_svc.config.findings import Hint
+from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS
 
 SECTION: Final = "transformers_neuronx"
 _NEURON_CONFIG: Final = "neuron_config."
@@ -41,6 +43,7 @@ _NAMES: Final = (
     "group_query_attention",
     "on_device_generation",
     "quant",
+    *(option.name for option in CODE_OPTIONS),
 )
 _GENERATION: Final = {
     "do_sample": "do_sample",
@@ -64,6 +67,7 @@ class Translation:
         violations: Mistakes of the section.
         unserved: Options that exist, at values that this version does not serve.
         notes: What the author of the section should know.
+        hints: Options that are ignored.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -71,6 +75,7 @@ class Translation:
     violations: list[FieldViolation] = field(default_factory=list)
     unserved: list[FieldViolation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    hints: list[Hint] = field(default_factory=list)
 
     def locate(self, path: str) -> str:
         """Finds a path of the document, such as `neuron_config.seq_len`, in the section; returns others unchanged."""
@@ -120,6 +125,7 @@ def translate_transformers_neuronx(section: Mapping[str, Any]) -> Translation:
     _translate_strategy(translation, given)
     _translate_generation(translation, given)
     _translate_quantization(translation, given)
+    _translate_code_options(translation, given)
     return translation
 
 
@@ -254,6 +260,22 @@ def _translate_quantization(translation: Translation, given: Mapping[str, Any]) 
     elif dequant != amp:
         accepted = f"amp, which is {show(amp)} ({_GUIDE}, int8 weight storage)"
         translation.refuse("quant.dequant_dtype", dequant, accepted)
+
+
+def _translate_code_options(translation: Translation, given: Mapping[str, Any]) -> None:
+    for option in CODE_OPTIONS:
+        name, value = option.name, given.get(option.name)
+        if value is None:
+            continue
+        if not option.domain.accepts(value):
+            translation.refuse(name, value, option.domain.accepted)
+        elif option.becomes:
+            translation.put(option.becomes, value, name)
+        elif option.hint:
+            translation.hints.append(Hint(f"{SECTION}.{name}", value, option.hint))
+        elif value != option.only:
+            only = "unset" if option.only is None else show(option.only)
+            translation.unserved.append(_violation(name, value, f"{only}: {option.refused}"))
 
 
 def _one_of(words: Iterable[str]) -> str:

@@ -110,6 +110,8 @@ class NormSpec:
 class EmbeddingSpec:
     """Embeddings of tokens [vocabulary, hidden], or of positions.
 
+    If `hidden` is divided, ranks join their parts of each row. If `vocabulary` is, one of them has the row.
+
     Attributes:
         name: Path of the module.
         multiplier: Multiplies what the table holds.
@@ -270,7 +272,7 @@ class ModelDescription:
         norm: Of the last hidden state; None: the head takes it as it is.
         head: From the hidden size to the vocabulary.
         is_tied: Whether the head's matrix is the embedding's table. One rank then stores it once; several ranks store
-            both, because the embedding is divided along the hidden axis and the head along the vocabulary.
+            both, unless the embedding is divided along the vocabulary, as the head is.
         rope: The rotary embedding of most layers; `local_rope` of layers that name it.
         logits_divisor: Divides the logits.
         logit_soft_cap: Logits become `logit_soft_cap * tanh(logit / logit_soft_cap)`; 0: they stay.
@@ -328,7 +330,7 @@ class ModelDescription:
 
     def shares_table(self, tp_degree: int) -> bool:
         """Whether the head reads the embedding's own table, so that the shard holds no matrix of the head."""
-        return self.is_tied and tp_degree == 1
+        return self.is_tied and (tp_degree == 1 or self.embedding.vocabulary.is_divided)
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every linear layer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from bundle.abi.tensor import DType
 from compiler_svc.models.divisions import ByHeads
 
 #: Rings have a multiple of this many positions. Heads have an even size and items at least 2 bytes, so what belongs to
@@ -20,11 +21,13 @@ class StateSpec:
         layer: Number of the layer.
         heads: The KV heads, and how ranks share them.
         window: How many positions up to its own a token attends to; None: all.
+        dtype: Their dtype, in which the layer's attention computes; None: that of the whole computation.
     """
 
     layer: int
     heads: ByHeads
     window: int | None = None
+    dtype: DType | None = None
 
     def count_positions(self, max_length: int, largest_step: int) -> int:
         """Counts the positions of a slot. Fewer than `max_length` are a ring.

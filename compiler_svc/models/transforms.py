@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from bundle.abi.tensor import DType
 from compiler_svc.models.description import (
     AttentionSpec,
     LayerSpec,
     LinearSpec,
     ModelDescription,
 )
-from compiler_svc.models.divisions import join_axes
+from compiler_svc.models.divisions import Axis, Evenly, join_axes
 from compiler_svc.models.parameters import MemoryGroup, WeightFormat
 from compiler_svc.models.sources import TensorSlice
 
@@ -21,6 +22,27 @@ def fuse_qkv(description: ModelDescription) -> ModelDescription:
     return replace(
         description,
         layers=tuple(replace(layer, attention=_fuse(layer.attention)) for layer in description.layers),
+    )
+
+
+def split_vocabulary(description: ModelDescription) -> ModelDescription:
+    """The embedding is divided along the vocabulary, so that a tied head has the same part of the table."""
+    embedding = description.embedding
+    vocabulary = Axis(embedding.vocabulary.length, Evenly(), "vocab_size")
+    hidden = Axis(embedding.hidden.length, attribute=embedding.hidden.attribute)
+    return replace(description, embedding=replace(embedding, vocabulary=vocabulary, hidden=hidden))
+
+
+def compute_attention_in(description: ModelDescription, dtype: DType) -> ModelDescription:
+    """All of attention computes in a dtype of its own, from the projections to the output layer; so keys and values
+    have it, too.
+    """
+
+    def change(attention: AttentionSpec) -> AttentionSpec:
+        return replace(attention, state=replace(attention.state, dtype=dtype))
+
+    return replace(
+        description, layers=tuple(replace(layer, attention=change(layer.attention)) for layer in description.layers)
     )
 
 

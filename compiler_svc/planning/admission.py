@@ -21,6 +21,7 @@ from compiler_svc.errors import ConfigInvalid, FeatureNotServed, NameInvalid, Pa
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import CompileJobSpec
+from compiler_svc.planning.model_claims import check_claims
 from compiler_svc.planning.model_overrides import check_head_sharding, keep_changes, override_model
 from compiler_svc.remote.fetching import fetch_outline
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
@@ -153,6 +154,7 @@ def resolve_request(
     check_head_sharding(document, checkpoint, tp_degree=config.neuron_config.tp_degree)
     if broken := model_rules(config.neuron_config, checkpoint.config):
         raise ConfigInvalid(broken)
+    check_claims(checkpoint, config.neuron_config)
     check_positions(checkpoint, config.neuron_config)
     return checkpoint, replace(resolution, config=config, warnings=(*resolution.warnings, *notes))
 

@@ -13,7 +13,7 @@ from compiler_svc.models.attributes import AttributeReader
 from compiler_svc.models.registry import describe_model, find_family
 from compiler_svc.models.rope_config import find_prompt_lengths
 from compiler_svc.models.token_ids import read_token_ids
-from compiler_svc.models.transforms import fuse_qkv
+from compiler_svc.models.transforms import compute_attention_in, fuse_qkv, split_vocabulary
 from compiler_svc.sharding.plan import WeightPlan, plan_weights
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import ExecutableSpec, describe_submodel
@@ -55,6 +55,10 @@ def plan_build(checkpoint: Checkpoint, config: NeuronConfig, *, target: TargetKi
     description = describe_model(checkpoint.config)
     if config.fused_qkv:
         description = fuse_qkv(description)
+    if config.vocab_parallel:
+        description = split_vocabulary(description)
+    if config.attention_dtype not in (None, config.torch_dtype):
+        description = compute_attention_in(description, config.attention_dtype)
     sampling = choose_sampling(config)
     computes_chunks = TARGETS[target].computes_chunks(config.padding_side)
     model = GraphSpec(

@@ -11,6 +11,7 @@ from compiler_svc.config.submodels import count_ring_step, describe_submodels
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.registry import describe_model
 from compiler_svc.models.state import StateSpec
+from compiler_svc.models.transforms import split_vocabulary
 from compiler_svc.planning.activations import measure_activations
 from compiler_svc.planning.adapters import NO_ADAPTERS, Adapters
 from compiler_svc.planning.weights import (
@@ -149,9 +150,12 @@ class MemoryModel:
         neuron = config.neuron_config
         skipped = tuple(neuron.modules_to_not_convert or ())
         quantization = (neuron.quantized, neuron.quantized_mlp_kernel_enabled, neuron.quantization_type, skipped)
-        key = (neuron.tp_degree, neuron.torch_dtype, neuron.cast_type, quantization)
+        key = (neuron.tp_degree, neuron.vocab_parallel, neuron.torch_dtype, neuron.cast_type, quantization)
         if key not in self._weights:
-            description = quantize_as_configured(self._model.description, neuron, skipped)
+            description = self._model.description
+            if neuron.vocab_parallel:
+                description = split_vocabulary(description)
+            description = quantize_as_configured(description, neuron, skipped)
             groups = measure_weights(self._plan_weights(description, neuron))
             self._weights[key] = groups | {"draft": self._measure_draft(config)}
         return self._weights[key]
@@ -193,6 +197,7 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
     return replace(
         target,
         torch_dtype=draft.torch_dtype,
+        attention_dtype=draft.attention_dtype,
         quantized=draft.quantized,
         quantized_mlp_kernel_enabled=draft.quantized_mlp_kernel_enabled,
         quantization_type=draft.quantization_type,
@@ -213,7 +218,8 @@ def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: i
     Inference. A quantized cache has items of one byte and no scales.
     """
     ring_step = count_ring_step(config) if has_rings else 0
-    item_bytes = _QUANTIZED_KV_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(config.torch_dtype)
+    dtype = config.attention_dtype or config.torch_dtype
+    item_bytes = _QUANTIZED_KV_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(dtype)
     items = sum(
         _count_positions(state, config, scratch_rows, ring_step)
         * 2

@@ -75,12 +75,17 @@ class GraphSpec:
         derived = ("description", "sampling", "largest_step")
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in derived}
         parameters = self.description.parameters(self.tp_degree)
-        return own | {
-            "numeric_config": self.description.numeric_config,
-            "positions": [self.count_positions(state) for state in self.description.states],
-            "parameters": {one.name: one.rank_shape(self.tp_degree) for one in parameters},
-            "sampling": msgspec.to_builtins(self.sampling),
-        }
+        attention = self.description.states[0].dtype
+        return (
+            own
+            | ({} if attention is None else {"attention_dtype": attention})
+            | {
+                "numeric_config": self.description.numeric_config,
+                "positions": [self.count_positions(state) for state in self.description.states],
+                "parameters": {one.name: one.rank_shape(self.tp_degree) for one in parameters},
+                "sampling": msgspec.to_builtins(self.sampling),
+            }
+        )
 
     def count_positions(self, state: StateSpec) -> int:
         """Counts the positions of a layer's slots or blocks."""

@@ -90,7 +90,8 @@ def describe_state(spec: GraphSpec) -> StateLayout:
         shape = (num_rows + 1, heads.layout(spec.tp_degree).num_kv_heads, positions, heads.head_dim)
         is_ring = not spec.num_blocks and positions < spec.max_length
         window = state.window if is_ring and state.window else 0
-        tensors.append(StateTensor(name=name, dtype=spec.dtype, shape=shape, axes=axes, window=window))
+        dtype = state.dtype or spec.dtype
+        tensors.append(StateTensor(name=name, dtype=dtype, shape=shape, axes=axes, window=window))
     layout = states[0].heads.layout(spec.tp_degree)
     return StateLayout(
         tensors=tuple(tensors),

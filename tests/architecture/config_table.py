@@ -12,7 +12,7 @@ from compiler_svc.config.interchange.saved_form import FLAT_NAMES
 from compiler_svc.config.rules import RULES, Rule
 from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES
 from compiler_svc.config.tables.differences import DIFFERENCES
-from compiler_svc.config.tables.transformers_neuronx import TRANSFORMERS_NEURONX
+from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS, TRANSFORMERS_NEURONX, CodeOption
 from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
@@ -137,7 +137,20 @@ def _render_transformers_neuronx() -> str:
         for class_name, options in TRANSFORMERS_NEURONX.items()
         for option in options
     )
-    return f"{head}\n{_table(('option', 'accepted', 'becomes', 'document'), rows)}"
+    code_head = (
+        "\nThe library's code has these, too, of the classes of all families; its guide does not name them, and the "
+        "message has no fields for them.\n"
+    )
+    code = ([f"`{option.name}`", option.domain.accepted, _outcome(option)] for option in CODE_OPTIONS)
+    documented = _table(("option", "accepted", "becomes", "document"), rows)
+    return f"{head}\n{documented}{code_head}\n{_table(('option', 'accepted', 'what becomes of it'), code)}"
+
+
+def _outcome(option: CodeOption) -> str:
+    if option.becomes:
+        return f"honoured: {option.becomes}"
+    only = "unset" if option.only is None else f"`{str(option.only).lower()}`"
+    return f"hint: {option.hint}" if option.hint else f"refused unless {only}: {option.refused}"
 
 
 def _render_differences() -> str:

@@ -31,4 +31,8 @@ BATCHING_NOTES: Final = (
         lambda v: v["rpl_reduce_dtype"] is not None and v["tp_degree"] == 1,
         "neuron_config.rpl_reduce_dtype: '{rpl_reduce_dtype}' is ignored: one rank reduces nothing",
     ),
+    Note(
+        lambda v: v["vocab_parallel"] and v["tp_degree"] == 1,
+        "neuron_config.vocab_parallel: ignored: one rank has the whole vocabulary",
+    ),
 )

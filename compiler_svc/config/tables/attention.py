@@ -11,6 +11,7 @@ from compiler_svc.config.tables.documents import ATTENTION, KERNELS, KV_QUANTIZA
 from compiler_svc.config.tables.general import DTYPES, NO_SIZE, DType
 
 NO_KERNELS: Final = hint("the compiler chooses this target's kernels")
+_AS_THE_MODEL: Final = hint("the model itself says whether its queries and keys are normalized")
 _WHOLE_PROMPTS: Final = hint("ranks of this target do not split prompts")
 
 
@@ -21,8 +22,8 @@ class AttentionAttributes:
     fused_qkv: bool = attribute(ATTENTION, default=False, neuron=NO_SIZE)
     flash_decoding_enabled: bool = attribute(ATTENTION, default=False, cpu=LATER)
     sequence_parallel_enabled: bool = attribute(ATTENTION, default=False, cpu=_WHOLE_PROMPTS)
-    qk_layernorm: bool = attribute(ATTENTION, default=False, cpu=LATER, neuron=NO_SIZE)
-    attention_dtype: DType | None = attribute(ATTENTION, DTYPES, cpu=LATER, neuron=NO_SIZE)
+    qk_layernorm: bool = attribute(ATTENTION, default=False, cpu=_AS_THE_MODEL, neuron=_AS_THE_MODEL)
+    attention_dtype: DType | None = attribute(ATTENTION, DTYPES)
     kv_cache_quant: bool = attribute(KV_QUANTIZATION, default=False, cpu=LATER)
     is_block_kv_layout: bool = attribute(PREFIX_CACHING, default=False)
     # vLLM's plugin for Neuron writes both, whatever the layout is.

@@ -196,6 +196,27 @@ DIFFERENCES: Final = (
         "No `quantized_checkpoints_path` is asked for beside it.",
     ),
     Difference(
+        "qk_layernorm",
+        (
+            (API_GUIDE, "enables normalization of queries and keys"),
+            (NXDI_CODE, "adds norms that checkpoints have no weights for, unless the model has its own"),
+        ),
+        "A hint for models that normalize queries and keys; refused for others.",
+    ),
+    Difference(
+        "attention_dtype",
+        (
+            (API_GUIDE, "the dtype of all operations in attention; by default that of its input"),
+            (NXDI_CODE, "also that of the KV cache; by default `torch_dtype`; another one needs `as-declared`"),
+        ),
+        "As the code: attention and the KV cache. Weights keep the checkpoint's dtypes, as `as-declared` says.",
+    ),
+    Difference(
+        "vocab_parallel",
+        ((NXDI_CODE, "divides the embedding along the vocabulary, not along the hidden state"),),
+        "The same. A tied head shares its part of the table.",
+    ),
+    Difference(
         "kv_cache_quant",
         (
             (API_GUIDE, "quantizes the KV cache to float8_e4m3fn"),
@@ -268,7 +289,8 @@ DIFFERENCES: Final = (
     Difference(
         "MoENeuronConfig.glu_mlp",
         ((API_GUIDE, "false"), (API_REFERENCE, "false"), (NXDI_CODE, "true, which its model families insist on")),
-        "True, against the documents: every family of models in question has gated units, and none builds without.",
+        "True, against the documents: every family with experts has gated units. For a dense model, false is refused if "
+        "its MLP has gates, and a hint otherwise.",
     ),
     Difference(
         "MoENeuronConfig.normalize_top_k_affinities",

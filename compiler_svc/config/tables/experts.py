@@ -29,6 +29,7 @@ _NOTHING_INITIALIZED: Final = refused("weights come from a checkpoint, and nothi
 _RANK_FROM_TENSOR: Final = hint("executables take their rank from a tensor in any case", acts_as=True)
 _BOTH_PHASES: Final = hint("the options hold for prefill and decode")
 
+_AS_THE_MODEL: Final = hint("the model itself says whether its MLP has gates")
 _NO_EXPERTS: Final = hint("plans know no model with experts")
 
 _moe = functools.partial(attribute, MOE, cpu=LATER, neuron=_NO_EXPERTS)
@@ -139,7 +140,7 @@ class MoENeuronConfig(NeuronConfig):
     return_router_logits: bool = _moe(default=False)
     blockwise_matmul_config: BlockwiseMatmulConfig = _table(default={})
     capacity_factor: float | None = _moe(Number(0, positive=True))
-    glu_mlp: bool = _moe(default=True)
+    glu_mlp: bool = _moe(default=True, cpu=_AS_THE_MODEL)
     glu_type: GluType = _moe(default="glu")
     hidden_act_scaling_factor: float = _moe(_ANY_NUMBER, default=1.0)
     hidden_act_bias: float = _moe(_ANY_NUMBER, default=0.0)

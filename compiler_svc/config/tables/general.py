@@ -90,6 +90,7 @@ class GeneralAttributes:
     allow_input_truncation: bool = attribute(UNDOCUMENTED, default=False, neuron=NO_SIZE)
     # 64 is the largest degree that the documents describe; collectives serve more.
     tp_degree: int = attribute(DISTRIBUTED, Integer(1, 64), default=1)
+    vocab_parallel: bool = attribute(UNDOCUMENTED, default=False)
     cc_pipeline_tiling_factor: int = attribute(COMPILATION, Integer(1), default=2, cpu=NEURON_ONLY, neuron=NO_SIZE)
     output_logits: bool = attribute(DEBUGGING, default=False, neuron=NO_SIZE)
 

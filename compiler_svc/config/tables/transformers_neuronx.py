@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from compiler_svc.config.domains import AscendingLengths, Choice, Domain, Flag, Integer, Number, Table
+from compiler_svc.config.domains import Anything, AscendingLengths, Choice, Domain, Flag, Integer, Number, Table
 from compiler_svc.config.tables.documents import TRANSFORMERS_NEURONX_GUIDE as GUIDE
 
 _DTYPES: Final = Choice(("f32", "f16", "bf16"))
@@ -88,3 +88,93 @@ TRANSFORMERS_NEURONX: Final[Mapping[str, tuple[Option, ...]]] = {
         Option("dequant_dtype", _DTYPES, "torch_dtype", "int8 weight storage support"),
     ),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeOption:
+    """An option that the library's code has and its guide does not name.
+
+    One of `becomes`, `hint` and `refused` says what becomes of it.
+
+    Attributes:
+        becomes: The attribute of NeuronConfig that it becomes.
+        hint: Why it is ignored, which the result of the compile or the plan says.
+        refused: Why no other value than `only` is served.
+        only: The value that is served.
+    """
+
+    name: str
+    domain: Domain
+    becomes: str = ""
+    hint: str = ""
+    refused: str = ""
+    only: Any = False
+
+
+_KERNELS: Final = "the compiler chooses the target's kernels and layouts, which change no result"
+_STEERS: Final = "it steers that library's compiles"
+_CODE_DTYPES: Final = Choice(("float32", "bfloat16", "float16"))
+
+
+def _ignored(reason: str, **domains: Domain) -> tuple[CodeOption, ...]:
+    return tuple(CodeOption(name=name, domain=domain, hint=reason) for name, domain in domains.items())
+
+
+#: Of the classes of all families: GPT-2, OPT, BLOOM, GPT-NeoX, GPT-J, Llama and Mistral.
+CODE_OPTIONS: Final = (
+    CodeOption(name="all_reduce_dtype", domain=_CODE_DTYPES, becomes="rpl_reduce_dtype"),
+    CodeOption(name="padding_side", domain=Choice(("left", "right")), becomes="padding_side"),
+    *_ignored(
+        _KERNELS,
+        attention_layout=Choice(("HSB", "BSH", "SBH")),
+        collectives_layout=Choice(("HSB", "BSH", "SBH")),
+        cache_layout=Choice(("SBH", "BSH", "HSB")),
+        attn_output_transposed=Flag(),
+        mlp_out_weight_transpose=Flag(),
+        weight_tiling=Flag(),
+        qkv_tiling=Flag(),
+        fused_rmsnorm_qkv=Flag(),
+        fused_rmsnorm_mlp=Flag(),
+        on_device_embedding=Flag(),
+        use_2d_cache_ids=Flag(),
+        sequence_parallel_norm=Flag(),
+        sequence_parallel_norm_threshold=Integer(0),
+        shard_over_sequence=Flag(),
+        duplicate_q_weight_sos=Flag(),
+    ),
+    *_ignored(
+        _STEERS, unroll=Integer(0), context_unroll=Integer(0), compilation_worker_count=Integer(1), on_cpu=Flag()
+    ),
+    CodeOption(
+        name="cast_logits_dtype", domain=_CODE_DTYPES, refused="executables give float32 logits", only="float32"
+    ),
+    CodeOption(
+        name="bf16_rms_norm",
+        domain=Flag(),
+        refused="norms compute in float32, and round as the model's class of transformers does",
+    ),
+    CodeOption(
+        name="output_all_logits",
+        domain=Flag(),
+        refused="executables give the logits of each row's last token",
+    ),
+    CodeOption(
+        name="return_all_logits",
+        domain=Flag(),
+        refused="executables give the logits of each row's last token",
+    ),
+    CodeOption(
+        name="log_softmax_scores",
+        domain=Flag(),
+        refused="requests ask for log-probabilities: `output.logprobs` of Generate",
+    ),
+    CodeOption(
+        name="continuous_batching",
+        domain=Anything(),
+        refused="neuron_config.max_batch_size says how many sequences share the cache",
+        only=None,
+    ),
+    CodeOption(
+        name="sparse_attn", domain=Anything(), refused="attention is to every position, or a model's window", only=None
+    ),
+)

@@ -94,7 +94,6 @@ _NEURON_CONFIG: Final = (
         world_size=same_as("tp_degree"),
         local_ranks_size=same_as("tp_degree"),
         start_rank_id=0,
-        vocab_parallel=False,
         # Experts
         moe_mask_padded_tokens=False,
         # Compilation and debugging

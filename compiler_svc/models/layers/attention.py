@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 import execution.attention.operators  # noqa: F401 - registers torch.ops.kiln.attend
 from compiler_svc.models.description import AttentionSpec
-from compiler_svc.models.layers.linear import Linear, make_parameter
+from compiler_svc.models.layers.linear import Linear, cast, make_parameter
 from compiler_svc.models.layers.norm import make_norm
 from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import rotate
 from compiler_svc.models.layers.step import StepTokens
 from compiler_svc.models.sources import SlopeSource
+from execution.dtypes import TORCH_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Attention(nn.Module):
         self.pairs_neighbours = spec.pairs_neighbours
         derived = [one for one in spec.parameters() if isinstance(one.source, SlopeSource)]
         self.slopes = make_parameter(derived[0], ranks) if derived else None
+        self.dtype = None if spec.state.dtype is None else TORCH_DTYPES[spec.state.dtype]
         self._norms_join_heads = spec.query_norm is not None and spec.query_norm.axis.is_divided
 
     def forward(
@@ -57,14 +59,15 @@ class Attention(nn.Module):
 
         Args:
             hidden: [rows, tokens, hidden_size].
-            rotation: Cosines and sines, [rows, tokens, rotary_dim]; None: queries and keys stay as they are.
+            rotation: Cosines and sines, [rows, tokens, rotary_dim], in the dtype of attention or in float32; None:
+                queries and keys stay as they are.
             cache: The layer's cache; left alone.
             tokens: Where the step's tokens are.
 
         Returns:
             [rows, tokens, hidden_size], and the new cache.
         """
-        queries, keys, values = self._project(hidden)
+        queries, keys, values = self._project(hidden if self.dtype is None else cast(hidden, self.dtype))
         if self.q_norm is not None:
             queries = self._normalize(self.q_norm, queries)
         if self.k_norm is not None:
@@ -91,7 +94,7 @@ class Attention(nn.Module):
             reads_cache=tokens.kind.reads_cache,
             max_context=tokens.kind.max_context,
         )
-        return self.o_proj(attended.flatten(2)), KvCache(*written)
+        return cast(self.o_proj(attended.flatten(2)), hidden.dtype), KvCache(*written)
 
     def _normalize(self, norm: nn.Module, heads: Tensor) -> Tensor:
         """Normalizes each head of [rows, tokens, heads, head_dim], or all of a token's as one."""

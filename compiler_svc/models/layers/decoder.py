@@ -18,6 +18,7 @@ from compiler_svc.models.layers.ranks import Ranks
 from compiler_svc.models.layers.rope import RotaryEmbedding
 from compiler_svc.models.layers.step import StepKind, StepTokens
 from compiler_svc.models.parameters import RANK_PARAMETER
+from execution.dtypes import TORCH_DTYPES
 
 State = Sequence[Tensor]
 Rotation = tuple[Tensor, Tensor]
@@ -135,6 +136,8 @@ class CausalLm(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = dtype
+        attention = description.states[0].dtype
+        self.attention_dtype = dtype if attention is None else TORCH_DTYPES[attention]
         self.ranks = ranks
         self.vocab_size = description.vocab_size
         self.model = _Decoder(description, make_layer, ranks)
@@ -160,11 +163,11 @@ class CausalLm(nn.Module):
         """
         tokens = StepTokens.of_inputs(kind, state[0], position_ids, **where)
         rotations = {
-            name: self.get_submodule(name)(tokens.positions, tokens.lengths, self.dtype)
+            name: self.get_submodule(name)(tokens.positions, tokens.lengths, self.attention_dtype)
             for name in dict.fromkeys(self.rope_names)
             if name is not None
         }
-        hidden = self.model.embed(input_ids, tokens.positions, self.dtype)
+        hidden = self.model.embed(input_ids, tokens.positions, self.dtype, self._rank)
         new_state: list[Tensor] = []
         for layer, rope, keys, values in zip(self.model.layers, self.rope_names, state[::2], state[1::2], strict=True):
             rotation = None if rope is None else rotations[rope]
@@ -181,8 +184,11 @@ class CausalLm(nn.Module):
         part = part if self.logits_divisor == 1.0 else part / self.logits_divisor
         if self.logit_soft_cap:
             part = torch.tanh(part / self.logit_soft_cap) * self.logit_soft_cap
-        rank = None if self.rank_util is None else self.rank_util.rank
-        return RankLogits(part=part, rank=rank, vocab_size=self.vocab_size, ranks=self.ranks)
+        return RankLogits(part=part, rank=self._rank, vocab_size=self.vocab_size, ranks=self.ranks)
+
+    @property
+    def _rank(self) -> Tensor | None:
+        return None if self.rank_util is None else self.rank_util.rank
 
 
 def _multiply(hidden: Tensor, multiplier: float) -> Tensor:
@@ -212,13 +218,14 @@ class _Decoder(nn.Module):
         self.project_in = _make_projection(description.input_projection, ranks)
         self.project_out = _make_projection(description.output_projection, ranks)
 
-    def embed(self, input_ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    def embed(self, input_ids: Tensor, positions: Tensor, dtype: torch.dtype, rank: Tensor | None) -> Tensor:
         """The first hidden state, [rows, tokens, hidden_size].
 
         Args:
             input_ids: int32 [rows, tokens]; `positions` as well, negative where there is no token.
+            rank: int32 [1]; None at one rank.
         """
-        hidden: Tensor = self.project_in(self.embed_norm(self.embed_tokens(input_ids, dtype)))
+        hidden: Tensor = self.project_in(self.embed_norm(self.embed_tokens(input_ids, dtype, rank)))
         if self.embed_positions is not None:
             hidden = hidden + self.embed_positions(positions.clamp(min=0) + self.first_position, dtype)
         return hidden

@@ -37,7 +37,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Embeddings of tokens or positions. Their table may be divided among ranks along the hidden axis."""
+    """Embeddings of tokens or positions. Their table may be divided among ranks along either axis."""
 
     def __init__(self, spec: EmbeddingSpec, ranks: Ranks) -> None:
         super().__init__()
@@ -45,15 +45,30 @@ class Embedding(nn.Module):
         self.hidden_size = spec.hidden.length
         self.multiplier, self.rounds_multiplier = spec.multiplier, spec.rounds_multiplier
         self.ranks = ranks if spec.hidden.is_divided else replace(ranks, tp_degree=1)
+        self.row_ranks = ranks if spec.vocabulary.is_divided else replace(ranks, tp_degree=1)
         self.weight = make_parameter(table, ranks)
 
-    def forward(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of the table, int32 […], to […, hidden_size]."""
-        part = cast(functional.embedding(numbers, self.weight), dtype)
+    def forward(self, numbers: Tensor, dtype: torch.dtype, rank: Tensor | None = None) -> Tensor:
+        """Rows of the table, int32 […], to […, hidden_size].
+
+        Args:
+            rank: int32 [1], which part of the vocabulary is in the table; None unless ranks divide it.
+        """
+        part = cast(self._look_up(numbers, rank), dtype)
         if self.multiplier != 1.0:
             part = part * (round_to(self.multiplier, dtype) if self.rounds_multiplier else self.multiplier)
         whole = self.ranks.all_gather(part)
         return whole if whole.shape[-1] == self.hidden_size else whole[..., : self.hidden_size]
+
+    def _look_up(self, numbers: Tensor, rank: Tensor | None) -> Tensor:
+        """The rows; of a vocabulary that ranks divide, the sum of the one rank's that has the row and of zeros."""
+        if self.row_ranks.tp_degree == 1:
+            return functional.embedding(numbers, self.weight)
+        assert rank is not None, "a rank's part of the vocabulary has a number"
+        places = numbers - rank * self.weight.shape[0]
+        is_own = (places >= 0) & (places < self.weight.shape[0])
+        rows = functional.embedding(torch.where(is_own, places, 0), self.weight)
+        return self.row_ranks.sum_exactly(torch.where(is_own[..., None], rows, 0.0))
 
 
 def make_parameter(spec: ParameterSpec, ranks: Ranks) -> nn.Parameter:

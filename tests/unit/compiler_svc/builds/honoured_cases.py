@@ -144,6 +144,8 @@ GRAPH_CASES: Final = (
     GraphCase({}, {"on_device_sampling_config": {}}),
     GraphCase({}, {"fused_qkv": True}),
     GraphCase({"tp_degree": 2}, {"rpl_reduce_dtype": "bfloat16"}),
+    GraphCase({"cast_type": "as-declared"}, {"attention_dtype": "bfloat16"}),
+    GraphCase({"tp_degree": 2}, {"vocab_parallel": True}),
 )
 
 #: Attributes of OnDeviceSamplingConfig, and a value that changes the graph.

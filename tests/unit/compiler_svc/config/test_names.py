@@ -162,10 +162,10 @@ class TestSpellings:
 
 class TestUndocumented:
     def test_the_default_is_accepted_with_a_note(self) -> None:
-        resolution = resolve(vocab_parallel=False, cp_degree=1)
+        resolution = resolve(bucket_n_active_tokens=False, cp_degree=1)
         assert resolution.config == resolve().config
         (warning,) = resolution.warnings
-        assert warning.startswith("neuron_config: no document names cp_degree, vocab_parallel, which")
+        assert warning.startswith("neuron_config: no document names bucket_n_active_tokens, cp_degree, which")
 
     def test_all_defaults_are_accepted(self) -> None:
         values = {"target": "cpu", "checkpoint_dtype": None, "outer": {"outer": {}}}
@@ -177,7 +177,7 @@ class TestUndocumented:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("vocab_parallel", True), ("cp_degree", 2), ("token_tree_config", {}), ("pp_degree", 2)],
+        [("bucket_n_active_tokens", True), ("cp_degree", 2), ("token_tree_config", {}), ("pp_degree", 2)],
     )
     @pytest.mark.parametrize("target", ["cpu", "trn2"])
     def test_other_values_are_not_served(self, name: str, value: Any, target: Any) -> None:

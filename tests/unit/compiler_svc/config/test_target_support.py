@@ -31,7 +31,7 @@ class TestNotServed:
         ("name", "value"),
         [
             ("kv_cache_quant", True),
-            ("qk_layernorm", True),
+            ("return_expert_index", True),
             ("speculation_length", 4),
             ("lora_config", {"max_loras": 2}),
             ("lora_config", {}),

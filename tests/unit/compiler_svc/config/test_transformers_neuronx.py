@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from compiler_svc.config import Resolution, resolve_config
-from compiler_svc.config.transformers_neuronx import translate_transformers_neuronx, validate_head_sharding
-from compiler_svc.errors import ConfigInvalid
+from compiler_svc.config.domains import Choice, Flag
+from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS, CodeOption
+from compiler_svc.config.transformers_neuronx import SECTION, translate_transformers_neuronx, validate_head_sharding
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 
 
 def test_every_option() -> None:
@@ -234,3 +236,59 @@ def test_strategies_that_the_model_decides(
         assert violation is not None
         assert violation.field == "transformers_neuronx.group_query_attention"
         assert violation.accepted.startswith(accepted)
+
+
+class TestOptionsOfTheCode:
+    """Those that the guide does not name: each becomes an attribute, is a hint, or is refused with what is served."""
+
+    @pytest.mark.parametrize(
+        ("name", "value", "attribute"),
+        [("all_reduce_dtype", "bfloat16", "rpl_reduce_dtype"), ("padding_side", "left", "padding_side")],
+    )
+    def test_becomes_an_attribute(self, name: str, value: str, attribute: str) -> None:
+        config = resolve_config({SECTION: {name: value}}, checkpoint_dtype=None).config.neuron_config
+        assert getattr(config, attribute) == value
+        with pytest.raises(ConfigInvalid) as caught:
+            resolve_config({SECTION: {name: "int8"}}, checkpoint_dtype=None)
+        assert [one.field for one in caught.value.violations] == [f"{SECTION}.{name}"]
+
+    @pytest.mark.parametrize("option", [one for one in CODE_OPTIONS if one.hint], ids=lambda one: one.name)
+    def test_is_a_hint(self, option: CodeOption) -> None:
+        value = option.domain.words[0] if isinstance(option.domain, Choice) else isinstance(option.domain, Flag) or 1
+        resolution = resolve_config({SECTION: {option.name: value}}, checkpoint_dtype=None)
+        (hint,) = resolution.hints
+        assert (hint.field, hint.value, hint.reason) == (f"{SECTION}.{option.name}", value, option.hint)
+        assert str(hint) in resolution.warnings
+        assert resolution.config == resolve_config({}, checkpoint_dtype=None).config
+
+    @pytest.mark.parametrize(
+        ("name", "value", "served"),
+        [
+            ("cast_logits_dtype", "bfloat16", "'float32'"),
+            ("bf16_rms_norm", True, "False"),
+            ("output_all_logits", True, "False"),
+            ("return_all_logits", True, "False"),
+            ("log_softmax_scores", True, "False"),
+            ("continuous_batching", {"batch_size_for_shared_caches": 4}, "unset"),
+            ("sparse_attn", {"block_size": 4}, "unset"),
+        ],
+    )
+    def test_is_refused(self, name: str, value: Any, served: str) -> None:
+        with pytest.raises(FeatureNotServed) as caught:
+            resolve_config({SECTION: {name: value}}, checkpoint_dtype=None)
+        (violation,) = caught.value.violations
+        assert violation.field == f"{SECTION}.{name}"
+        assert violation.accepted.startswith(f"{served}: ")
+        option = next(one for one in CODE_OPTIONS if one.name == name)
+        assert resolve_config({SECTION: {name: option.only}}, checkpoint_dtype=None).warnings == ()
+
+    def test_every_option_has_one_outcome(self) -> None:
+        for option in CODE_OPTIONS:
+            assert [bool(one) for one in (option.becomes, option.hint, option.refused)].count(True) == 1, option.name
+
+    def test_a_hint_of_a_draft_model_names_its_place(self) -> None:
+        draft = {"draft_model_path": "d", "draft_config": {SECTION: {"unroll": 4}}}
+        speculation = {"enable_fused_speculation": True, "speculation_length": 4, "on_device_sampling_config": {}}
+        document = {"fused_spec_config": draft, "neuron_config": speculation}
+        resolution = resolve_config(document, checkpoint_dtype=None, target="trn2")
+        assert "fused_spec_config.draft_config.transformers_neuronx.unroll" in [hint.field for hint in resolution.hints]

@@ -13,6 +13,7 @@ class TestWarnings:
         [
             ({"logical_nc_config": 2}, "neuron_config.logical_nc_config: 2 is ignored"),
             ({"rpl_reduce_dtype": "float32"}, "neuron_config.rpl_reduce_dtype: 'float32' is ignored"),
+            ({"vocab_parallel": True}, "neuron_config.vocab_parallel: ignored: one rank"),
             ({"attn_kernel_enabled": True}, "neuron_config.attn_kernel_enabled: True is ignored"),
             ({"context_encoding_buckets": [64]}, "neuron_config: bucket lists are ignored"),
             (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
 from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
-from compiler_svc.models.registry import describe_model
+from compiler_svc.models.registry import describe_model, list_families
 
 GPT2: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"],
@@ -57,6 +58,18 @@ def test_other_names_that_transformers_takes_mean_the_same() -> None:
     renamed = {name: value for name, value in GPT2.items() if not name.startswith("n_")} | other
     assert describe_model(renamed) == describe_model(GPT2)
     assert describe_model(GPT2 | other) == describe_model(GPT2)
+
+
+@pytest.mark.parametrize("architecture", sorted(list_families()))
+def test_every_name_that_transformers_maps_is_read(architecture: str) -> None:
+    """`attribute_map` of its configuration's class: another name, and the attribute that it sets."""
+    family = list_families()[architecture]
+    aliases: dict[str, str] = resolve_name(family.reference).config_class.attribute_map
+    counting = {alias: name for alias, name in aliases.items() if name in family.attributes}
+    assert counting.keys() <= family.attributes
+    assert all(alias in family.names.list_synonyms(name) for alias, name in counting.items())
+    if architecture in {"GPT2LMHeadModel", "GPTJForCausalLM", "BloomForCausalLM"}:
+        assert len(counting) >= 2
 
 
 def test_two_names_with_two_values_are_a_mistake() -> None:

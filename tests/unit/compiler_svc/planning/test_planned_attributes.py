@@ -36,6 +36,8 @@ CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "torch_dtype": ({}, "bfloat16", "float32"),
     "cast_type": ({"torch_dtype": "float32"}, "config", "as-declared"),
     "logical_nc_config": ({}, 2, 1),
+    "vocab_parallel": ({"tp_degree": 2}, False, True),
+    "attention_dtype": ({"cast_type": "as-declared", "torch_dtype": "bfloat16"}, None, "float32"),
     "scratchpad_page_size": ({}, None, 512),
     "tp_degree": ({}, 1, 2),
     "enable_bucketing": (LENGTHS, False, True),
@@ -62,6 +64,8 @@ CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "medusa_speculation_length": (MEDUSA | {"max_context_length": 16}, 64, 16),
     "num_medusa_heads": (MEDUSA, 4, 3),
 }
+#: Other models than `8b`: ranks that divide the vocabulary store a tied head once.
+MODELS: Final = {"vocab_parallel": "1b"}
 LORA_CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "max_loras": ({}, 1, 2),
     "max_lora_rank": ({}, 16, 32),
@@ -107,7 +111,12 @@ def _without_unset(options: dict[str, Any]) -> dict[str, Any]:
 def test_a_value_changes_the_plan(planner: Planner, name: str) -> None:
     beside, one, other = CASES[name]
     plans = [
-        plan(planner, "8b", "trn2", **_without_unset(beside | ({} if name == "is_medusa" else {name: value})))
+        plan(
+            planner,
+            MODELS.get(name, "8b"),
+            "trn2",
+            **_without_unset(beside | ({} if name == "is_medusa" else {name: value})),
+        )
         for value in (one, other)
     ]
     if name == "is_medusa":

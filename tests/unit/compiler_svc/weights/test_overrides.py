@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from compiler_svc.models.errors import ModelConfigInvalid
+from compiler_svc.models.registry import describe_model
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.overrides import find_changes, override_checkpoint
 
@@ -107,3 +109,75 @@ def test_parts_of_a_rotary_embedding_that_change_nothing_are_dropped() -> None:
 def test_changes() -> None:
     attributes = {"hidden_size": 64, "vocab_size": 10, "eos_token_id": [2], "rope_theta": 500000.0}
     assert find_changes(checkpoint(TRANSFORMERS_5), attributes, {}) == {"vocab_size": 10, "eos_token_id": [2]}
+
+
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 100, "n_embd": 64, "n_head": 8, "n_layer": 2}
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "n_embd"])
+def test_an_attribute_takes_the_place_of_its_other_names(name: str) -> None:
+    overridden = override(GPT2, **{name: 128}).config
+    assert overridden == {key: value for key, value in GPT2.items() if key != "n_embd"} | {name: 128}
+    assert describe_model(overridden).hidden_size == 128
+    assert find_changes(checkpoint(GPT2), {name: 64}, {}) == {}
+    assert find_changes(checkpoint(GPT2), {name: 128}, {}) == {name: 128}
+
+
+def test_two_names_of_a_document_with_two_values_are_a_mistake() -> None:
+    with pytest.raises(ModelConfigInvalid, match="both name one attribute"):
+        describe_model(override(GPT2, hidden_size=128, n_embd=32).config)
+
+
+FULL, SLIDING = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_type": "default", "rope_theta": 1e4}
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 90,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+TWO_ROPES = [
+    GEMMA3 | {"rope_parameters": {"full_attention": FULL, "sliding_attention": SLIDING}},
+    GEMMA3 | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+]
+
+
+@pytest.mark.parametrize("config", TWO_ROPES)
+@pytest.mark.parametrize(
+    ("attributes", "full", "sliding"),
+    [
+        ({"rope_theta": 5e5}, FULL | {"rope_theta": 5e5}, SLIDING),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, FULL | {"factor": 2.0}, SLIDING),
+        ({"rope_scaling": None}, {"rope_type": "default", "rope_theta": 1e6}, SLIDING),
+        ({"rope_local_base_freq": 5e3}, FULL, SLIDING | {"rope_theta": 5e3}),
+        ({"rope_parameters": {"full_attention": SLIDING, "sliding_attention": FULL}}, SLIDING, FULL),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 3e3}}}, FULL, SLIDING | {"rope_theta": 3e3}),
+    ],
+)
+def test_either_of_two_rotary_embeddings_is_replaced(
+    config: dict[str, Any], attributes: dict[str, Any], full: dict[str, Any], sliding: dict[str, Any]
+) -> None:
+    overridden = override(config, **attributes).config
+    assert overridden["rope_parameters"] == {"full_attention": full, "sliding_attention": sliding}
+    assert overridden.keys().isdisjoint({"rope_theta", "rope_scaling", "rope_local_base_freq"})
+    assert find_changes(checkpoint(config), attributes, {}) == attributes
+    description = describe_model(overridden)
+    assert description.local_rope is not None
+    assert [rope.rope.theta for rope in (description.rope, description.local_rope)] == [
+        full["rope_theta"],
+        sliding["rope_theta"],
+    ]
+
+
+@pytest.mark.parametrize("config", TWO_ROPES)
+@pytest.mark.parametrize("attributes", TWO_ROPES)
+def test_what_two_rotary_embeddings_are_already_changes_nothing(
+    config: dict[str, Any], attributes: dict[str, Any]
+) -> None:
+    assert find_changes(checkpoint(config), attributes, {}) == {}
+
+
+def test_one_rotary_embedding_for_two_kinds_of_layers_is_a_mistake() -> None:
+    with pytest.raises(ModelConfigInvalid, match=r"rope_parameters: .*an object for each kind of layers"):
+        describe_model(override(TWO_ROPES[0], rope_parameters=FULL).config)

@@ -1,0 +1,105 @@
+"""Replaces the rotary embeddings of a checkpoint's JSON.
+
+transformers 5 keeps them under `rope_parameters`, transformers 4 under `rope_theta` and `rope_scaling`: either form, if
+given, replaces the other. Families whose sliding layers have an embedding of their own keep it under
+`rope_local_base_freq`, or both in `rope_parameters`, by kind of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+_THETA: Final = "rope_theta"
+_SCALING: Final = "rope_scaling"
+_PARAMETERS: Final = "rope_parameters"
+_LOCAL_THETA: Final = "rope_local_base_freq"
+_NAMES: Final = (_THETA, _SCALING, _PARAMETERS)
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+#: Parameters in the form of transformers 5, by kind of layers; under "" those of all layers.
+_Ropes = dict[str, dict[str, Any]]
+
+
+def list_rope_names(counting: Collection[str]) -> tuple[str, ...]:
+    """Attributes that describe a model's rotary embeddings.
+
+    Args:
+        counting: Names of the attributes that count for the model.
+    """
+    return (*_NAMES, _LOCAL_THETA) if _LOCAL_THETA in counting else _NAMES
+
+
+def replace_ropes(config: Mapping[str, Any], given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The rotary embeddings of a `config.json` after some of its attributes are replaced.
+
+    Args:
+        given: Attributes among `names`, with their new values.
+        names: See `list_rope_names`.
+
+    Returns:
+        What takes the place of all attributes among `names`. If a value is no rotary embedding, that is these
+        attributes themselves, so that the model's reader reports it.
+    """
+    kinds = (_FULL, _SLIDING) if _LOCAL_THETA in names else ("",)
+    first, last = kinds[0], kinds[-1]
+    current = {name: config[name] for name in names if name in config}
+    if not given or not all(_is_rope(name, value, kinds) for name, value in {**current, **given}.items()):
+        return {**current, **given}
+    ropes = _read_ropes(config, kinds)
+    for name in (_SCALING, _PARAMETERS):
+        if name in given:
+            for kind, nested in _by_kind(given[name], kinds).items():
+                theta = {_THETA: ropes[kind][_THETA]} if _THETA in ropes[kind] else {}
+                ropes[kind] = theta | _read_kind(nested)
+    for name, kind in ((_THETA, first), (_LOCAL_THETA, last)):
+        if name in given:
+            ropes[kind] |= {_THETA: given[name]}
+    return {_PARAMETERS: ropes.get("", ropes)}
+
+
+def find_rope_changes(config: Mapping[str, Any], given: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Those of the given attributes that change a rotary embedding, alone or together."""
+    kinds = (_FULL, _SLIDING) if _LOCAL_THETA in names else ("",)
+
+    def read(changes: dict[str, Any]) -> _Ropes:
+        others = {name: value for name, value in config.items() if name not in names}
+        return _read_ropes(others | replace_ropes(config, changes, names), kinds)
+
+    now, wanted = read({}), read(given)
+    alone = {name: value for name, value in given.items() if read({name: value}) != now}
+    # One attribute may have an effect only together with another.
+    return alone if read(alone) == wanted else given
+
+
+def _read_ropes(config: Mapping[str, Any], kinds: tuple[str, ...]) -> _Ropes:
+    """Reads rotary embeddings of either form in the form of transformers 5, without unset values."""
+    nested = config.get(_SCALING) or config.get(_PARAMETERS) or {}
+    by_kind = _by_kind(nested, kinds) if isinstance(nested, Mapping) else {}
+    ropes = {}
+    for kind, theta_name in zip(kinds, (_THETA, _LOCAL_THETA), strict=False):
+        theta = {} if config.get(theta_name) is None else {_THETA: config[theta_name]}
+        ropes[kind] = theta | (_read_kind(by_kind.get(kind)) if isinstance(nested, Mapping) else {})
+    return ropes
+
+
+def _by_kind(nested: Mapping[str, Any] | None, kinds: tuple[str, ...]) -> Mapping[str, Mapping[str, Any] | None]:
+    """An object of parameters by the kind of layers that it is for, or such objects by kind as they are."""
+    return nested if nested and set(nested) <= set(kinds) else {kinds[0]: nested}
+
+
+def _read_kind(nested: Mapping[str, Any] | None) -> dict[str, Any]:
+    values = {name: value for name, value in (nested or {}).items() if value is not None}
+    kind = values.pop("type", "default")
+    return {"rope_type": kind} | values
+
+
+def _is_rope(name: str, value: object, kinds: tuple[str, ...]) -> bool:
+    if name in (_THETA, _LOCAL_THETA) or value is None:
+        return True
+    if not isinstance(value, Mapping):
+        return False
+    by_kind = _by_kind(value, kinds)
+    # transformers 5 has no parameters for all kinds of layers where these differ.
+    is_told_apart = name != _PARAMETERS or len(kinds) == 1 or by_kind is value or not value
+    return is_told_apart and all(one is None or isinstance(one, Mapping) for one in by_kind.values())
