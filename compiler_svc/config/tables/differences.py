@@ -289,8 +289,8 @@ DIFFERENCES: Final = (
     Difference(
         "MoENeuronConfig.glu_mlp",
         ((API_GUIDE, "false"), (API_REFERENCE, "false"), (NXDI_CODE, "true, which its model families insist on")),
-        "True, against the documents: every family with experts has gated units. For a dense model, false is refused if "
-        "its MLP has gates, and a hint otherwise.",
+        "True, against the documents: every family with experts has gated units. False is refused for a dense model "
+        "whose MLP has gates, and otherwise a hint.",
     ),
     Difference(
         "MoENeuronConfig.normalize_top_k_affinities",
