@@ -56,7 +56,7 @@ def _put_inside(description: ModelDescription) -> ModelDescription:
     storage = replace(
         description.storage,
         prefix=_PREFIX,
-        other_names={"lm_head": f"{_PREFIX}lm_head"},
+        other_names={**description.storage.other_names, "lm_head": f"{_PREFIX}lm_head"},
         other_prefixes={f"model.{_PREFIX}": f"{_PREFIX}model."},
     )
     redundant = frozenset(_PREFIX + name for name in description.redundant)

@@ -19,7 +19,7 @@ def check_claims(checkpoint: Checkpoint, config: NeuronConfig) -> None:
 
     Raises:
         FeatureNotServed: The model has no such norms, or has gates.
-        ModelFeatureNotServed, ModelNotServed: This compiler does not build the model.
+        ModelConfigInvalid, ModelNotServed: This compiler does not build the model.
     """
     description = describe_model(checkpoint.config)
     violations: list[FieldViolation] = []

@@ -162,3 +162,31 @@ def test_sequences_that_share_rows_or_blocks(
     for prompt, (_, tokens) in zip(prompts, answers, strict=True):
         assert len(tokens) == 16
         assert worst_deviation(reference, prompt, tokens) < TOLERANCE
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_attention_in_a_dtype_of_its_own_is_coarser_and_keeps_smaller_keys(stack: Stack, level: int) -> None:
+    reference, name = write_model(stack, f"attention-o{level}"), f"attention-o{level}"
+    deploy(stack, name, reference, level, cast_type="as-declared", attention_dtype="bfloat16", max_new_tokens=40)
+    manifest = stack.kiln("bundles", "show", name).last["manifest"]
+    assert {tensor["dtype"] for tensor in manifest["state"]["tensors"]} == {"bfloat16"}
+    assert {tensor["dtype"] for tensor in manifest["weight_sets"][0]["shards"][0]["tensors"]} == {"float32"}
+    prompt = draw_prompt(11)
+    _, tokens = generate(stack, name, prompt, 40)
+    assert TOLERANCE < worst_deviation(reference, prompt, tokens) < 0.05
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_ranks_that_divide_the_vocabulary_store_a_tied_head_once(stack: Stack, level: int) -> None:
+    reference, name = write_model(stack, f"vocabulary-o{level}"), f"vocabulary-o{level}"
+    deploy(stack, name, reference, level, tp_degree=2, vocab_parallel=True)
+    manifest = stack.kiln("bundles", "show", name).last["manifest"]
+    shapes = {one["name"]: one["shape"] for one in manifest["weight_sets"][0]["shards"][1]["tensors"]}
+    hidden = reference.model.config.hidden_size
+    assert shapes["model.embed_tokens.weight"] == [106, hidden]
+    assert "lm_head.weight" not in shapes
+    prompt = draw_prompt(11)
+    _, tokens = generate(stack, name, prompt, 16)
+    # Other tests of the stack need its cores.
+    stack.kiln("unload", name)
+    assert worst_deviation(reference, prompt, tokens) < TOLERANCE

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from bundle.errors import KilnError
 from compiler_svc.config import InferenceConfig, resolve_config
+from compiler_svc.config.document import parse_document
+from compiler_svc.config.interchange import to_neuron_config_json
 from compiler_svc.golden.check import Reference
 from compiler_svc.models.errors import ModelConfigInvalid, ModelNotServed
 from compiler_svc.models.registry import describe_model, list_nested_families
@@ -114,6 +116,14 @@ def test_a_document_that_repeats_the_file_changes_nothing(nested: TinyModel) -> 
     repeated = {name: value for name, value in nested.checkpoint.whole_config.items() if name != "dtype"}
     _, changes = override(nested.checkpoint, **repeated)
     assert changes.model_attributes == {}
+
+
+def test_the_configuration_that_a_bundle_has_changes_nothing(nested: TinyModel) -> None:
+    _, config = override(nested.checkpoint, sliding_window=5)
+    saved = parse_document(to_neuron_config_json(config, nested.checkpoint.config))
+    checkpoint, again = override(nested.checkpoint, **saved)
+    assert again.model_attributes == {"sliding_window": 5}
+    assert describe_model(checkpoint.config).layers[0].attention.state.window == 5
 
 
 @pytest.mark.parametrize(

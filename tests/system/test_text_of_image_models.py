@@ -1,0 +1,40 @@
+"""The text model inside of a model that takes images, from the compile to the client."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.checkpoints.nested_models import write_nested_model
+from tests.parity.reference import TOLERANCE, Reference, deviation, draw_prompt
+from tests.servers.stack import Stack, token_request
+
+CONFIG = {"seq_len": 64, "max_context_length": 48, "torch_dtype": "float32", "output_logits": True}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "level"),
+    [
+        ("Gemma3ForConditionalGeneration", 0),
+        pytest.param("Gemma3ForConditionalGeneration", 1, marks=[pytest.mark.toolchain, pytest.mark.slow]),
+        pytest.param("Mistral3ForConditionalGeneration", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_text_is_what_transformers_computes(stack: Stack, architecture: str, level: int) -> None:
+    name = f"{architecture.removesuffix('ForConditionalGeneration').lower()}-text-o{level}"
+    path = stack.new_model(name)
+    reference = Reference(path, write_nested_model(path, architecture).model)
+    document = {"neuron_config": CONFIG, "text_config": {"hidden_size": 64}}
+    compiled = stack.compile(name, path, document, level=level)
+    (left_out,) = [warning for warning in compiled["warnings"] if warning.startswith("model: left out")]
+    assert "vision_tower (" in left_out
+    assert "multi_modal_projector (" in left_out
+    stack.kiln("load", name, "--deployment", name)
+    prompt = draw_prompt(17)
+    request = token_request(name, prompt, 24, temperature=0.0)
+    request.output.logits = True
+    tokens = [token for event in stack.generation().Generate(request) for token in event.delta.tokens]
+    stack.kiln("unload", name)
+    assert len(tokens) == 24
+    expected = reference.step_logits([*prompt, *(token.id for token in tokens[:-1])], len(prompt))
+    assert deviation(torch.tensor([list(token.logits) for token in tokens]), expected) < TOLERANCE
