@@ -1,8 +1,8 @@
 """Replaces the rotary embeddings of a checkpoint's JSON.
 
-transformers 5 keeps them under `rope_parameters`, transformers 4 under `rope_theta` and `rope_scaling`: either form, if
-given, replaces the other. Families whose sliding layers have an embedding of their own keep it under
-`rope_local_base_freq`, or both in `rope_parameters`, by kind of layers.
+transformers 5 keeps them under `rope_parameters`, transformers 4 under `rope_theta` and `rope_scaling`, some families
+keep numbers of theirs under other names: either form, if given, replaces the other. Families whose sliding layers have
+an embedding of their own keep its base under `rope_local_base_freq`, or both in `rope_parameters`, by kind of layers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ _SCALING: Final = "rope_scaling"
 _PARAMETERS: Final = "rope_parameters"
 _LOCAL_THETA: Final = "rope_local_base_freq"
 _NAMES: Final = (_THETA, _SCALING, _PARAMETERS)
+_PARTIAL: Final = "partial_rotary_factor"
+#: Attributes beside `rope_parameters` that are numbers in it, those of all layers or of those that see everything.
+_NUMBERS: Final = {"rotary_emb_base": _THETA, _THETA: _THETA, "rotary_pct": _PARTIAL, _PARTIAL: _PARTIAL}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 #: Parameters in the form of transformers 5, by kind of layers; under "" those of all layers.
@@ -27,7 +30,7 @@ def list_rope_names(counting: Collection[str]) -> tuple[str, ...]:
     Args:
         counting: Names of the attributes that count for the model.
     """
-    return (*_NAMES, _LOCAL_THETA) if _LOCAL_THETA in counting else _NAMES
+    return (*_NAMES, *(name for name in (*_NUMBERS, _LOCAL_THETA) if name in counting and name not in _NAMES))
 
 
 def replace_ropes(config: Mapping[str, Any], given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -42,7 +45,6 @@ def replace_ropes(config: Mapping[str, Any], given: Mapping[str, Any], names: Co
         attributes themselves, so that the model's reader reports it.
     """
     kinds = (_FULL, _SLIDING) if _LOCAL_THETA in names else ("",)
-    first, last = kinds[0], kinds[-1]
     current = {name: config[name] for name in names if name in config}
     if not given or not all(_is_rope(name, value, kinds) for name, value in {**current, **given}.items()):
         return {**current, **given}
@@ -50,11 +52,13 @@ def replace_ropes(config: Mapping[str, Any], given: Mapping[str, Any], names: Co
     for name in (_SCALING, _PARAMETERS):
         if name in given:
             for kind, nested in _by_kind(given[name], kinds).items():
-                theta = {_THETA: ropes[kind][_THETA]} if _THETA in ropes[kind] else {}
-                ropes[kind] = theta | _read_kind(nested)
-    for name, kind in ((_THETA, first), (_LOCAL_THETA, last)):
+                kept = {one: ropes[kind][one] for one in (_THETA, _PARTIAL) if one in ropes[kind]}
+                ropes[kind] = kept | _read_kind(nested)
+    for name, (kind, parameter) in _list_numbers(kinds).items():
         if name in given:
-            ropes[kind] |= {_THETA: given[name]}
+            ropes[kind].pop(parameter, None)
+    for kind, numbers in _read_numbers(given, kinds).items():
+        ropes[kind] |= numbers
     return {_PARAMETERS: ropes.get("", ropes)}
 
 
@@ -76,11 +80,25 @@ def _read_ropes(config: Mapping[str, Any], kinds: tuple[str, ...]) -> _Ropes:
     """Reads rotary embeddings of either form in the form of transformers 5, without unset values."""
     nested = config.get(_SCALING) or config.get(_PARAMETERS) or {}
     by_kind = _by_kind(nested, kinds) if isinstance(nested, Mapping) else {}
-    ropes = {}
-    for kind, theta_name in zip(kinds, (_THETA, _LOCAL_THETA), strict=False):
-        theta = {} if config.get(theta_name) is None else {_THETA: config[theta_name]}
-        ropes[kind] = theta | (_read_kind(by_kind.get(kind)) if isinstance(nested, Mapping) else {})
-    return ropes
+    return {
+        kind: numbers | (_read_kind(by_kind.get(kind)) if isinstance(nested, Mapping) else {})
+        for kind, numbers in _read_numbers(config, kinds).items()
+    }
+
+
+def _read_numbers(config: Mapping[str, Any], kinds: tuple[str, ...]) -> _Ropes:
+    """The numbers that stand beside `rope_parameters`, by kind."""
+    numbers: _Ropes = {kind: {} for kind in kinds}
+    for name, (kind, parameter) in _list_numbers(kinds).items():
+        if config.get(name) is not None:
+            numbers[kind].setdefault(parameter, config[name])
+    return numbers
+
+
+def _list_numbers(kinds: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """The kind of layers and the parameter that each attribute beside `rope_parameters` is for."""
+    local = {_LOCAL_THETA: (kinds[1], _THETA)} if len(kinds) > 1 else {}
+    return {name: (kinds[0], parameter) for name, parameter in _NUMBERS.items()} | local
 
 
 def _by_kind(nested: Mapping[str, Any] | None, kinds: tuple[str, ...]) -> Mapping[str, Mapping[str, Any] | None]:
@@ -95,7 +113,7 @@ def _read_kind(nested: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _is_rope(name: str, value: object, kinds: tuple[str, ...]) -> bool:
-    if name in (_THETA, _LOCAL_THETA) or value is None:
+    if name in _NUMBERS or name == _LOCAL_THETA or value is None:
         return True
     if not isinstance(value, Mapping):
         return False

@@ -181,3 +181,36 @@ def test_what_two_rotary_embeddings_are_already_changes_nothing(
 def test_one_rotary_embedding_for_two_kinds_of_layers_is_a_mistake() -> None:
     with pytest.raises(ModelConfigInvalid, match=r"rope_parameters: .*an object for each kind of layers"):
         describe_model(override(TWO_ROPES[0], rope_parameters=FULL).config)
+
+
+_DENSE = {name: value for name, value in GEMMA3.items() if name != "architectures"} | {"num_key_value_heads": 4}
+NEOX, PHI3 = (_DENSE | {"architectures": [name]} for name in ("GPTNeoXForCausalLM", "Phi3ForCausalLM"))
+PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+PARTLY_ROTATED = [
+    NEOX | PARTLY,
+    NEOX | {"rotary_emb_base": 10000, "rotary_pct": 0.5},
+    PHI3 | PARTLY,
+    PHI3 | {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+]
+
+
+@pytest.mark.parametrize("config", PARTLY_ROTATED)
+def test_numbers_of_a_rotary_embedding_in_either_place(config: dict[str, Any]) -> None:
+    base, share = (
+        ("rotary_emb_base", "rotary_pct") if "GPTNeo" in str(config) else ("rope_theta", "partial_rotary_factor")
+    )
+    linear = {"rope_type": "linear", "factor": 2.0}
+    cases: list[tuple[dict[str, Any], float, int]] = [
+        ({base: 5e5}, 5e5, 8),
+        ({share: 1.0}, 1e4, 16),
+        ({"rope_scaling": linear}, 1e4, 8),
+        ({"rope_parameters": linear | {"partial_rotary_factor": 1.0}}, 1e4, 16),
+        ({base: 5e5, share: 1.0, "rope_scaling": linear}, 5e5, 16),
+        # transformers' own default of the family.
+        ({share: None}, 1e4, 4 if "GPTNeo" in str(config) else 16),
+    ]
+    for attributes, theta, rotary_dim in cases:
+        rope = describe_model(override(config, **attributes).config).rope
+        assert (rope.rope.theta, rope.rotary_dim) == (theta, rotary_dim), attributes
+        assert find_changes(checkpoint(config), attributes, {}) == attributes
+    assert find_changes(checkpoint(config), {base: 1e4, share: 0.5}, {}) == {}
