@@ -176,6 +176,7 @@ def test_attention_in_a_dtype_of_its_own_is_coarser_and_keeps_smaller_keys(stack
     assert TOLERANCE < worst_deviation(reference, prompt, tokens) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_ranks_that_divide_the_vocabulary_store_a_tied_head_once(stack: Stack, level: int) -> None:
     reference, name = write_model(stack, f"vocabulary-o{level}"), f"vocabulary-o{level}"

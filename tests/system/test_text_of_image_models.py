@@ -9,7 +9,12 @@ from tests.checkpoints.nested_models import write_nested_model
 from tests.parity.reference import TOLERANCE, Reference, deviation, draw_prompt
 from tests.servers.stack import Stack, token_request
 
-CONFIG = {"seq_len": 64, "max_context_length": 48, "torch_dtype": "float32", "output_logits": True}
+CONFIG = {
+    "seq_len": 64,
+    "max_context_length": 40,
+    "torch_dtype": "float32",
+    "output_logits": True,
+}
 
 
 @pytest.mark.parametrize(
