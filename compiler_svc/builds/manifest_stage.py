@@ -22,8 +22,7 @@ from compiler_svc.planning.weights_fit import MODEL_ATTRIBUTES
 from compiler_svc.trace.export import WEIGHT_SET
 from compiler_svc.trace.submodels import describe_state
 from compiler_svc.weights.checkpoint import Checkpoint
-
-TOKENIZER_FILE = "tokenizer.json"
+from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 
 
 def describe_bundle(

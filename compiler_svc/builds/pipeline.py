@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from bundle.layout import Layout
-from bundle.manifest import Manifest
+from bundle.manifest import Manifest, Tokens
 from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
 from bundle.reader import open_bundle
 from bundle.referrers import add_referrer
@@ -30,6 +30,7 @@ from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.builds.text_stage import check_text
+from compiler_svc.builds.tokenizer_stage import convert_tokenizer
 from compiler_svc.builds.weight_stage import WeightStage, with_shards
 from compiler_svc.config import InferenceConfig
 from compiler_svc.config.interchange import to_neuron_config_json
@@ -104,7 +105,7 @@ def build_bundle(
     checkpoint = override_model(Checkpoint.open(spec.model, roots=spec.model_roots), spec.config)
     plan = plan_build(checkpoint, spec.config.neuron_config, target=spec.target.kind)
     _check_tensors(plan, checkpoint)
-    text_warnings = check_text(checkpoint, plan.tokens, forkservers.texts)
+    checkpoint, text_warnings = _prepare_text(checkpoint, plan.tokens, directory, forkservers)
     build = Build(
         job=job,
         spec=spec,
@@ -183,7 +184,7 @@ def build_weights(
     plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
     _check_tensors(plan, checkpoint)
-    text_warnings = check_text(checkpoint, plan.tokens, forkservers.texts)
+    checkpoint, text_warnings = _prepare_text(checkpoint, plan.tokens, directory, forkservers)
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
     shards = _open_weight_stage(job, plan, checkpoint, directory, report).publish(layout, writer)
@@ -228,6 +229,14 @@ def _open_weight_stage(
 ) -> WeightStage:
     inputs = digest_inputs(plan.weights, checkpoint, job.checkpoint_digest)
     return WeightStage(plan, checkpoint, report, FinishedShards(directory.sharded, inputs))
+
+
+def _prepare_text(
+    checkpoint: Checkpoint, tokens: Tokens, directory: JobDirectory, forkservers: Forkservers
+) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Converts the checkpoint's tokenizer if that is needed, and tries it; returns the checkpoint, and warnings."""
+    converted, warnings = convert_tokenizer(checkpoint, directory.work, forkservers.texts)
+    return converted, (*warnings, *check_text(converted, tokens, forkservers.texts))
 
 
 def _check_tensors(plan: BuildPlan, checkpoint: Checkpoint) -> None:

@@ -32,6 +32,7 @@ from targets.cpu import EXPORTED_PROGRAM
 #: Modules that every build imports, besides its own code, or the text process that it starts.
 _LOADED: Final = (
     "torch.export._trace",
+    "compiler_svc.builds.tokenizer_converter",
     "execution.text.process",
     *(family.reference.partition(":")[0] for family in list_families().values()),
 )

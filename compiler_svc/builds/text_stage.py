@@ -12,16 +12,15 @@ from dataclasses import replace
 from typing import Final
 
 from bundle.manifest import Tokens
-from compiler_svc.builds.manifest_stage import TOKENIZER_FILE
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
+from compiler_svc.weights.tokenizer_sources import TOKENIZER_CONFIG, TOKENIZER_FILE
 from execution.forkserver.client import ForkserverClient
 from execution.text.control import EncodeChat, Encoded, EncodeText, Load
 from execution.text.errors import TextInvalid, TextLimitExceeded, TextRefused
 from execution.text.handle import TextLimits, TextProcess
 from execution.text.prompt import ChatMessage, ChatPrompt
 
-_TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _CHAT_TEMPLATE: Final = "chat template"
 #: Regular expressions that backtrack do so over runs of one character.
 _PROBE: Final = "Hello, world! 1 + 1 = 2. 你好 🙂\n" + "".join(character * 64 for character in "aA1 .-=_\n你")
@@ -52,7 +51,7 @@ def check_text(
         return ()
     load = Load.of(
         files[TOKENIZER_FILE],
-        files.get(_TOKENIZER_CONFIG),
+        files.get(TOKENIZER_CONFIG),
         chat_templates=checkpoint.chat_templates,
         tokens=tokens,
     )

@@ -28,6 +28,7 @@ from compiler_svc.remote.urls import NO_URLS, UrlSettings, check_url, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointNotFound
 from compiler_svc.weights.held_sizes import check_sizes
+from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE, find_incomplete_source
 from targets.isa import CPUINFO, NATIVE
 from targets.registry import TARGETS
 
@@ -305,13 +306,13 @@ def warn_of_parts_left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def warn_of_unread_tokenizer(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Warns if the only tokenizer is one that bundles do not take."""
-    names = {path.name for path in checkpoint.tokenizer_files}
-    if "tokenizer.json" in names or "tokenizer.model" not in names:
+    """Warns if files of a tokenizer are there, but not enough to make one."""
+    source = find_incomplete_source(checkpoint)
+    if source is None:
         return ()
     warning = (
-        "model: it has tokenizer.model and no tokenizer.json, so the bundle takes token ids only, no text; "
-        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes one"
+        f"model: of {' and '.join(source.files)} it has one, and no {TOKENIZER_FILE}, so the bundle takes token ids "
+        "only, no text"
     )
     return (warning,)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from bundle.digest import sha256_file
 from bundle.manifest import Manifest
@@ -18,9 +17,8 @@ from compiler_svc.planning.model_overrides import override_model
 from compiler_svc.planning.weights_fit import check_weights_fit, read_config
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, is_url
 from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 from execution.isa import require_isa
-
-_TOKENIZER_FILE: Final = "tokenizer.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ def admit_shard_request(
 
 
 def _warn_of_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
-    own = next((file for file in checkpoint.tokenizer_files if file.name == _TOKENIZER_FILE), None)
+    own = next((file for file in checkpoint.tokenizer_files if file.name == TOKENIZER_FILE), None)
     if own is None or manifest.tokenizer is None or sha256_file(own) == manifest.tokenizer.digest:
         return ()
-    return (f"model: {_TOKENIZER_FILE} differs from that of the executables' bundle, and LoadWeights compares them",)
+    return (f"model: {TOKENIZER_FILE} differs from that of the executables' bundle, and LoadWeights compares them",)

@@ -124,7 +124,7 @@ class Checkpoint:
             tensors=tensors,
             config=read_text_config(config),
             generation_config=directory.read_optional_json("generation_config.json"),
-            tokenizer_files=tuple(directory.file(name) for name in TOKENIZER_FILES if directory.has(name)),
+            tokenizer_files=tuple(directory.small_file(name) for name in TOKENIZER_FILES if directory.has(name)),
             describing_files=tuple(_list_describing_files(directory)),
             chat_templates=read_chat_templates(directory),
             template_files=list_template_files(directory),

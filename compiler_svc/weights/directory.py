@@ -69,16 +69,25 @@ class CheckpointDirectory:
             raise CheckpointInvalid.listing(self.path, violations)
         return files
 
+    def small_file(self, name: str) -> Path:
+        """The path of a file that may be read at once.
+
+        Raises:
+            CheckpointInvalid: The file does not exist, is a link out of the roots, or has more than `MAX_TEXT_BYTES`.
+        """
+        file = self.file(name)
+        if (size_bytes := file.stat().st_size) > MAX_TEXT_BYTES:
+            raise CheckpointInvalid(self.path, name, f"{size_bytes} bytes", f"a file of at most {MAX_TEXT_BYTES} bytes")
+        return file
+
     def read_text(self, name: str) -> str:
         """Reads a UTF-8 file.
 
         Raises:
             CheckpointInvalid: The file is missing, too large or no text.
         """
-        if (size_bytes := self.file(name).stat().st_size) > MAX_TEXT_BYTES:
-            raise CheckpointInvalid(self.path, name, f"{size_bytes} bytes", f"a file of at most {MAX_TEXT_BYTES} bytes")
         try:
-            return self.file(name).read_text(encoding="utf-8")
+            return self.small_file(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             invalid = CheckpointInvalid(self.path, name, str(error), "a readable UTF-8 file")
             raise name_shortage(error) or invalid from error

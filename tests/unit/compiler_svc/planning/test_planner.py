@@ -315,15 +315,18 @@ class TestRefusals:
         assert plan(planner, "tiny", "cpu", optimization_level=0).fits
         assert plan(planner, "tiny", "trn1", optimization_level=1).fits, "no C++ compiler is needed for it"
 
-    def test_a_tokenizer_that_bundles_do_not_take(self, tmp_path: Path) -> None:
-        write_checkpoint(tmp_path / "models/original")
-        (tmp_path / "models/original/tokenizer.json").unlink(missing_ok=True)
-        (tmp_path / "models/original/tokenizer.model").write_bytes(b"sentencepiece")
+    def test_half_a_tokenizer(self, tmp_path: Path) -> None:
+        path = write_checkpoint(tmp_path / "models/original")
+        (path / "tokenizer.json").unlink(missing_ok=True)
+        (path / "vocab.json").write_text("{}")
         with open_planner(tmp_path, tmp_path / "models") as planner:
             (warning,) = plan(planner, "original", "cpu", seq_len=64).warnings
-            assert "tokenizer.model and no tokenizer.json, so the bundle takes token ids only" in warning
-            (tmp_path / "models/original/tokenizer.json").write_text("{}")
-            assert plan(planner, "original", "cpu", seq_len=64).warnings == ()
+            assert (
+                "of vocab.json and merges.txt it has one, and no tokenizer.json, so the bundle takes token" in warning
+            )
+            for name in ("merges.txt", "tokenizer.model", "tokenizer.json"):
+                (path / name).write_text("{}")
+                assert plan(planner, "original", "cpu", seq_len=64).warnings == (), "a build converts it"
 
     def test_hints_and_warnings(self, planner: Planner) -> None:
         planned = plan(planner, "tiny", "cpu", seq_len=256, scratchpad_page_size=32)

@@ -1,0 +1,58 @@
+"""The forms in which checkpoints keep a tokenizer, apart from `tokenizer.json`, which bundles need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Final
+
+from compiler_svc.weights.checkpoint import Checkpoint
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+
+#: Distributions whose versions determine what a conversion makes.
+_CONVERTERS: Final = ("sentencepiece", "tokenizers", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Files from which a build makes a `tokenizer.json`.
+
+    Attributes:
+        kind: How the converter reads them.
+        files: Their names; a checkpoint must have all.
+    """
+
+    kind: str
+    files: tuple[str, ...]
+
+
+SENTENCEPIECE: Final = TokenizerSource("sentencepiece", ("tokenizer.model",))
+BYTE_LEVEL: Final = TokenizerSource("byte-level BPE", ("vocab.json", "merges.txt"))
+SOURCES: Final = (SENTENCEPIECE, BYTE_LEVEL)
+
+
+def find_source(checkpoint: Checkpoint) -> TokenizerSource | None:
+    """The files that a build converts; None if there is a `tokenizer.json`, or nothing that a build can convert."""
+    names = _list_names(checkpoint)
+    if TOKENIZER_FILE in names:
+        return None
+    return next((source for source in SOURCES if names.issuperset(source.files)), None)
+
+
+def find_incomplete_source(checkpoint: Checkpoint) -> TokenizerSource | None:
+    """The form of which a checkpoint without any whole tokenizer has some files, and lacks others; None otherwise."""
+    names = _list_names(checkpoint)
+    if TOKENIZER_FILE in names or find_source(checkpoint) is not None:
+        return None
+    return next((source for source in SOURCES if not names.isdisjoint(source.files)), None)
+
+
+def read_converter_versions() -> dict[str, str]:
+    """Versions of all that determines the bytes of a converted tokenizer, by distribution."""
+    return {name: metadata.version(name) for name in _CONVERTERS}
+
+
+def _list_names(checkpoint: Checkpoint) -> frozenset[str]:
+    return frozenset(file.name for file in checkpoint.tokenizer_files)
