@@ -128,21 +128,34 @@ def find_tied_tensors(description: ModelDescription, checkpoint: Checkpoint) -> 
     The checkpoint need not hold the first one.
     """
     _, stored_names = _name_as_described(description, checkpoint)
-
-    named = (description.stored_name(f"{one.name}.weight") for one in (description.head, description.embedding))
-    head, table = (stored_names.get(name, name) for name in named)
+    head, table = (stored_names.get(name, name) for name in _name_tied_tensors(description))
     return head, table
 
 
 def _name_as_described(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, str]]:
-    """The checkpoint under the names of the description, and the names that it has itself, by those."""
-    if description.storage == AS_DESCRIBED:
+    """The checkpoint under the names of the description, and the names that it has itself, by those.
+
+    A checkpoint with a tied head may store the matrix under the head's name alone, as transformers takes it, too.
+    """
+    names: dict[str, str] = {}
+    if description.storage != AS_DESCRIBED:
+        head = (description.stored_name(one.name) for one in description.head.parameters())
+        known = {*description.checkpoint_tensors(), *description.redundant, *head}
+        names = dict(description.storage.find_other_names(known, checkpoint.tensors))
+    described = {names.get(name, name): name for name in checkpoint.tensors}
+    head_name, table = _name_tied_tensors(description)
+    if description.is_tied and table not in described and head_name in described:
+        names[described[head_name]] = table
+    if not names:
         return checkpoint, {}
-    head = (description.stored_name(one.name) for one in description.head.parameters())
-    known = {*description.checkpoint_tensors(), *description.redundant, *head}
-    names = description.storage.find_other_names(known, checkpoint.tensors)
     tensors = {names.get(name, name): header for name, header in checkpoint.tensors.items()}
     return replace(checkpoint, tensors=tensors), {name: stored for stored, name in names.items()}
+
+
+def _name_tied_tensors(description: ModelDescription) -> tuple[str, str]:
+    """Names that checkpoints usually give the matrix of the head and the embedding's table."""
+    head, table = (description.stored_name(f"{one.name}.weight") for one in (description.head, description.embedding))
+    return head, table
 
 
 def _check_tensors(description: ModelDescription, checkpoint: Checkpoint) -> None:

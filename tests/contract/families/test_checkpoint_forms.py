@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from compiler_svc.models.registry import describe_model
 from compiler_svc.sharding.plan import find_tied_tensors
@@ -65,6 +67,24 @@ def test_heads_are_found_under_the_names_of_checkpoints(tiny: TinyModel, tmp_pat
         assert digest_shard(checkpoint, 1) == digest_shard(tiny.checkpoint, 1), "shards hold the table"
     with pytest.raises(CheckpointInvalid, match="another matrix, though the head is tied"):
         check_tied_head(checkpoint, head, table)
+
+
+def test_a_tied_matrix_may_be_stored_as_the_head_alone(tiny: TinyModel, form: str, tmp_path: Path) -> None:
+    description, tensors = describe_model(tiny.checkpoint.config), read_tensors(tiny.checkpoint)
+    head, table = find_tied_tensors(description, tiny.checkpoint)
+    stored = {name: tensor for name, tensor in tensors.items() if name != table} | {head: tensors[table]}
+    path = copy_in_form(tiny.checkpoint.path, tmp_path / form, form, stored)
+    checkpoint = Checkpoint.open(path)
+    if not description.is_tied:
+        with pytest.raises(CheckpointInvalid, match=re.escape(f"{table}: got missing")):
+            make_plan(checkpoint)
+        return
+    check_tied_head(checkpoint, *find_tied_tensors(description, checkpoint))
+    for rank in range(2):
+        assert digest_shard(checkpoint, rank) == digest_shard(tiny.checkpoint, rank)
+    architecture = getattr(transformers, tiny.checkpoint.config["architectures"][0])
+    loaded = architecture.from_pretrained(path, dtype=torch.float32)
+    assert torch.equal(loaded.get_input_embeddings().weight, tensors[table]), "transformers takes it, too"
 
 
 def test_all_tensors_that_do_not_fit_are_named_at_once(tiny: TinyModel, form: str, tmp_path: Path) -> None:
