@@ -102,6 +102,12 @@ OPTIONS: Final = (
     ),
     Option("fetch-timeout", SECONDS, "time that fetching one checkpoint from a URL may take", default=3600.0),
     Option(
+        "fetched-size",
+        SIZE,
+        "what all checkpoints fetched from URLs may take; those used longest ago go first",
+        default_text="no limit",
+    ),
+    Option(
         "import-root",
         PATH,
         "directory of OCI image layouts that bundles may be imported from",
@@ -157,7 +163,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         store=store,
         database_url=options.database or f"sqlite:///{store / 'kiln.db'}",
         model_roots=tuple(root.absolute() for root in options.model_root),
-        urls=UrlSettings(tuple(options.model_url), (options.cache / "checkpoints").absolute())
+        urls=UrlSettings(tuple(options.model_url), (options.cache / "checkpoints").absolute(), options.fetched_size)
         if options.model_url
         else NO_URLS,
         fetch_timeout_s=options.fetch_timeout,

@@ -89,10 +89,11 @@ def convert_files(kind: str, directory: str, max_memory_bytes: int, answer_fd: i
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     confine(msgspec.structs.replace(TEXT, data_bytes=measure_data() + max_memory_bytes))
     with os.fdopen(answer_fd, "wb") as answer:
-        answer.write(msgspec.msgpack.encode(_answer(kind, Path(directory))))
+        answer.write(msgspec.msgpack.encode(convert_directory(kind, Path(directory))))
 
 
-def _answer(kind: str, directory: Path) -> Answer:
+def convert_directory(kind: str, directory: Path) -> Answer:
+    """Converts the tokenizer of a directory, without limits; see `convert_files`."""
     convert = {SENTENCEPIECE.kind: _convert_sentencepiece, BYTE_LEVEL.kind: _convert_byte_level}[kind]
     try:
         return convert(directory)

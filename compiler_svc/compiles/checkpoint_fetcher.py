@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from compiler_svc.planning.job_spec import JobSpec
 from compiler_svc.planning.pool import PlanningLimits, PlanningPool
 from compiler_svc.remote.errors import ModelFetchFailed
 from compiler_svc.remote.fetching import fetch_whole, measure_fetched, remove_unfinished
+from compiler_svc.remote.room import using
 from compiler_svc.remote.urls import UrlSettings, check_url
 
 _MAX_FETCHES: Final = 2
@@ -64,11 +66,20 @@ class CheckpointFetcher:
         if urls.directory is not None:
             remove_unfinished(urls.directory)
 
+    @asynccontextmanager
+    async def keeping(self, spec: JobSpec) -> AsyncIterator[None]:
+        """Keeps the checkpoint of a job from removal, if it is one of a URL: from before its fetch to the end."""
+        if not spec.url or self._urls.directory is None:
+            yield
+            return
+        async with using(self._urls.directory, spec.model.name):
+            yield
+
     async def fetch(self, spec: JobSpec, report: Callable[[FetchProgress], Awaitable[None]]) -> JobSpec:
         """Fetches the checkpoint of a job, unless it is there already; cancelling the call ends the fetch.
 
         Args:
-            spec: A job whose `model` is the outline.
+            spec: A job whose `model` is the outline, and which the caller is `keeping`.
             report: Called about once a second.
 
         Returns:
@@ -82,7 +93,7 @@ class CheckpointFetcher:
         url, directory = check_url(spec.url, self._urls.prefixes), self._urls.directory
         assert directory is not None, "prefixes come with a directory"
         total_bytes = _measure(spec.model)
-        work = partial(fetch_whole, url, spec.model.name, self._urls.prefixes, directory)
+        work = partial(fetch_whole, url, spec.model.name, self._urls.prefixes, directory, self._urls.max_bytes)
         task = asyncio.create_task(self._pool.run(work))
         try:
             while not task.done():

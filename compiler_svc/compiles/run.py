@@ -95,7 +95,8 @@ class CompileRun:
         try:
             if after is not None:
                 await after.queued.wait()
-            await self._compile()
+            async with self._services.fetcher.keeping(self._spec):
+                await self._compile()
         except asyncio.CancelledError:
             if not self._is_cancelled:
                 await self._leave()
@@ -180,7 +181,9 @@ class CompileRun:
     async def _run_job(self, job: BuildJob, on_progress: OnProgress) -> BuildResult:
         """Runs the process of a job. However it ends, the store then holds none of its unfinished blobs."""
         try:
-            return await self._services.runner.run(job, on_progress)
+            # The compile that began the build may have ended, and others wait for it.
+            async with self._services.fetcher.keeping(job.spec):
+                return await self._services.runner.run(job, on_progress)
         finally:
             with suppress(OSError):  # the next collection sweeps, too
                 await asyncio.shield(asyncio.to_thread(self._services.store.layout.sweep_unfinished))

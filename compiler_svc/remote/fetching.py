@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from bundle.errors import ResourcesShort
 from bundle.file_modes import make_private_directory
 from compiler_svc.remote.errors import ModelFetchFailed
 from compiler_svc.remote.listing import RemoteCheckpoint, RemoteFile, list_checkpoint, naming_failures
+from compiler_svc.remote.room import lock_of, part_of, reserving
 
 _OUTLINES: Final = "outlines"
 #: Read and written at once.
@@ -66,18 +68,20 @@ def fetch_outline(url: str, prefixes: tuple[str, ...], directory: Path) -> Path:
     return _make(directory / _OUTLINES, checkpoint, copy)
 
 
-def fetch_whole(url: str, key: str, prefixes: tuple[str, ...], directory: Path) -> Path:
+def fetch_whole(url: str, key: str, prefixes: tuple[str, ...], directory: Path, max_bytes: int | None = None) -> Path:
     """Fetches a checkpoint, unless it is there already. Two fetches of one checkpoint take turns.
 
     Args:
         key: Of the outline that was planned with.
+        max_bytes: What all fetched checkpoints may take; None for any number.
 
     Returns:
         The directory, named by the key.
 
     Raises:
-        CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `list_checkpoint`; or the checkpoint has changed.
-        ResourcesShort: This host has no room.
+        CheckpointNotFound, CheckpointInvalid, ModelFetchFailed: See `list_checkpoint`; or the checkpoint has changed,
+            or is larger than `max_bytes`.
+        ResourcesShort: This host has no room, or checkpoints that are in use leave none.
     """
     if (directory / key).is_dir():
         return directory / key
@@ -85,15 +89,22 @@ def fetch_whole(url: str, key: str, prefixes: tuple[str, ...], directory: Path) 
     if checkpoint.key != key:
         raise ModelFetchFailed(url, "it has changed since the compile was accepted")
     make_private_directory(directory)
-    if (free := shutil.disk_usage(directory).free) < checkpoint.size_bytes:
-        raise ResourcesShort("disk space", f"{checkpoint.size_bytes} bytes to fetch, {free} free", _RETRY_AFTER_S)
-    return _make(directory, checkpoint, lambda file, source, target: _copy(source, target, file.size_bytes))
+
+    @contextmanager
+    def room() -> Iterator[None]:
+        size_bytes = checkpoint.size_bytes
+        with reserving(directory, key, size_bytes, url=url, max_bytes=max_bytes):
+            if (free := shutil.disk_usage(directory).free) < size_bytes:
+                raise ResourcesShort("disk space", f"{size_bytes} bytes to fetch, {free} free", _RETRY_AFTER_S)
+            yield
+
+    return _make(directory, checkpoint, lambda file, source, target: _copy(source, target, file.size_bytes), room)
 
 
 def measure_fetched(directory: Path, key: str) -> int:
     """Bytes that a fetch has written so far; 0 if none runs."""
     try:
-        return sum(file.stat().st_size for file in _part(directory, key).rglob("*") if file.is_file())
+        return sum(file.stat().st_size for file in part_of(directory, key).rglob("*") if file.is_file())
     except OSError:
         return 0
 
@@ -102,40 +113,45 @@ def remove_unfinished(directory: Path) -> None:
     """Removes what killed fetches have left, but nothing of those that run."""
     for parent in (directory, directory / _OUTLINES):
         for part in parent.glob(".*.part"):
-            lock = FileLock(part.with_suffix(".lock"))
             try:
-                with lock.acquire(timeout=0):
+                with lock_of(part).acquire(timeout=0):
                     shutil.rmtree(part, ignore_errors=True)
             except (Timeout, OSError):
                 continue
 
 
-def _make(parent: Path, checkpoint: RemoteCheckpoint, copy: Callable[[RemoteFile, BinaryIO, BinaryIO], None]) -> Path:
-    """Makes a directory of a checkpoint's files in another one, which then takes its name at once."""
+def _make(
+    parent: Path,
+    checkpoint: RemoteCheckpoint,
+    copy: Callable[[RemoteFile, BinaryIO, BinaryIO], None],
+    room: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Path:
+    """Makes a directory of a checkpoint's files in another one, which then takes its name at once.
+
+    Args:
+        room: Makes room for them, until the end of the context.
+    """
     make_private_directory(parent)
-    target, part = parent / checkpoint.key, _part(parent, checkpoint.key)
+    target, part = parent / checkpoint.key, part_of(parent, checkpoint.key)
     # The kernel unlocks the file of a process that dies.
-    with naming_failures(checkpoint.url), FileLock(part.with_suffix(".lock")):
+    with naming_failures(checkpoint.url), lock_of(part):
         if target.is_dir():
             return target
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(mode=0o700)
-        try:
-            for file in checkpoint.files.values():
-                (part / file.name).parent.mkdir(mode=0o700, exist_ok=True)
-                with checkpoint.open(file) as source, (part / file.name).open("xb") as written:
-                    copy(file, source, written)
-                    written.flush()
-                    os.fsync(written.fileno())
-            part.rename(target)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+        with room():
+            part.mkdir(mode=0o700)
+            try:
+                for file in checkpoint.files.values():
+                    (part / file.name).parent.mkdir(mode=0o700, exist_ok=True)
+                    with checkpoint.open(file) as source, (part / file.name).open("xb") as written:
+                        copy(file, source, written)
+                        written.flush()
+                        os.fsync(written.fileno())
+                part.rename(target)
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
     return target
-
-
-def _part(parent: Path, key: str) -> Path:
-    return parent / f".{key}.part"
 
 
 def _copy(source: BinaryIO, target: BinaryIO, size_bytes: int) -> None:

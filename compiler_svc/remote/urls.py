@@ -49,10 +49,12 @@ class UrlSettings:
     Attributes:
         prefixes: What URLs must lie below; none: the compiler takes no URL.
         directory: Where fetched checkpoints are kept; None if there are no prefixes.
+        max_bytes: What all fetched checkpoints may take there; None for any number.
     """
 
     prefixes: tuple[str, ...] = ()
     directory: Path | None = None
+    max_bytes: int | None = None
 
 
 NO_URLS: Final = UrlSettings()

@@ -12,7 +12,8 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-_CORPUS: Final = [
+#: What all of them are trained on.
+CORPUS: Final = [
     "Once upon a time there was a small grey cat, and it said: hello, world! Nobody heard it.",
     "def add(left, right):\n    return left + right  # 1234567890",
     "Füße, çà et là; Привет, мир! 你好，世界 🙂 👩‍👩‍👧",
@@ -53,7 +54,7 @@ def train_sentencepiece(kind: str, vocab_size: int = 500) -> bytes:
     """Returns a `tokenizer.model` of a kind of `OPTIONS`."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(_CORPUS),
+        sentence_iterator=iter(CORPUS),
         model_writer=written,
         vocab_size=vocab_size,
         hard_vocab_limit=False,
@@ -75,7 +76,7 @@ def train_byte_level(end: str, vocab_size: int = 400) -> tokenizers.Tokenizer:
         special_tokens=[end],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 
 

@@ -164,3 +164,53 @@ def test_a_killed_fetch_leaves_all_or_nothing(tmp_path: Path, remote: Path) -> N
         for file in fetched.iterdir():
             assert file.read_bytes() == (remote / "tiny" / file.name).read_bytes()
         shutil.rmtree(directory)
+
+
+def test_a_removal_that_is_killed_leaves_all_or_nothing(tmp_path: Path, remote: Path) -> None:
+    url, before = f"file://{remote}/tiny", tmp_path / "fetched" / "before"
+    other = f"file://{write_checkpoint(remote / 'other', seed=1)}"
+    key, former = (fetch_outline(one, (one,), tmp_path / "outlines").name for one in (url, other))
+    fetch_whole(other, former, (other,), before)
+    max_bytes = size_of(remote / "tiny")
+    command = [sys.executable, "-m", "tests.service.compiler_svc.fetch_until_killed", url, key, str(before)]
+    result = subprocess.run(
+        [*command, str(max_bytes)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=280
+    )
+    directories = [before.with_name(str(number)) for number in range(int(result.stdout) + 1)]
+    steps = [(True, False), (False, False), (False, True)]
+    there = [steps.index(((directory / former).is_dir(), (directory / key).is_dir())) for directory in directories]
+    assert (sorted(there), set(there)) == (there, {0, 1, 2}), "the former one goes before the new one comes"
+    for directory in directories:
+        if (directory / former).is_dir():
+            for file in (directory / former).iterdir():
+                assert file.read_bytes() == (remote / "other" / file.name).read_bytes()
+        remove_unfinished(directory)
+        fetched = fetch_whole(url, key, (url,), directory, max_bytes)
+        for file in fetched.iterdir():
+            assert file.read_bytes() == (remote / "tiny" / file.name).read_bytes()
+        assert [path for path in directory.iterdir() if path.suffix != ".lock"] == [fetched]
+        shutil.rmtree(directory)
+
+
+async def test_a_build_keeps_its_checkpoint(serve: Serve, home: Path, remote: Path) -> None:
+    write_checkpoint(remote / "other", seed=1)
+    room = max(size_of(remote / name) for name in ("tiny", "other"))
+    async with serve("--fetched-size", str(room)) as (client, runner):
+        building = await client.compile(model=f"file://{remote}/tiny")
+        await client.reach_build(building)
+        refused = read_refusal(
+            (await client.finish(await client.compile(name="other", model=f"file://{remote}/other"))).error
+        )
+        assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCES_SHORT")
+        assert "room for fetched checkpoints" in refused.message
+        (job,) = runner.jobs
+        assert job.spec.model.is_dir()
+        runner.is_open.set()
+        assert response_of(await client.finish(building)).version == 1
+        assert response_of(await client.finish(await client.compile(name="other", model=f"file://{remote}/other")))
+        assert not job.spec.model.exists()
+    async with serve("--fetched-size", str(room - 1)) as (client, _):
+        operation = await client.compile(name="third", model=f"file://{remote}/tiny")
+        error = read_refusal((await client.finish(operation)).error)
+        assert error.reason == "MODEL_FETCH_FAILED"
+        assert f"may have {room - 1} (--fetched-size" in error.message

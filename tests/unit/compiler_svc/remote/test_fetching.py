@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from filelock import FileLock
 
 from bundle.errors import ResourcesShort
 from compiler_svc.remote import fetching
@@ -212,7 +213,7 @@ def test_only_what_no_fetch_holds_is_removed(kept: Path) -> None:
     for name in ("a", "b"):
         (kept / f".{name}.part").mkdir(parents=True)
         (kept / f".{name}.part" / "model.safetensors").write_text(json.dumps(name))
-    with fetching.FileLock(kept / ".a.lock"):
+    with FileLock(kept / ".a.lock"):
         assert measure_fetched(kept, "a") == 3
         remove_unfinished(kept)
     assert [path.name for path in kept.glob("*.part")] == [".a.part"]
