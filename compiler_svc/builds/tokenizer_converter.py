@@ -2,15 +2,15 @@
 
 It reads what strangers have written with libraries of C++ and Rust, so it has the limits of a text process, and its
 parent reads its answer as data. transformers converts. It picks the tokenizer's class by the model's type, and for some
-types that class reads a sentencepiece model without its normalization, so that sentencepiece itself judges the result:
-a conversion must spell texts as it does.
+types that class reads a sentencepiece model without its normalization, so that a conversion must spell texts as
+sentencepiece itself does.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +23,8 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, 
 from bundle.confinement import TEXT, confine, measure_data
 from compiler_svc.weights.tokenizer_sources import BYTE_LEVEL, SENTENCEPIECE, TOKENIZER_CONFIG, TOKENIZER_FILE
 
-#: Classes of transformers for sentencepiece models that no file declares one for: with and without a first space.
-_SENTENCEPIECE_CLASSES: Final = ("LlamaTokenizer", "TokenizersBackend")
-_BYTE_LEVEL_CLASSES: Final = ("GPT2Tokenizer",)
+#: The class of transformers that takes a sentencepiece model as it is, without a space before the first word.
+_PLAIN_CLASS: Final = PreTrainedTokenizerFast.__name__
 _BPE: Final = "BPE"
 _MODEL_TYPES: Final = ("UNIGRAM", _BPE)
 _MAX_DETAIL_CHARACTERS: Final = 300
@@ -35,7 +34,7 @@ _OUT_OF_MEMORY: Final = ("alloc failed", "bad_alloc", "out of memory")
 #: Texts that every conversion spells as the source does.
 _TEXTS: Final = (
     "Hello, world!",
-    "The quick brown fox jumps over the lazy dog, and nobody has ever counted its 1234567890 steps.",
+    "The quick brown fox jumps over the lazy dog, and no one has ever counted its 1234567890 steps.",
     "def add(left, right):\n    if left is None:\n\t\treturn right  # nothing to add\n    return left + right\n",
     "Ça coûte 3,50 €. Grüße aus Köln; Привет, мир! 你好，世界。 こんにちは 안녕하세요 مرحبا 🙂👩‍👩‍👧",
     "https://example.org/a_b?c=d&e=%20 <tag attribute='value'> {\"key\": [1, 2.5e-3, null]}",
@@ -77,33 +76,34 @@ class _UnconvertibleError(Exception):
         self.answer = NotConverted(file, detail, accepted)
 
 
-def convert_files(kind: str, directory: str, max_memory_bytes: int, answer_fd: int) -> None:
+def convert_files(kind: str, directory: str, classes: str, max_memory_bytes: int, answer_fd: int) -> None:
     """Converts the tokenizer of a directory and writes an `Answer` as MessagePack.
 
     Args:
         kind: That of a `TokenizerSource`.
         directory: Holds the tokenizer's files and `config.json`, and nothing else.
+        classes: Those of the model's family, with commas between them.
         max_memory_bytes: Memory that the process may take beyond what it begins with.
         answer_fd: File for the answer.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     confine(msgspec.structs.replace(TEXT, data_bytes=measure_data() + max_memory_bytes))
     with os.fdopen(answer_fd, "wb") as answer:
-        answer.write(msgspec.msgpack.encode(convert_directory(kind, Path(directory))))
+        answer.write(msgspec.msgpack.encode(convert_directory(kind, Path(directory), classes.split(","))))
 
 
-def convert_directory(kind: str, directory: Path) -> Answer:
+def convert_directory(kind: str, directory: Path, classes: Sequence[str]) -> Answer:
     """Converts the tokenizer of a directory, without limits; see `convert_files`."""
     convert = {SENTENCEPIECE.kind: _convert_sentencepiece, BYTE_LEVEL.kind: _convert_byte_level}[kind]
     try:
-        return convert(directory)
+        return convert(directory, _list_classes(directory, classes))
     except _UnconvertibleError as error:
         return error.answer
     except MemoryError:
         return OutOfMemory()
 
 
-def _convert_sentencepiece(directory: Path) -> Converted:
+def _convert_sentencepiece(directory: Path, classes: Sequence[str]) -> Converted:
     (file,) = SENTENCEPIECE.files
     accepted = f"a sentencepiece model of kind {' or '.join(_MODEL_TYPES)}, or a {TOKENIZER_FILE} beside it"
     data = (directory / file).read_bytes()
@@ -126,7 +126,7 @@ def _convert_sentencepiece(directory: Path) -> Converted:
         text = next(_list_differences(tokenizer, reference, _TEXTS), None)
         return None if text is None else f"spells {text!r} otherwise than sentencepiece"
 
-    tokenizer = _choose_tokenizer(directory, file, _SENTENCEPIECE_CLASSES, find_fault, accepted)
+    tokenizer = _choose_tokenizer(directory, file, [*classes, _PLAIN_CLASS], find_fault, accepted)
     warnings = []
     if differences := list(_list_differences(tokenizer, reference, _RARE_TEXTS)):
         warnings.append(
@@ -142,7 +142,7 @@ def _convert_sentencepiece(directory: Path) -> Converted:
     return Converted(_write(tokenizer), tuple(warnings))
 
 
-def _convert_byte_level(directory: Path) -> Converted:
+def _convert_byte_level(directory: Path, classes: Sequence[str]) -> Converted:
     file, merges = BYTE_LEVEL.files
     accepted = f"a vocabulary and merges of byte-level BPE, as GPT-2 has, or a {TOKENIZER_FILE} beside them"
     vocabulary = _read_object(directory / file)
@@ -159,18 +159,18 @@ def _convert_byte_level(directory: Path) -> Converted:
                 return f"loses characters of {text!r}"
         return None
 
-    tokenizer = _choose_tokenizer(directory, f"{file}, {merges}", _BYTE_LEVEL_CLASSES, find_fault, accepted)
+    tokenizer = _choose_tokenizer(directory, f"{file}, {merges}", classes, find_fault, accepted)
     return Converted(_write(tokenizer), ())
 
 
 def _choose_tokenizer(
     directory: Path,
     file: str,
-    others: tuple[str, ...],
+    classes: Sequence[str],
     find_fault: Callable[[PreTrainedTokenizerFast], str | None],
     accepted: str,
 ) -> PreTrainedTokenizerFast:
-    """Converts with the first class that does it well: the declared one, that of the model's type, or another.
+    """Converts with the first class that does it well.
 
     Args:
         find_fault: Returns what is wrong with a conversion; None if nothing is.
@@ -179,7 +179,7 @@ def _choose_tokenizer(
         _UnconvertibleError: No class does.
     """
     faults = {}
-    for name in _list_classes(directory, others):
+    for name in dict.fromkeys(classes):
         try:
             tokenizer = tokenizer_class_from_name(name).from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
@@ -196,12 +196,12 @@ def _choose_tokenizer(
     raise _UnconvertibleError(file, f"what transformers does not convert: {details}", accepted)
 
 
-def _list_classes(directory: Path, others: tuple[str, ...]) -> list[str]:
-    """Names of tokenizer classes that transformers has, the likeliest first."""
+def _list_classes(directory: Path, of_family: Sequence[str]) -> list[str]:
+    """Names of tokenizer classes that transformers has: the declared one, those of the family, that of the type."""
     model_type = _read_object(directory / "config.json").get("model_type")
     declared = _read_object(directory / TOKENIZER_CONFIG).get("tokenizer_class")
     mapped = TOKENIZER_MAPPING_NAMES.get(model_type) if isinstance(model_type, str) else None
-    names = dict.fromkeys(name for name in (declared, mapped, *others) if isinstance(name, str))
+    names = [name for name in (declared, *of_family, mapped) if isinstance(name, str)]
     return [name for name in names if _is_convertible(tokenizer_class_from_name(name))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ import msgspec
 
 from bundle.confinement import TEXT
 from compiler_svc.builds.tokenizer_converter import Answer, Converted, NotConverted, OutOfMemory
+from compiler_svc.models.registry import find_family
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.errors import CheckpointInvalid
 from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE, TokenizerSource, find_source
@@ -59,8 +61,9 @@ def convert_tokenizer(
     staged.mkdir()
     for file in (checkpoint.path / "config.json", *checkpoint.tokenizer_files):
         (staged / file.name).symlink_to(file.resolve())
+    classes = find_family(checkpoint.config).tokenizer_classes
     try:
-        answer = asyncio.run(_convert(source, staged, forkserver, limits or TextLimits()))
+        answer = asyncio.run(_convert(source, staged, classes, forkserver=forkserver, limits=limits or TextLimits()))
     except TextLimitExceeded as error:
         value = f"{error.work} took more than {error.limit}"
         raise CheckpointInvalid(checkpoint.path, ", ".join(source.files), value, _ACCEPTED) from error
@@ -73,10 +76,15 @@ def convert_tokenizer(
 
 
 async def _convert(
-    source: TokenizerSource, directory: Path, forkserver: ForkserverClient, limits: TextLimits
+    source: TokenizerSource,
+    directory: Path,
+    classes: Sequence[str],
+    *,
+    forkserver: ForkserverClient,
+    limits: TextLimits,
 ) -> Converted | NotConverted:
     with os.fdopen(os.memfd_create("tokenizer"), "w+b") as answer_file:
-        call = Call(_PROCESS, (source.kind, str(directory), limits.max_memory_bytes))
+        call = Call(_PROCESS, (source.kind, str(directory), ",".join(classes), limits.max_memory_bytes))
         process = _request(forkserver, call, answer_file.fileno())
         exit_code = await _wait(process, limits.load_timeout_s)
         if exit_code is not None and -exit_code in _FAILURES:

@@ -39,6 +39,8 @@ class Family:
         reference: `module:class` of transformers' model, which builds compare their executables with.
         names: What the family calls attributes that all families have.
         nested: Where the attributes stand if its models have another family's inside; None: at the top level.
+        tokenizer_classes: Names of the classes of transformers that read its tokenizers, if transformers picks none
+            or another by the type of the model.
     """
 
     architectures: tuple[str, ...]
@@ -49,3 +51,4 @@ class Family:
     reference: str
     names: AttributeNames = COMMON_NAMES
     nested: NestedText | None = None
+    tokenizer_classes: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ async def using(directory: Path, key: str) -> AsyncIterator[None]:
         OSError: This host has no room for the lock.
     """
     make_private_directory(directory)
-    # Whoever removes the checkpoint holds the lock for a moment.
+    # A process that removes the checkpoint holds the lock for a moment.
     while (lock := _lock(_use_file(directory, key), fcntl.LOCK_SH)) is None:  # noqa: ASYNC110 - as below
         await asyncio.sleep(_POLL_S)  # the kernel tells no event loop of a lock
     try:

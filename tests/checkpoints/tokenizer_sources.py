@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 #: What all of them are trained on.
 CORPUS: Final = [
-    "Once upon a time there was a small grey cat, and it said: hello, world! Nobody heard it.",
+    "Once upon a time there was a small grey cat, and it said: hello, world! No one heard it.",
     "def add(left, right):\n    return left + right  # 1234567890",
     "Füße, çà et là; Привет, мир! 你好，世界 🙂 👩‍👩‍👧",
     "The quick brown fox jumps over the lazy dog, and the dog does not mind at all.",

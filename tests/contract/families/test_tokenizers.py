@@ -39,7 +39,7 @@ class Tokenizers:
         self.reference = self._load_reference(path)
         if not (path / "tokenizer.json").exists():
             source = next(one for one in SOURCES if all((path / name).exists() for name in one.files))
-            converted = convert_directory(source.kind, path)
+            converted = convert_directory(source.kind, path, list_families()[architecture].tokenizer_classes)
             assert isinstance(converted, Converted), converted
             (path / "tokenizer.json").write_bytes(converted.tokenizer)
         load = Load(tokenizer=str(path / "tokenizer.json"), tokenizer_config=str(path / "tokenizer_config.json"))

@@ -66,4 +66,5 @@ FAMILY: Final = Family(
     describe=describe,
     model="compiler_svc.models.families.granite.model:build",
     reference="transformers.models.granite.modeling_granite:GraniteForCausalLM",
+    tokenizer_classes=("GPT2Tokenizer",),
 )

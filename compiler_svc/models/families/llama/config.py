@@ -44,4 +44,5 @@ FAMILY: Final = Family(
     describe=describe,
     model="compiler_svc.models.families.llama.model:build",
     reference="transformers.models.llama.modeling_llama:LlamaForCausalLM",
+    tokenizer_classes=("LlamaTokenizer",),
 )

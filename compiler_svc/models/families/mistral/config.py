@@ -34,6 +34,7 @@ FAMILY: Final = Family(
     describe=describe,
     model="compiler_svc.models.families.mistral.model:build",
     reference="transformers.models.mistral.modeling_mistral:MistralForCausalLM",
+    tokenizer_classes=("LlamaTokenizer",),
 )
 
 #: Mistral Small 3.1 and 3.2.

@@ -60,4 +60,5 @@ FAMILY: Final = Family(
     describe=describe,
     model="compiler_svc.models.families.phi3.model:build",
     reference="transformers.models.phi3.modeling_phi3:Phi3ForCausalLM",
+    tokenizer_classes=("LlamaTokenizer",),
 )

@@ -39,6 +39,8 @@ TEXTS = (
     "a" * 300,
     "1234567890" * 7,
 )
+#: Of models whose family is known by more than their type.
+ARCHITECTURES = {"granite": "GraniteForCausalLM", "mistral": "MistralForCausalLM", "phi3": "Phi3ForCausalLM"}
 LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False}
 GEMMA = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True}
 
@@ -78,7 +80,8 @@ def convert(model: Path, tmp_path: Path, forkserver: Forkserver) -> Convert:
 
 def write_config(model: Path, model_type: str, tokenizer_config: dict[str, Any] | None) -> None:
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    architecture = ARCHITECTURES.get(model_type, "LlamaForCausalLM")
+    (model / "config.json").write_text(json.dumps(config | {"model_type": model_type, "architectures": [architecture]}))
     if tokenizer_config is not None:
         (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
 
@@ -142,8 +145,8 @@ def test_a_gemma_tokenizer(model: Path, convert: Convert, model_type: str) -> No
         ("opt", GPT2Tokenizer, {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}),
         ("gpt_neox", GPTNeoXTokenizer, {"tokenizer_class": "GPTNeoXTokenizer"}),
         ("qwen2", Qwen2Tokenizer, {"tokenizer_class": "Qwen2Tokenizer"}),
-        ("granite", GPT2Tokenizer, {"tokenizer_class": "GPT2TokenizerFast", "unk_token": "<|endoftext|>"}),
-        ("llama", GPT2Tokenizer, {}),
+        ("granite", GPT2Tokenizer, {"unk_token": "<|endoftext|>"}),
+        ("llama", GPT2Tokenizer, {"tokenizer_class": "GPT2TokenizerFast"}),
     ],
 )
 def test_a_vocabulary_with_merges(
