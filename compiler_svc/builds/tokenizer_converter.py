@@ -192,7 +192,9 @@ def _choose_tokenizer(
         if fault is None:
             return tokenizer
         faults[name] = fault
-    details = "; ".join(f"{name} {fault}" for name, fault in faults.items())
+    details = (
+        "; ".join(f"{name} {fault}" for name, fault in faults.items()) or f"no class is known ({TOKENIZER_CONFIG})"
+    )
     raise _UnconvertibleError(file, f"what transformers does not convert: {details}", accepted)
 
 
