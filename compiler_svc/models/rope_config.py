@@ -74,6 +74,15 @@ class Llama3Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalRope:
+    """Frequencies of whole heads, divided by `factor`; those behind the first `proportion` are zero."""
+
+    theta: float
+    factor: float
+    proportion: float
+
+
+@dataclass(frozen=True, slots=True)
 class NoRope:
     """No rotation: positions are told otherwise."""
 
@@ -87,7 +96,12 @@ ROPE_ATTRIBUTES: Final = (
     "rope_theta",
 )
 
-RopeConfig = DefaultRope | LinearRope | DynamicRope | YarnRope | LongRope | Llama3Rope | NoRope
+#: Kinds by the names of `rope_type`.
+ROPE_KINDS: Final = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
+#: Those whose frequencies are the same for sequences of all lengths.
+FIXED_ROPE_KINDS: Final = tuple(kind for kind in ROPE_KINDS if kind not in ("dynamic", "longrope"))
+
+RopeConfig = DefaultRope | LinearRope | DynamicRope | YarnRope | LongRope | Llama3Rope | ProportionalRope | NoRope
 
 
 def find_prompt_lengths(rope: RopeConfig) -> PromptLengths | None:
@@ -106,14 +120,15 @@ class RopeOptions:
 
     Attributes:
         rotates_partly: Whether `partial_rotary_factor` may be less than 1.
-        original_max_position_embeddings: Default; None: `max_position_embeddings`.
+        original_max_position_embeddings: Default of that attribute beside the object of other attributes, which counts
+            more than the one in it; None: the one in it counts, and is `max_position_embeddings` by default.
         aliases: Kinds by other names that configurations of the family give them.
         theta: Default of the base; `theta_attribute`: its name beside the object of other attributes.
         partial_rotary_factor: Default; `partial_attribute`: its name beside that object.
         layer_type: Layers that have this rotary embedding, if `rope_parameters` has an object for each kind of them;
             empty: all have it.
         scales: Whether `rope_scaling` is of these layers.
-        follows_length: Whether frequencies may depend on the length of the sequence.
+        kinds: Kinds that the family has.
     """
 
     rotates_partly: bool = False
@@ -125,10 +140,13 @@ class RopeOptions:
     partial_attribute: str = "partial_rotary_factor"
     layer_type: str = ""
     scales: bool = True
-    follows_length: bool = True
+    kinds: tuple[str, ...] = ROPE_KINDS
 
 
 DEFAULT_ROPE_OPTIONS: Final = RopeOptions()
+
+#: YaRN takes the logarithm of the original length over so many turns; the shortest length is 1.
+_MAX_TURNS: Final = 1e9
 
 
 def read_rope(
@@ -139,26 +157,42 @@ def read_rope(
     Defaults are those of transformers.
     """
     reader = _nested_reader(model, options)
+    said = [value for name in ("rope_type", "type") if (value := reader.values.get(name)) is not None]
+    kind = options.aliases.get(str(said[0]), str(said[0])) if said else "default"
     partial = read_partial_rotary_factor(model, options)
-    if partial != 1.0 and not options.rotates_partly:
-        reader.note_not_served("partial_rotary_factor", partial, "1.0: the whole head is rotated")
-    original = reader.integer(
-        "original_max_position_embeddings", options.original_max_position_embeddings or max_position_embeddings
-    )
+    if kind != "proportional":
+        _check_partial(reader, head_dim, partial, options)
     rope = _Rope(
         reader=reader,
         theta=reader.optional_number("rope_theta") or model.number(options.theta_attribute, options.theta),
         head_dim=count_rotated(head_dim, partial),
+        partial=partial,
         max_position_embeddings=max_position_embeddings,
-        original_max_position_embeddings=model.integer("original_max_position_embeddings", original),
+        original_max_position_embeddings=_read_original(model, reader, max_position_embeddings, options),
+        truncates=not options.layer_type,
     )
-    kind = str(reader.values.get("rope_type") or reader.values.get("type") or "default")
-    kind = options.aliases.get(kind, kind)
-    served = [one for one in sorted(_READERS) if options.follows_length or one not in _FOLLOWING_LENGTH]
-    if kind not in served:
-        reader.note_not_served("rope_type", kind, ", ".join(served))
+    if kind not in options.kinds:
+        reader.note_not_served("rope_type", kind, ", ".join(options.kinds))
         return DefaultRope(rope.theta)
     return _READERS[kind](rope)
+
+
+def _check_partial(reader: AttributeReader, head_dim: int, partial: float, options: RopeOptions) -> None:
+    count = count_rotated(head_dim, partial)
+    if partial != 1.0 and not options.rotates_partly:
+        reader.note_not_served("partial_rotary_factor", partial, "1.0: the whole head is rotated")
+    elif partial != 1.0 and (count % 2 or not count):
+        accepted = f"a share that makes an even number of {head_dim} dimensions, 2 at least"
+        reader.note_not_served("partial_rotary_factor", partial, accepted)
+
+
+def _read_original(
+    model: AttributeReader, reader: AttributeReader, max_position_embeddings: int, options: RopeOptions
+) -> int:
+    name = "original_max_position_embeddings"
+    inside = reader.integer(name, max_position_embeddings)
+    # transformers looks beside the object where all layers have one.
+    return inside if options.layer_type else model.integer(name, options.original_max_position_embeddings or inside)
 
 
 def read_partial_rotary_factor(model: AttributeReader, options: RopeOptions = DEFAULT_ROPE_OPTIONS) -> float:
@@ -171,18 +205,25 @@ def read_partial_rotary_factor(model: AttributeReader, options: RopeOptions = DE
     return factor
 
 
-def count_rotated(head_dim: int, partial_rotary_factor: float) -> int:
-    """Dimensions of a head that are rotated."""
-    return int(head_dim * partial_rotary_factor)
+def count_rotated(head_dim: int, partial_rotary_factor: float, rope: RopeConfig | None = None) -> int:
+    """Dimensions of a head that are rotated: the share, or all of those of a `proportional` rotary embedding."""
+    return head_dim if isinstance(rope, ProportionalRope) else int(head_dim * partial_rotary_factor)
 
 
 def _nested_reader(model: AttributeReader, options: RopeOptions) -> AttributeReader:
     """A reader of the object that has the rotary embedding's attributes, whatever the file format calls it."""
-    if options.scales and model.values.get("rope_scaling"):
-        return _read_object(model, "rope_scaling", "rope_type")
+    scaling = options.scales and model.values.get("rope_scaling")
     if not options.layer_type:
-        return _read_object(model, "rope_parameters", "rope_type")
+        reader = _read_object(model, "rope_scaling" if scaling else "rope_parameters", "rope_type")
+        for name, value in reader.values.items():
+            if isinstance(value, Mapping):
+                reader.note_not_served(name, dict(value), "nothing: all layers have one rotary embedding")
+        return reader
     reader = _read_object(model, "rope_parameters", options.layer_type)
+    if scaling:
+        if reader.values.get(options.layer_type):
+            model.note_invalid("rope_scaling", scaling, f"nothing beside rope_parameters.{options.layer_type}")
+        return _read_object(model, "rope_scaling", "rope_type")
     if any(value is not None and not isinstance(value, Mapping) for value in reader.values.values()):
         model.note_invalid("rope_parameters", dict(reader.values), "an object for each kind of layers")
         return reader.nested(options.layer_type, {})
@@ -191,7 +232,9 @@ def _nested_reader(model: AttributeReader, options: RopeOptions) -> AttributeRea
 
 def _read_object(reader: AttributeReader, name: str, content: str) -> AttributeReader:
     """A reader of an object inside another, empty where there is none."""
-    values = reader.values.get(name) or {}
+    values = reader.values.get(name)
+    if values is None:
+        values = {}
     if not isinstance(values, Mapping):
         reader.note_invalid(name, values, f"an object with {content}")
         values = {}
@@ -200,13 +243,20 @@ def _read_object(reader: AttributeReader, name: str, content: str) -> AttributeR
 
 @dataclass(frozen=True, slots=True)
 class _Rope:
-    """What every kind may need."""
+    """What every kind may need.
+
+    Attributes:
+        head_dim: Dimensions of a head that are rotated, as a share of them says: `partial`.
+        truncates: Whether `truncate` of YaRN may be false. transformers looks for it where all layers have one.
+    """
 
     reader: AttributeReader
     theta: float
     head_dim: int
+    partial: float
     max_position_embeddings: int
     original_max_position_embeddings: int
+    truncates: bool
 
     def read_factor(self) -> float:
         """The factor of kinds that may derive it from the two lengths."""
@@ -221,6 +271,10 @@ def _read_dynamic(rope: _Rope) -> DynamicRope:
 
 def _read_yarn(rope: _Rope) -> YarnRope:
     reader, factor = rope.reader, rope.read_factor()
+    if rope.theta == 1.0:
+        reader.note_invalid("rope_theta", rope.theta, "another number, as YaRN divides by its logarithm")
+    if not rope.truncates and not reader.boolean("truncate", True):
+        reader.note_not_served("truncate", False, "true")
     # Zero means unset here.
     mscale, mscale_all_dim = (
         reader.number(name, 0.0) if reader.values.get(name) != 0 else 0.0 for name in ("mscale", "mscale_all_dim")
@@ -232,11 +286,18 @@ def _read_yarn(rope: _Rope) -> YarnRope:
         theta=rope.theta,
         factor=factor,
         original_max_position_embeddings=rope.original_max_position_embeddings,
-        beta_fast=reader.number("beta_fast", 32.0),
-        beta_slow=reader.number("beta_slow", 1.0),
+        beta_fast=_read_turns(reader, "beta_fast", 32.0),
+        beta_slow=_read_turns(reader, "beta_slow", 1.0),
         truncate=reader.boolean("truncate", True),
         attention_scaling=reader.number("attention_factor", default_scaling),
     )
+
+
+def _read_turns(reader: AttributeReader, name: str, default: float) -> float:
+    turns = reader.number(name, default)
+    if turns > _MAX_TURNS:
+        reader.note_invalid(name, turns, f"at most {_MAX_TURNS:g}")
+    return turns
 
 
 def _yarn_scale(factor: float, mscale: float) -> float:
@@ -271,6 +332,10 @@ def _read_llama3(rope: _Rope) -> Llama3Rope:
     )
 
 
+def _read_proportional(rope: _Rope) -> ProportionalRope:
+    return ProportionalRope(rope.theta, rope.reader.number("factor", 1.0), rope.partial)
+
+
 _READERS: Final[Mapping[str, Callable[[_Rope], RopeConfig]]] = {
     "default": lambda rope: DefaultRope(rope.theta),
     "linear": lambda rope: LinearRope(rope.theta, rope.reader.number("factor")),
@@ -278,11 +343,8 @@ _READERS: Final[Mapping[str, Callable[[_Rope], RopeConfig]]] = {
     "yarn": _read_yarn,
     "longrope": _read_longrope,
     "llama3": _read_llama3,
+    "proportional": _read_proportional,
 }
-
-
-#: Kinds whose frequencies depend on the length of the sequence.
-_FOLLOWING_LENGTH: Final = ("dynamic", "longrope")
 
 
 def rope_to_json(rope: RopeConfig) -> dict[str, Any]:

@@ -6,10 +6,14 @@ the same lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
+
+#: The most scores of one head that are computed at once. In float32, 16 MiB.
+MAX_SCORES: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +136,24 @@ class Context:
 def attend_to(context: Context, step: Step, options: Options) -> Tensor:
     """Softmax-weighted sums of values: [rows, tokens, heads, head_dim] in the queries' dtype, computed in float32.
 
-    Tokens without a position get zeros.
+    Tokens without a position get zeros. Scores take as much memory however long the context is: so many tokens as that
+    gives attend at once, one after another.
     """
+    num_tokens, num_at_once = step.queries.shape[1], max(1, MAX_SCORES // max(1, context.positions.shape[1]))
+    if step.tree_mask is not None or num_tokens <= num_at_once:
+        return _attend_at_once(context, step, options)
+    starts = range(0, num_tokens, num_at_once)
+    return torch.cat(
+        [_attend_at_once(context, _take_tokens(step, start, start + num_at_once), options) for start in starts], dim=1
+    )
+
+
+def _take_tokens(step: Step, start: int, stop: int) -> Step:
+    """Some tokens of a step without a tree, with what they attend by."""
+    return replace(step, queries=step.queries[:, start:stop], positions=step.positions[:, start:stop])
+
+
+def _attend_at_once(context: Context, step: Step, options: Options) -> Tensor:
     queries, positions = step.queries, step.positions
     rows, num_tokens, _, head_dim = queries.shape
     kv_heads = context.keys.shape[1]

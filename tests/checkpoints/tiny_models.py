@@ -57,6 +57,12 @@ ROPES: Final[dict[str, dict[str, Any]]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 24,
     },
+    "proportional": {
+        "rope_type": "proportional",
+        "rope_theta": 10_000.0,
+        "factor": 2.0,
+        "partial_rotary_factor": 0.5,
+    },
 }
 
 GEOMETRIES: Final[dict[str, dict[str, Any]]] = {

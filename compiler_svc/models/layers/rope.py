@@ -15,6 +15,7 @@ from compiler_svc.models.rope_config import (
     Llama3Rope,
     LongRope,
     NoRope,
+    ProportionalRope,
     YarnRope,
 )
 from compiler_svc.models.sources import RopeSource
@@ -39,6 +40,9 @@ def compute_frequencies(source: RopeSource) -> Tensor:
         case LongRope():
             factors = rope.long_factor if source.is_long else rope.short_factor
             return 1.0 / (torch.tensor(factors) * periods)
+        case ProportionalRope():
+            num_rotated = int(rope.proportion * dim // 2)
+            return torch.cat((inv_freq[:num_rotated], torch.zeros(dim // 2 - num_rotated))) / rope.factor
     return inv_freq
 
 

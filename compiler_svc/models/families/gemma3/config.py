@@ -18,7 +18,7 @@ from compiler_svc.models.decoder_description import DecoderTraits, describe_deco
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.family import Family, NestedText
 from compiler_svc.models.nested_text import nest_family
-from compiler_svc.models.rope_config import RopeConfig, RopeOptions, read_rope
+from compiler_svc.models.rope_config import FIXED_ROPE_KINDS, RopeConfig, RopeOptions, read_rope
 
 _GLOBAL_ROPE: Final = RopeOptions(theta=1_000_000.0, layer_type="full_attention")
 _LOCAL_ROPE: Final = RopeOptions(
@@ -26,7 +26,7 @@ _LOCAL_ROPE: Final = RopeOptions(
     theta_attribute="rope_local_base_freq",
     layer_type="sliding_attention",
     scales=False,
-    follows_length=False,
+    kinds=FIXED_ROPE_KINDS,
 )
 
 

@@ -82,7 +82,7 @@ def describe(config: GptNeoxConfig) -> ModelDescription:
         norm_bias=True,
         is_gated=False,
         residual="parallel" if config.use_parallel_residual else "sequential",
-        rotary_dim=count_rotated(config.head_dim, config.partial_rotary_factor),
+        rotary_dim=count_rotated(config.head_dim, config.partial_rotary_factor, config.rope),
         stored_qkv="query_key_value",
         stores_qkv_by_head=True,
         storage=_STORAGE,

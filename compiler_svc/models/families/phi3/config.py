@@ -18,6 +18,7 @@ _ROPE: Final = RopeOptions(
     rotates_partly=True,
     original_max_position_embeddings=4096,
     aliases={"su": "longrope", "yarn": "longrope"},
+    kinds=("default", "longrope"),
 )
 
 

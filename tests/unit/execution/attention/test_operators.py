@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from execution.attention import operators
+from execution.attention import operators, reference
 from tests.attention.steps import CASES, CHUNK, DECODE, TREE, AttentionStep, attend_by_loops
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest result of any operator."""
+
+    num_entries = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.num_entries = max(self.num_entries, result.numel())
+        return result
 
 
 @pytest.mark.parametrize("step", CASES.values(), ids=CASES)
@@ -22,6 +39,28 @@ def test_reference_does_what_loops_do(step: AttentionStep) -> None:
     torch.testing.assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
     assert actual[1].equal(expected[1])
     assert actual[2].equal(expected[2])
+
+
+@pytest.mark.parametrize("max_scores", [1, 50])
+@pytest.mark.parametrize("step", CASES.values(), ids=CASES)
+def test_tokens_attend_some_at_a_time(step: AttentionStep, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, options = step.make_arguments(), step.make_options()
+    expected = torch.ops.kiln.attend(*arguments, **options)[0]
+    monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
+    torch.testing.assert_close(torch.ops.kiln.attend(*arguments, **options)[0], expected)
+
+
+def test_scores_take_as_much_memory_however_long_the_prompt_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most entries of any tensor grow with the tokens, not with their square."""
+    monkeypatch.setattr(reference, "MAX_SCORES", 1 << 10)
+    largest = []
+    for num_tokens in (64, 128):
+        step = reference.Step(*AttentionStep((0, 0), (num_tokens, num_tokens)).make_arguments())
+        context = reference.Context.of_step(step.keys, step.values, step.positions, torch.float32)
+        with LargestTensor() as recorded:
+            reference.attend_to(context, step, reference.Options(scale=1.0, window=0, soft_cap=0.0))
+        largest.append(recorded.num_entries)
+    assert largest[1] <= 2 * largest[0]
 
 
 def test_a_prompt_is_torchs_causal_attention() -> None:
