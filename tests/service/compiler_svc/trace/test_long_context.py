@@ -13,7 +13,7 @@ from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.graph_spec import GraphSpec
 from compiler_svc.trace.submodels import describe_state, describe_submodel
-from tests.checkpoints.tiny_models import ROPES, TinyModel, write_tiny_model
+from tests.checkpoints.tiny_models import TinyModel, write_tiny_model
 
 SLOTS, STEP, BLOCK = 2, 512, 32
 LENGTHS = (4096, 8192)
@@ -28,7 +28,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "slots": ("LlamaForCausalLM", SIZES),
     "blocks": ("LlamaForCausalLM", SIZES),
     "ring": ("MistralForCausalLM", SIZES | {"head_dim": 8, "sliding_window": 100}),
-    "follows-length": ("LlamaForCausalLM", SIZES | {"rope_parameters": ROPES["longrope"]}),
     "slopes": ("BloomForCausalLM", {"hidden_size": 32, "n_head": 4, "num_hidden_layers": 1}),
 }
 
