@@ -142,7 +142,8 @@ OPTIONS: Final[Mapping[str, Callable[[int], Options]]] = {
         "hidden_activation": _ACT,
         "query_pre_attn_scalar": st.integers(1, 64),
         "sliding_window": _WINDOW,
-        "layer_types": _draw_layer_types(layers),
+        "layer_types": st.none() | _draw_layer_types(layers),
+        "sliding_window_pattern": st.integers(1, 3),
         "final_logit_softcapping": _CAP,
     },
     "Starcoder2ForCausalLM": lambda _: {
@@ -190,8 +191,12 @@ OPTIONS: Final[Mapping[str, Callable[[int], Options]]] = {
     },
 }
 
-#: Families whose heads have keys of their own and divide the hidden size.
+#: Families whose heads have keys of their own.
 _EQUAL_HEADS: Final = ("GPT2LMHeadModel", "GPTJForCausalLM", "OPTForCausalLM", "BloomForCausalLM", "GPTNeoXForCausalLM")
+#: Families whose heads have a size of their own, whatever the hidden size is; of the others, some may have.
+_FIXED_HEADS: Final = ("Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
+#: Families whose heads divide the hidden size. transformers measures Phi-3's factors by it.
+_DERIVED_HEADS: Final = (*_EQUAL_HEADS, "Phi3ForCausalLM")
 #: What families call their sizes, where it is not what most do; None: it follows from other sizes or is an option.
 _NAMES: Final[Mapping[str, Mapping[str, str | None]]] = {
     **dict.fromkeys(
@@ -223,25 +228,23 @@ def _draw_partial_rope(draw: st.DrawFn, head_dim: int, kinds: tuple[str, ...]) -
 @st.composite
 def draw_geometry(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
     """Attributes of a legal model of a family, as transformers' configuration takes them."""
-    has_equal_heads = architecture in _EQUAL_HEADS
     num_heads, num_layers = draw(st.integers(1, 6)), draw(st.integers(1, 2))
+    has_head_dim = architecture in _FIXED_HEADS or (architecture not in _DERIVED_HEADS and draw(_FLAG))
     # Three ranks divide a hidden size of three at least.
-    head_dim = 2 * draw(st.integers(2 if has_equal_heads else 1, 8))
+    head_dim = 2 * draw(st.integers(1 if has_head_dim else 2, 8))
     sizes = {
         "vocab_size": draw(st.integers(8, 90)),
-        "hidden_size": num_heads * head_dim,
+        "hidden_size": num_heads * (draw(st.integers(4, 20)) if has_head_dim else head_dim),
         "intermediate_size": draw(_SIZE),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
     }
-    if not has_equal_heads:
+    if has_head_dim:
+        sizes["head_dim"] = head_dim
+    if architecture not in _EQUAL_HEADS:
         divisors = [count for count in range(1, num_heads + 1) if num_heads % count == 0]
         sizes["num_key_value_heads"] = draw(st.sampled_from(divisors))
         sizes["max_position_embeddings"] = draw(st.sampled_from([NUM_POSITIONS // 2, 256]))
-        # transformers measures Phi-3's factors by the hidden size.
-        if architecture != "Phi3ForCausalLM":
-            sizes["head_dim"] = head_dim
-            sizes["hidden_size"] = num_heads * draw(st.integers(4, 20))
     names = _NAMES.get(architecture, {})
     attributes = {name: size for said, size in sizes.items() if (name := names.get(said, said)) is not None}
     options = dict(OPTIONS[architecture](num_layers))
