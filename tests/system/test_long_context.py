@@ -52,7 +52,7 @@ class Measured:
 
     Attributes:
         kv_bytes: The cache, as the runtime says.
-        rank_bytes: Memory that the rank shares with nobody, after a prompt; `code_bytes`: all libraries.
+        rank_bytes: Memory that the rank shares with no other process, after a prompt; `code_bytes`: all libraries.
     """
 
     kv_bytes: int
