@@ -11,6 +11,7 @@ from bundle.abi.state import AXES
 from bundle.abi.tensor import AbiTensor
 from bundle.errors import ManifestInvalid
 from bundle.manifest import Executable, Manifest, WeightSet
+from bundle.neff_consistency import find_neff_problems
 
 
 def check_consistency(manifest: Manifest, *, digest: str = "") -> None:
@@ -111,6 +112,11 @@ def _find_executable_problems(executable: Executable, manifest: Manifest) -> Ite
         weight_set.name: [{tensor.name for tensor in shard.tensors} for shard in weight_set.shards]
         for weight_set in manifest.weight_sets
     }
+    if (executable.state_convention == "aliased") != (executable.neff is not None):
+        has = "lacks" if executable.neff is None else "has"
+        yield f"{path} {has} neff, and its state_convention is {executable.state_convention}"
+    if executable.neff is not None:
+        yield from find_neff_problems(f"{path}.neff", executable.neff, executable, manifest)
     for constant in executable.constants:
         if not all(constant.tensor in names for names in tensors.get(constant.weight_set, [set()])):
             yield (

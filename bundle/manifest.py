@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 import msgspec
 
 from bundle.abi.inputs import PromptLengths
+from bundle.abi.neff import NeffProgram
 from bundle.abi.outputs import list_flags
 from bundle.abi.state import StateLayout
 from bundle.abi.submodels import SUBMODELS, SubmodelName
@@ -31,7 +32,7 @@ FEATURES: Final[Mapping[str, str]] = MappingProxyType({})
 #: How a weight shard arranges the items of a tensor.
 TensorLayout = Literal["row_major"]
 TargetKind = Literal["cpu", "inf2", "trn1", "trn2", "trn3"]
-StateConvention = Literal["in_place", "functional"]
+StateConvention = Literal["in_place", "functional", "aliased"]
 #: Not an enumeration, because other distributions may add formats; `targets` knows those that can run here.
 FormatName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 
@@ -45,12 +46,16 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     """An immutable record that ignores unknown fields."""
 
 
-class Target(_Record, frozen=True):
+class Target(_Record, frozen=True, omit_defaults=True):
     """The hardware for which the executables are made."""
 
     kind: TargetKind
-    #: Instruction set, such as `x86-64-v3`.
+    #: Instruction set, such as `x86-64-v3`; empty on Neuron targets.
     isa: str
+    #: Neuron targets: the generation of cores as `kelf-0.json` of the NEFFs names it, such as `cayman` (trn2).
+    architecture: str = ""
+    #: Neuron targets: physical cores of a logical core, which the host must be configured with; 0 elsewhere.
+    lnc: int = 0
 
 
 class TensorSpec(_Record, frozen=True):
@@ -82,12 +87,13 @@ class ConstantBinding(_Record, frozen=True):
     tensor: str
 
 
-class Executable(_Record, frozen=True):
+class Executable(_Record, frozen=True, omit_defaults=True):
     """One compiled program for one (submodel, bucket).
 
     An executor calls it with its inputs and then its state, in the order given here. Under the state convention
     `in_place` it writes the state in place and returns the outputs; under `functional` it does not change its arguments
-    and returns the outputs and then the new state.
+    and returns the outputs and then the new state. Under `aliased`, `neff` names the tensors: an output may be an
+    input's memory, so that the program writes the state where it lies.
     """
 
     #: `submodel_bucket`, unique in the bundle, such as `token_generation_256`.
@@ -111,6 +117,8 @@ class Executable(_Record, frozen=True):
     graph_digest: Digest
     #: Options that the runtime must know, from `bundle.abi.outputs.list_flags`, sorted.
     flags: tuple[str, ...]
+    #: How to call the blob under the state convention `aliased`; None under the others.
+    neff: NeffProgram | None = None
 
     @property
     def num_row_tokens(self) -> int:
