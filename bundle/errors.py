@@ -10,6 +10,7 @@ KilnError                     root of every error that crosses a service boundar
     ├── BundleNotFound        a manifest digest or reference that names nothing
     ├── ManifestInvalid       a manifest that does not follow the schema
     ├── AbiUnsupported        a manifest of an ABI, flags or submodels that this code does not know
+    ├── NeffInvalid           a NEFF that is cut off, or was made for other cores than its bundle
     ├── LayoutInvalid         a directory that is no OCI image layout, or a broken index
     └── RefInvalid            text that is no bundle reference
 """
@@ -161,6 +162,16 @@ class AbiUnsupported(BundleError):
     def __init__(self, field: str, value: str, accepted: str) -> None:
         violation = FieldViolation(field, value, accepted)
         super().__init__(f"unsupported bundle: {violation}", violations=(violation,), field=field, value=value)
+
+
+class NeffInvalid(BundleError):
+    """A NEFF that is cut off, or was made for other cores than its bundle; `violations` names the field."""
+
+    reason = "NEFF_INVALID"
+
+    def __init__(self, tag: str, field: str, value: str, accepted: str) -> None:
+        violation = FieldViolation(f"executables[{tag}]: {field}", value, accepted)
+        super().__init__(f"this is no NEFF of the bundle: {violation}", violations=(violation,), tag=tag, field=field)
 
 
 class LayoutInvalid(BundleError):

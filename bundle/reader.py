@@ -13,6 +13,7 @@ from bundle.digest import Progress, parse_digest, sha256_bytes
 from bundle.errors import BlobCorrupt, BlobMissing, BlobNotFound, BundleNotFound, ManifestInvalid
 from bundle.layout import Layout
 from bundle.manifest import Manifest, parse_manifest
+from bundle.neff import check_neffs
 from bundle.oci import (
     BUNDLE_TYPE,
     IMAGE_MANIFEST_TYPE,
@@ -85,9 +86,11 @@ class Bundle:
         Raises:
             BlobCorrupt: A blob does not have its digest; the error names blob and title.
             BlobNotFound: A blob has gone since the bundle was opened.
+            NeffInvalid: A NEFF is cut off, or was made for other cores than the manifest names.
         """
         for blob in {blob.digest: blob for blob in self.blobs}.values():
             verifier.verify(self.blob_path(blob.digest), blob.digest, blob.title, progress)
+        check_neffs(self.manifest, self.blob_path)
 
 
 def open_bundle(layout: Layout, digest: str) -> Bundle:

@@ -22,6 +22,7 @@ from bundle.errors import (
     KilnError,
     LayoutInvalid,
     ManifestInvalid,
+    NeffInvalid,
     RefInvalid,
     ResourcesShort,
 )
@@ -48,6 +49,7 @@ BUNDLE_STATUSES: Final[StatusTable] = MappingProxyType(
         LayoutInvalid: grpc.StatusCode.DATA_LOSS,
         ManifestInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         AbiUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
+        NeffInvalid: grpc.StatusCode.FAILED_PRECONDITION,
         ResourcesShort: grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
