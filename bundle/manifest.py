@@ -52,9 +52,9 @@ class Target(_Record, frozen=True, omit_defaults=True):
     kind: TargetKind
     #: Instruction set, such as `x86-64-v3`; empty on Neuron targets.
     isa: str
-    #: Neuron targets: the generation of cores as `kelf-0.json` of the NEFFs names it, such as `cayman` (trn2).
+    #: Neuron targets: the generation of cores as the NEFFs' `kelf-0.json` names it, such as `cayman` (trn2).
     architecture: str = ""
-    #: Neuron targets: physical cores of a logical core, which the host must be configured with; 0 elsewhere.
+    #: Neuron targets: physical cores of a logical core; 0 elsewhere.
     lnc: int = 0
 
 
@@ -92,8 +92,7 @@ class Executable(_Record, frozen=True, omit_defaults=True):
 
     An executor calls it with its inputs and then its state, in the order given here. Under the state convention
     `in_place` it writes the state in place and returns the outputs; under `functional` it does not change its arguments
-    and returns the outputs and then the new state. Under `aliased`, `neff` names the tensors: an output may be an
-    input's memory, so that the program writes the state where it lies.
+    and returns the outputs and then the new state. Under `aliased`, `neff` says which outputs share memory with inputs.
     """
 
     #: `submodel_bucket`, unique in the bundle, such as `token_generation_256`.

@@ -18,7 +18,7 @@ from typing import IO, Final, TypeVar, cast
 import msgspec
 
 from bundle.errors import NeffInvalid
-from bundle.manifest import Manifest
+from bundle.manifest import Executable, Manifest, Target
 
 HEADER_SIZE_BYTES: Final = 1024
 #: pkg_version, header_size, data_size, neff_version_major, neff_version_minor, neff_build_version, num_tpb, hash, uuid,
@@ -83,15 +83,23 @@ def check_neffs(manifest: Manifest, blob_path: Callable[[str], Path]) -> None:
     """
     checked = set()
     for executable in manifest.executables:
-        if executable.neff is None or executable.blob in checked:
-            continue
-        checked.add(executable.blob)
-        facts = read_neff(blob_path(executable.blob), executable.tag)
-        if facts.lnc != manifest.target.lnc:
-            raise NeffInvalid(executable.tag, "lnc_size", str(facts.lnc), f"{manifest.target.lnc}, as target.lnc says")
-        if facts.architecture != manifest.target.architecture:
-            accepted = f"{manifest.target.architecture!r}, as target.architecture says"
-            raise NeffInvalid(executable.tag, f"{_KELF}: target", repr(facts.architecture), accepted)
+        if executable.neff is not None and executable.blob not in checked:
+            checked.add(executable.blob)
+            check_neff(executable, manifest.target, blob_path(executable.blob))
+
+
+def check_neff(executable: Executable, target: Target, path: Path) -> None:
+    """Checks one NEFF as `check_neffs` does.
+
+    Raises:
+        NeffInvalid: See `check_neffs`.
+    """
+    facts = read_neff(path, executable.tag)
+    if facts.lnc != target.lnc:
+        raise NeffInvalid(executable.tag, "lnc_size", str(facts.lnc), f"{target.lnc}, as target.lnc says")
+    if facts.architecture != target.architecture:
+        accepted = f"{target.architecture!r}, as target.architecture says"
+        raise NeffInvalid(executable.tag, f"{_KELF}: target", repr(facts.architecture), accepted)
 
 
 class _Kelf(msgspec.Struct):

@@ -9,6 +9,7 @@ import grpc
 
 from edge.errors import ClientStalled
 from edge.status import BUNDLE_STATUSES, EDGE_STATUSES, StatusTable
+from execution import device_errors as devices
 from execution import errors as execution
 from execution.text import errors as text
 from runtime_svc import errors
@@ -37,6 +38,11 @@ STATUS_TABLE: Final[StatusTable] = MappingProxyType(
         execution.CollectivesMissing: grpc.StatusCode.FAILED_PRECONDITION,
         execution.TooManyRanks: grpc.StatusCode.FAILED_PRECONDITION,
         execution.RankFailed: grpc.StatusCode.INTERNAL,
+        devices.NeuronLibraryMissing: grpc.StatusCode.FAILED_PRECONDITION,
+        devices.DeviceUnsuitable: grpc.StatusCode.FAILED_PRECONDITION,
+        devices.DeviceBusy: grpc.StatusCode.UNAVAILABLE,
+        devices.DeviceMemoryShort: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        devices.DeviceCallFailed: grpc.StatusCode.INTERNAL,
         execution.RankLost: grpc.StatusCode.UNAVAILABLE,
         errors.RequestInvalid: grpc.StatusCode.INVALID_ARGUMENT,
         errors.FeatureNotServed: grpc.StatusCode.INVALID_ARGUMENT,

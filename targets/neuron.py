@@ -14,7 +14,9 @@ NEFF: Final = ExecutableFormat(
     media_type="application/vnd.kiln.executable.v1.neff",
     suffix=".neff",
     state_convention="aliased",
-    is_native=True,
+    # The host's processor does not run it; what runs it is checked by the executor.
+    is_native=False,
+    executor="execution.executors.neuron.executor:load_neuron_executor",
     fixed_code_bytes=8 << 20,
     layer_code_bytes=1 << 20,
     # NxD Inference's cache has `kv_cache_batch_size` rows: what an idle row writes, the next prefill overwrites.

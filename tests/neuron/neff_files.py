@@ -36,7 +36,11 @@ def pack_header(data: bytes, **fields: int) -> bytes:
 
 
 def make_neff(
-    files: Mapping[str, bytes] | None = None, *, architecture: str = "cayman", version: str = "2.26", **fields: int
+    files: Mapping[str, bytes] | None = None,
+    *,
+    architecture: str = "cayman",
+    version: str = "2.26",
+    fields: Mapping[str, int] | None = None,
 ) -> bytes:
     """A whole NEFF.
 
@@ -50,4 +54,4 @@ def make_neff(
         "./info.json": json.dumps({"tool_version": version}).encode(),
     }
     data = pack_archive(described | dict(files or {}))
-    return pack_header(data, **fields) + data
+    return pack_header(data, **(fields or {})) + data

@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_facts_of_a_neff(path: Path) -> None:
     assert read(make_neff(), path) == NeffFacts(lnc=2, architecture="cayman", compiler_version="2.26")
-    assert read(make_neff(lnc_size=1, architecture="other"), path).architecture == "other"
+    assert read(make_neff(fields={"lnc_size": 1}, architecture="other"), path).architecture == "other"
 
 
 def test_header_has_the_offsets_of_real_neffs() -> None:
@@ -78,8 +78,8 @@ def set_size(size: int) -> Callable[[tarfile.TarInfo], None]:
         (b"\x7fELF" * 100, r"size: got 400 bytes; accepted: at least 1024"),
         (make_neff()[:-1], r"data_size: got \d+; accepted: \d+, what the file has behind its header"),
         (make_neff() + b"x", r"data_size: got \d+; accepted: \d+"),
-        (make_neff(header_size=512), "header_size: got 512; accepted: 1024"),
-        (make_neff(header_size=2**64 - 1), "header_size: got 18446744073709551615; accepted: 1024"),
+        (make_neff(fields={"header_size": 512}), "header_size: got 512; accepted: 1024"),
+        (make_neff(fields={"header_size": 2**64 - 1}), "header_size: got 18446744073709551615; accepted: 1024"),
         (with_archive(b"neither gzip nor tar" * 100), "archive: got a block that begins no file"),
         (with_archive(b"\x1f\x8b and then nothing"), "archive: got BadGzipFile"),
         (with_archive(pack_archive({})[:-9]), "kelf-0.json: got no such file"),
@@ -134,7 +134,7 @@ class TestBundles:
 
     def test_neff_for_another_size_of_cores_is_refused(self, path: Path) -> None:
         with pytest.raises(NeffInvalid, match=r"lnc_size: got 1; accepted: 2, as target\.lnc says"):
-            self.check(path, make_neff(lnc_size=1))
+            self.check(path, make_neff(fields={"lnc_size": 1}))
 
     def test_other_executables_are_not_read(self, tmp_path: Path) -> None:
         check_neffs(sample_manifest(), lambda _digest: tmp_path / "absent")

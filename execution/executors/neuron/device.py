@@ -1,0 +1,247 @@
+"""The NeuronCores of this process, and tensors in their memory."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NoReturn, Self
+
+from bundle.manifest import Target, TargetKind
+from execution.device_errors import (
+    DeviceBroken,
+    DeviceBusy,
+    DeviceCallFailed,
+    DeviceHung,
+    DeviceMemoryShort,
+    DeviceUnsuitable,
+)
+from execution.executors.neuron.library import (
+    NO_FRAMEWORK,
+    ON_DEVICE,
+    InstanceInfo,
+    MemoryStats,
+    open_library,
+)
+from execution.executors.neuron.status import Consequence, describe_status
+
+logger = logging.getLogger(__name__)
+
+#: The target that each family of instances is (`nrt_instance_info_t.family`, an enumeration in nrt.h).
+FAMILIES: Final[Mapping[int, TargetKind]] = MappingProxyType(
+    {
+        **dict.fromkeys((2, 3), "trn1"),
+        **dict.fromkeys((4, 7), "inf2"),
+        **dict.fromkeys((5, 6, 8, 9, 10, 11, 12, 13), "trn2"),
+        **dict.fromkeys((14, 15), "trn3"),
+    }
+)
+
+VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
+LOGICAL_CORE_SIZE: Final = "NEURON_LOGICAL_NC_CONFIG"
+#: The documents name three defaults, 2, 30 and 600 s. A step takes a second at most, a hang never ends.
+EXEC_TIMEOUT: Final = "NEURON_RT_EXEC_TIMEOUT"
+_EXEC_TIMEOUT_S: Final = "30"
+
+#: A rank has one logical core, the first that its process sees.
+CORE: Final = 0
+
+
+class NeuronDevice:
+    """libnrt, initialized for the one logical core of this process. Use `open_device`."""
+
+    def __init__(self, target: Target) -> None:
+        """Initializes the library, which takes the core until the process ends.
+
+        Raises:
+            NeuronLibraryMissing: There is no libnrt, or it lacks a call.
+            DeviceUnsuitable: The bundle is for another kind of cores, or the host has too few.
+            DeviceBusy: Another process has the core.
+        """
+        self._library = open_library()
+        self._require_suitable(target)
+        # libnrt reads them when it is initialized or loads a NEFF.
+        os.environ[LOGICAL_CORE_SIZE] = str(target.lnc)
+        os.environ.setdefault(EXEC_TIMEOUT, _EXEC_TIMEOUT_S)
+        os.environ.setdefault(VISIBLE_CORES, "0")
+        self._require_cores()
+        self.call("nrt_init", NO_FRAMEWORK, b"", b"")
+        atexit.register(self._library.nrt_close)
+
+    def require_target(self, target: Target) -> None:
+        """Checks that a bundle is for the core as it was initialized.
+
+        Raises:
+            DeviceUnsuitable: It is for another kind or size of logical cores.
+        """
+        self._require_suitable(target)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the core's memory that nothing holds."""
+        stats = self.read_memory()
+        return max(0, int(stats.bytes_limit) - int(stats.bytes_used))
+
+    def read_memory(self) -> MemoryStats:
+        """Reads how much of the core's memory is held, and how much there is."""
+        stats, size = MemoryStats(), ctypes.c_size_t()
+        self.call("nrt_get_vnc_memory_stats", CORE, stats, ctypes.sizeof(stats), size)
+        return stats
+
+    def require_memory(self, what: str, needed_bytes: int) -> None:
+        """Checks that the core has memory for something, before a part of it is allocated.
+
+        Raises:
+            DeviceMemoryShort: It has not.
+        """
+        free_bytes = self.free_bytes
+        if needed_bytes > free_bytes:
+            raise DeviceMemoryShort(what, needed_bytes, free_bytes)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Makes a call that returns a status.
+
+        Raises:
+            DeviceMemoryShort, DeviceBusy, DeviceUnsuitable, DeviceHung, DeviceBroken, DeviceCallFailed: The status is
+                not success; see `execution.executors.neuron.status`.
+        """
+        code = self.call_for_status(name, *arguments)
+        if code:
+            self.raise_status(name, code)
+
+    def call_for_status(self, name: str, *arguments: object) -> int:
+        """Makes a call and returns its status. Structures and integers of ctypes are passed by reference."""
+        return int(getattr(self._library, name)(*(_by_reference(argument) for argument in arguments)))
+
+    def release(self, name: str, handle: ctypes.c_void_p) -> None:
+        """Makes a call that frees what a handle stands for, and clears the handle."""
+        getattr(self._library, name)(ctypes.byref(handle))
+
+    def raise_status(self, call: str, code: int) -> NoReturn:
+        """Raises the error that a status stands for."""
+        status = describe_status(code)
+        text = f"{status.name} ({code})"
+        match status.consequence:
+            case Consequence.HANG:
+                raise DeviceHung(call, text)
+            case Consequence.BREAK:
+                raise DeviceBroken(call, text)
+            case Consequence.SHORT:
+                raise DeviceMemoryShort(call, None, self.free_bytes)
+            case Consequence.BUSY:
+                raise DeviceBusy(os.environ.get(VISIBLE_CORES, ""), text)
+            case Consequence.REFUSE:
+                raise DeviceUnsuitable("executables", text, "NEFFs that this host's Neuron runtime takes")
+            case _:
+                raise DeviceCallFailed(call, text)
+
+    def _require_suitable(self, target: Target) -> None:
+        info = InstanceInfo()
+        self.call("nrt_get_instance_info", info, ctypes.sizeof(info))
+        kind = FAMILIES.get(info.family, f"instances of family {info.family}, which Kiln does not know")
+        if kind != target.kind:
+            raise DeviceUnsuitable("target.kind", target.kind, kind)
+        size = os.environ.get(LOGICAL_CORE_SIZE, str(target.lnc))
+        if size != str(target.lnc):
+            raise DeviceUnsuitable("target.lnc", str(target.lnc), f"{size}, as {LOGICAL_CORE_SIZE} says")
+
+    def _require_cores(self) -> None:
+        total = ctypes.c_uint32()
+        self.call("nrt_get_total_vnc_count", total)
+        wanted = os.environ[VISIBLE_CORES]
+        last = wanted.rpartition("-")[2]
+        if not last.isdigit() or int(last) >= total.value:
+            raise DeviceUnsuitable("cores", wanted, f"0 to {total.value - 1}" if total.value else "none")
+
+
+def _by_reference(argument: object) -> object:
+    is_result = isinstance(argument, ctypes.Structure | ctypes.c_size_t | ctypes.c_uint32)
+    return ctypes.byref(argument) if is_result else argument  # type: ignore[arg-type]
+
+
+class DeviceTensor:
+    """A piece of the core's memory."""
+
+    def __init__(self, device: NeuronDevice, name: str, size_bytes: int) -> None:
+        """Allocates memory, which is not cleared.
+
+        Raises:
+            DeviceMemoryShort: The core has no memory for it.
+        """
+        self.size_bytes = size_bytes
+        self.handle = ctypes.c_void_p()
+        self._device = device
+        try:
+            device.call("nrt_tensor_allocate", ON_DEVICE, CORE, size_bytes, name.encode(), ctypes.byref(self.handle))
+        except DeviceMemoryShort as error:
+            raise DeviceMemoryShort(name, size_bytes, device.free_bytes) from error
+
+    def write(self, address: int) -> None:
+        """Copies the whole tensor from host memory."""
+        self._device.call("nrt_tensor_write", self.handle, address, 0, self.size_bytes)
+
+    def read(self, address: int) -> None:
+        """Copies the whole tensor to host memory."""
+        self._device.call("nrt_tensor_read", self.handle, address, 0, self.size_bytes)
+
+    def zero(self, offset: int, size_bytes: int) -> None:
+        """Zeroes a part."""
+        self._device.call("nrt_tensor_memset", self.handle, offset, 0, size_bytes)
+
+    def free(self) -> None:
+        """Gives the memory back. Calling it again is harmless."""
+        if self.handle:
+            self._device.release("nrt_tensor_free", self.handle)
+
+
+class TensorSet:
+    """Tensors by the names that a NEFF has for them."""
+
+    def __init__(self, device: NeuronDevice, tensors: Mapping[str, DeviceTensor]) -> None:
+        """Makes a set. The tensors stay their owner's."""
+        self.handle = ctypes.c_void_p()
+        self._device = device
+        device.call("nrt_allocate_tensor_set", ctypes.byref(self.handle))
+        try:
+            for name, tensor in tensors.items():
+                device.call("nrt_add_tensor_to_tensor_set", self.handle, name.encode(), tensor.handle)
+        except BaseException:
+            self.free()
+            raise
+
+    def free(self) -> None:
+        """Releases the set, not its tensors. Calling it again is harmless."""
+        if self.handle:
+            self._device.release("nrt_destroy_tensor_set", self.handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+
+_opened: NeuronDevice | None = None
+_opening: Final = threading.Lock()
+
+
+def open_device(target: Target) -> NeuronDevice:
+    """Returns the device of this process; initializes it at the first call, which a rank makes after its fork.
+
+    libnrt cannot be initialized anew once it was closed, so the device stays until the process ends.
+
+    Raises:
+        DeviceUnsuitable: The bundle is for other cores.
+        ExecutionError: See `NeuronDevice`.
+    """
+    global _opened  # noqa: PLW0603 - the library's state is the process's
+    with _opening:
+        if _opened is None:
+            _opened = NeuronDevice(target)
+        else:
+            _opened.require_target(target)
+        return _opened

@@ -1,0 +1,224 @@
+"""One NEFF on its core."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bundle.abi.neff import NeffProgram
+from bundle.abi.tensor import DType
+from bundle.errors import NeffInvalid
+from bundle.manifest import Executable, Manifest, Target
+from bundle.neff import check_neff
+from bundle.neff_consistency import find_neff_problems
+from execution.device_errors import DeviceCallFailed, DeviceMemoryShort
+from execution.dtypes import TORCH_DTYPES
+from execution.errors import ExecutableInvalid, StepFailed
+from execution.executors.neuron.device import CORE, DeviceTensor, NeuronDevice, TensorSet
+from execution.executors.neuron.library import INPUT, TensorInfo, TensorInfos
+from execution.executors.neuron.status import Consequence, describe_status
+
+logger = logging.getLogger(__name__)
+
+#: `nrt_dtype_t` of the dtypes of the ABI (nrt.h).
+NRT_DTYPES: Final[Mapping[DType, int]] = {"float32": 0xA, "bfloat16": 0x6, "float16": 0x7, "int32": 0x8}
+#: `vnc_count` of a NEFF that runs on one logical core.
+_ONE_CORE: Final = 1
+
+
+class _Form(NamedTuple):
+    """What a NEFF says of one of its tensors."""
+
+    is_input: bool
+    dtype: int
+    shape: tuple[int, ...]
+
+
+class NeffOnCore:
+    """A loaded NEFF with memory for its inputs and outputs; weights and state are its callers'."""
+
+    def __init__(self, device: NeuronDevice, executable: Executable, path: Path, manifest: Manifest) -> None:
+        """Reads the NEFF from a file, loads it onto the core and compares its tensors with the manifest's.
+
+        Raises:
+            ExecutableInvalid: The file is no NEFF, one for other cores, or not the one that the manifest describes.
+            DeviceMemoryShort: The core has no memory for it.
+        """
+        program = _require_map(executable, manifest)
+        self._device = device
+        self._executable = executable
+        self._handle = ctypes.c_void_p()
+        self._num_without_numbers = 0
+        with ExitStack() as stack:
+            self._load(path, program, manifest.target)
+            stack.callback(self._unload)
+            self._check_tensors(program)
+            self._inputs = {
+                one.tensor: self._allocate(stack, one.name, one.dtype, one.shape)
+                for one in program.inputs
+                if one.kind == "input"
+            }
+            self._outputs = {
+                one.tensor: self._allocate(stack, one.name, one.dtype, one.shape)
+                for one in program.outputs
+                if one.kind == "output"
+            }
+            self._program = program
+            self._resources = stack.pop_all()
+
+    def bind(
+        self, weights: Mapping[tuple[str, str], DeviceTensor], state: Mapping[str, DeviceTensor]
+    ) -> tuple[TensorSet, TensorSet]:
+        """Makes the sets of inputs and outputs with these weights and this state.
+
+        Args:
+            weights: By weight set and name.
+            state: By name.
+        """
+        constants = {one.name: weights[one.weight_set, one.tensor] for one in self._executable.constants}
+        taken = {"input": self._inputs, "weight": constants, "state": state}
+        given = {"output": self._outputs, "state": state}
+        inputs = TensorSet(self._device, {one.name: taken[one.kind][one.tensor] for one in self._program.inputs})
+        try:
+            outputs = TensorSet(self._device, {one.name: given[one.kind][one.tensor] for one in self._program.outputs})
+        except BaseException:
+            inputs.free()
+            raise
+        return inputs, outputs
+
+    def run(self, arguments: Sequence[Tensor], sets: tuple[TensorSet, TensorSet]) -> dict[str, Tensor]:
+        """Runs the NEFF once.
+
+        Args:
+            arguments: The manifest's inputs, in its order, contiguous.
+            sets: What `bind` returned.
+
+        Returns:
+            The manifest's outputs, by name; new tensors.
+
+        Raises:
+            StepFailed: The step failed; the core can go on.
+            DeviceHung, DeviceBroken: The core cannot go on.
+        """
+        for spec, argument in zip(self._executable.inputs, arguments, strict=True):
+            self._inputs[spec.name].write(argument.data_ptr())
+        inputs, outputs = sets
+        code = self._device.call_for_status("nrt_execute", self._handle, inputs.handle, outputs.handle)
+        if code:
+            self._take_status(code)
+        results = {}
+        for spec in self._executable.outputs:
+            result = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+            self._outputs[spec.name].read(result.data_ptr())
+            results[spec.name] = result
+        return results
+
+    def close(self) -> None:
+        """Frees inputs and outputs and unloads the NEFF."""
+        self._resources.close()
+
+    def _take_status(self, code: int) -> None:
+        """Raises what a step's status says, unless the outputs are there."""
+        status = describe_status(code)
+        if status.consequence is Consequence.COUNT:
+            self._num_without_numbers += 1
+            number = self._num_without_numbers
+            # Powers of two: a model that always makes some would fill the log.
+            if number & (number - 1) == 0:
+                logger.warning("%s: %s for the %dth time", self._executable.tag, status.name, number)
+            return
+        try:
+            self._device.raise_status("nrt_execute", code)
+        except (DeviceCallFailed, DeviceMemoryShort) as error:
+            raise StepFailed(self._executable.tag, f"{status.name} ({code})") from error
+
+    def _load(self, path: Path, program: NeffProgram, target: Target) -> None:
+        tag = self._executable.tag
+        try:
+            check_neff(self._executable, target, path)
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+                view = (ctypes.c_char * len(data)).from_buffer(data)
+                try:
+                    self._call_load(ctypes.addressof(view), len(data), program)
+                finally:
+                    del view
+        except (OSError, NeffInvalid) as error:
+            detail = str(error) if isinstance(error, NeffInvalid) else f"it cannot be read ({type(error).__name__})"
+            raise ExecutableInvalid(tag, detail) from error
+        except DeviceCallFailed as error:
+            raise ExecutableInvalid(tag, f"libnrt does not load it: {error.metadata['status']}") from error
+
+    def _call_load(self, address: int, size_bytes: int, program: NeffProgram) -> None:
+        assert not program.is_collective, "refused before"
+        self._device.call("nrt_load", address, size_bytes, CORE, _ONE_CORE, ctypes.byref(self._handle))
+
+    def _unload(self) -> None:
+        self._device.call("nrt_unload", self._handle)
+
+    def _allocate(self, stack: ExitStack, name: str, dtype: DType, shape: tuple[int, ...]) -> DeviceTensor:
+        tensor = DeviceTensor(self._device, name, count_bytes(dtype, shape))
+        stack.callback(tensor.free)
+        return tensor
+
+    def _check_tensors(self, program: NeffProgram) -> None:
+        """Compares the tensors that the NEFF has with those of the manifest's map."""
+        described = {
+            one.name: _Form(is_input=True, dtype=NRT_DTYPES[one.dtype], shape=one.shape) for one in program.inputs
+        }
+        described |= {
+            one.name: _Form(is_input=False, dtype=NRT_DTYPES[one.dtype], shape=one.shape) for one in program.outputs
+        }
+        held = self._read_tensors()
+        for name in sorted(held.keys() | described.keys()):
+            if held.get(name) != described.get(name):
+                detail = f"tensor {name} of the NEFF is {_describe(held.get(name))}, the manifest has "
+                raise ExecutableInvalid(self._executable.tag, detail + _describe(described.get(name)))
+
+    def _read_tensors(self) -> dict[str, _Form]:
+        infos = ctypes.POINTER(TensorInfos)()
+        self._device.call("nrt_get_model_tensor_info", self._handle, ctypes.byref(infos))
+        try:
+            begin = ctypes.addressof(infos.contents) + ctypes.sizeof(TensorInfos)
+            array = (TensorInfo * infos.contents.tensor_count).from_address(begin)
+            return {
+                one.name.decode(errors="replace"): _Form(one.usage == INPUT, one.dtype, tuple(one.shape[: one.ndim]))
+                for one in array
+            }
+        finally:
+            self._device.call("nrt_free_model_tensor_info", infos)
+
+
+def count_bytes(dtype: DType, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor."""
+    return torch.Size(shape).numel() * TORCH_DTYPES[dtype].itemsize
+
+
+def _require_map(executable: Executable, manifest: Manifest) -> NeffProgram:
+    """Returns the map of a NEFF's tensors if it fits the rest of the manifest."""
+    program = executable.neff
+    if program is None:
+        raise ExecutableInvalid(executable.tag, "the manifest has no map of the NEFF's tensors")
+    if program.is_collective:
+        raise ExecutableInvalid(executable.tag, "it exchanges tensors with other ranks, which is not served yet")
+    constants = {one.name for one in executable.constants}
+    for one in program.inputs:
+        if one.kind == "weight" and one.tensor not in constants:
+            raise ExecutableInvalid(executable.tag, f"constant {one.tensor} is bound to no weight")
+    for problem in find_neff_problems("neff", program, executable, manifest):
+        raise ExecutableInvalid(executable.tag, f"its tensor map does not fit what the manifest has: {problem}")
+    return program
+
+
+def _describe(form: _Form | None) -> str:
+    if form is None:
+        return "nothing"
+    dtype = next((name for name, code in NRT_DTYPES.items() if code == form.dtype), f"dtype {form.dtype:#x}")
+    return f"{'input' if form.is_input else 'output'} {dtype} {list(form.shape)}"

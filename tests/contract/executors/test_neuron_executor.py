@@ -1,0 +1,297 @@
+"""The executor of NEFFs on a stand-in for libnrt: no NeuronCore has run it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from bundle.manifest import Manifest, Target
+from execution.device_errors import DeviceBroken, DeviceBusy, DeviceHung, DeviceMemoryShort, DeviceUnsuitable
+from execution.errors import ExecutableInvalid, StepFailed, WeightsAwaited, WeightsNotStaged
+from execution.executors.executor import Executor, load_executor
+from execution.executors.neuron.device import NeuronDevice, open_device
+from tests.contract.executors.executor_suite import (
+    CTE,
+    STATE_BYTES,
+    TKG,
+    ExecutorSuite,
+    Reference,
+    assert_serves,
+    prompt_inputs,
+    token_inputs,
+)
+from tests.hang_guard import HANG_S
+from tests.neuron.toys import write_neff
+from tests.ranks.toy import LENGTH, SLOTS, ToyBundle, make_model, save_shard
+
+WEIGHTS_BYTES = sum(tensor.nbytes for tensor in make_model(0).state_dict().values())
+
+
+@pytest.fixture
+def toy_bundle(neuron_process: Path, neuron_toy: ToyBundle) -> ToyBundle:
+    return neuron_toy
+
+
+@pytest.fixture
+def device(toy_bundle: ToyBundle) -> NeuronDevice:
+    return open_device(toy_bundle.manifest.target)
+
+
+@pytest.fixture
+def executor(toy_bundle: ToyBundle) -> Iterator[Executor]:
+    executor = load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+    yield executor
+    executor.close()
+
+
+def used_bytes(device: NeuronDevice) -> int:
+    return int(device.read_memory().bytes_used)
+
+
+def replace_first(bundle: ToyBundle, path: Path, **fields: int) -> tuple[Manifest, dict[str, Path]]:
+    """The bundle with another file of the first NEFF, whose header is otherwise."""
+    first, *others = bundle.manifest.executables
+    changed = write_neff(first, path, **fields)
+    return msgspec.structs.replace(bundle.manifest, executables=(changed, *others)), bundle.blobs | {changed.blob: path}
+
+
+class TestNeuronExecutor(ExecutorSuite):
+    @pytest.fixture
+    def toy_bundle(self, toy_bundle: ToyBundle) -> ToyBundle:
+        return toy_bundle
+
+
+def test_state_of_another_shape_is_refused_at_load(toy_bundle: ToyBundle) -> None:
+    layout = toy_bundle.manifest.state
+    shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, LENGTH - 1, 16)) for one in layout.tensors)
+    manifest = msgspec.structs.replace(toy_bundle.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
+    with pytest.raises(ExecutableInvalid, match=r"input15\] is float32 \[4, 1, 16, 16\]; accepted: float32 \[4, 1, 15"):
+        load_executor(manifest, 0, toy_bundle.blob_path)
+
+
+def test_files_of_weights_are_not_kept_mapped(executor: Executor, toy_bundle: ToyBundle) -> None:
+    executor.stage_weights(toy_bundle.weights[1])
+    maps = Path("/proc/self/maps").read_text()
+    assert not [path for path in toy_bundle.weights.values() if str(path) in maps]
+
+
+def test_programs_share_state_and_weights(executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle) -> None:
+    """Two programs with copies of their own would hold twice as much."""
+    before = used_bytes(device)
+    second = load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+    held = used_bytes(device) - before
+    assert STATE_BYTES + WEIGHTS_BYTES < held < 2 * (STATE_BYTES + WEIGHTS_BYTES)
+    second.close()
+    assert used_bytes(device) == before
+
+
+def test_swaps_under_steps_leak_nothing(executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle) -> None:
+    references = [Reference(seed) for seed in (0, 1)]
+    executor.run(CTE, prompt_inputs([5, 6, 7], 1))
+    kept = executor.read_state("k_cache.0")[1]
+    before = used_bytes(device)
+    expected = [reference.run(prompt_inputs([9], 0)) for reference in references]
+    for number in range(200):
+        seed = (number + 1) % 2
+        executor.stage_weights(toy_bundle.weights[seed])
+        logits = executor.run(CTE, prompt_inputs([9], 0))["logits"]
+        torch.testing.assert_close(logits, expected[1 - seed])
+        executor.swap_weights()
+        torch.testing.assert_close(executor.run(CTE, prompt_inputs([9], 0))["logits"], expected[seed])
+        assert used_bytes(device) == before
+    assert torch.equal(executor.read_state("k_cache.0")[1], kept)
+
+
+def test_failed_loads_leave_nothing_on_the_core(
+    device: NeuronDevice, toy_bundle: ToyBundle, tmp_path: Path, faults: Path
+) -> None:
+    before = used_bytes(device)
+    for call in ("nrt_load", "nrt_tensor_allocate", "nrt_tensor_write", "nrt_add_tensor_to_tensor_set"):
+        faults.write_text(f"{call} 4\n")
+        with pytest.raises(DeviceMemoryShort):
+            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+        assert used_bytes(device) == before
+
+
+class TestMemory:
+    def test_load_that_does_not_fit_says_what_is_missing(
+        self, device: NeuronDevice, toy_bundle: ToyBundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = used_bytes(device)
+        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES - 100))
+        with pytest.raises(DeviceMemoryShort, match=f"weights of model: {WEIGHTS_BYTES} bytes are needed") as caught:
+            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+        assert caught.value.metadata["missing_bytes"] == "100"
+        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES + STATE_BYTES - 7))
+        with pytest.raises(DeviceMemoryShort, match=r"the KV cache: .* bytes are free, 7 are missing"):
+            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+        assert used_bytes(device) == before
+
+    def test_staging_that_does_not_fit_changes_nothing(
+        self, executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = used_bytes(device)
+        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(before + WEIGHTS_BYTES - 1))
+        with pytest.raises(DeviceMemoryShort, match="1 are missing"):
+            executor.stage_weights(toy_bundle.weights[1])
+        assert used_bytes(device) == before
+        with pytest.raises(WeightsNotStaged):
+            executor.swap_weights()
+        assert_serves(executor, 0)
+
+    def test_the_core_never_holds_three_sets_of_weights(
+        self, executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        executor.stage_weights(toy_bundle.weights[0])
+        monkeypatch.setenv("NRT_STAND_IN_HBM_BYTES", str(used_bytes(device)))
+        executor.stage_weights(toy_bundle.weights[1])
+        executor.swap_weights()
+        assert_serves(executor, 1)
+
+
+class TestStatuses:
+    @pytest.mark.parametrize("status", [1, 2, 1002, 1006])
+    def test_step_fails_and_the_next_one_runs(self, executor: Executor, faults: Path, status: int) -> None:
+        faults.write_text(f"nrt_execute {status}\n")
+        with pytest.raises(StepFailed, match=rf"step of {CTE} failed: NRT_\w+ \({status}\)"):
+            executor.run(CTE, prompt_inputs([5], 0))
+        faults.unlink()
+        assert_serves(executor, 0)
+
+    def test_memory_that_a_step_lacks_fails_the_step(self, executor: Executor, faults: Path) -> None:
+        faults.write_text("nrt_execute 4\n")
+        with pytest.raises(StepFailed, match=r"NRT_RESOURCE \(4\)"):
+            executor.run(CTE, prompt_inputs([5], 0))
+
+    @pytest.mark.parametrize("status", [5, 1200])
+    def test_hang_is_the_groups_end(self, executor: Executor, faults: Path, status: int) -> None:
+        faults.write_text(f"nrt_execute {status}\n")
+        with pytest.raises(DeviceHung, match=rf"nrt_execute ended with NRT_\w+ \({status}\)"):
+            executor.run(CTE, prompt_inputs([5], 0))
+
+    @pytest.mark.parametrize("status", [6, 101, 1004, 1201, 1202, 1203, 1204, 1205, 1206])
+    def test_hardware_fault_is_the_groups_end(self, executor: Executor, faults: Path, status: int) -> None:
+        faults.write_text(f"nrt_execute {status}\n")
+        with pytest.raises(DeviceBroken, match=rf"without a reset: nrt_execute ended with NRT_\w+ \({status}\)"):
+            executor.run(CTE, prompt_inputs([5], 0))
+
+    @pytest.mark.parametrize("status", [7, 1005])
+    def test_busy_core_says_when_to_try_again(self, toy_bundle: ToyBundle, faults: Path, status: int) -> None:
+        faults.write_text(f"nrt_load {status}\n")
+        with pytest.raises(DeviceBusy, match=rf"\({status}\)") as caught:
+            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+        assert caught.value.retry_after_s
+
+    @pytest.mark.parametrize("status", [9, 10])
+    def test_neff_that_the_library_does_not_take_is_refused(
+        self, toy_bundle: ToyBundle, faults: Path, status: int
+    ) -> None:
+        faults.write_text(f"nrt_load {status}\n")
+        with pytest.raises(DeviceUnsuitable, match=rf"executables: got NRT_\w+ \({status}\)"):
+            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
+
+    def test_row_without_numbers_fails_no_other(
+        self, executor: Executor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """NRT_EXEC_COMPLETED_WITH_NUM_ERR comes with outputs."""
+        poison, model = 9, make_model(0)
+        inputs = token_inputs([7, poison], [0, 0], [0, 1])
+        numbers = executor.run(TKG, inputs)["logits"]
+        model.embedding.weight[poison] = float("nan")
+        executor.stage_weights(save_shard(model, 0, 1, tmp_path / "poisoned.safetensors"))
+        executor.swap_weights()
+        with caplog.at_level(logging.WARNING):
+            first, second = executor.run(TKG, inputs)["logits"]
+        torch.testing.assert_close(first, numbers[0])
+        assert second.isnan().any()
+        assert "NRT_EXEC_COMPLETED_WITH_NUM_ERR for the 1th time" in caplog.text
+
+    def test_bundle_without_weights_awaits_them(self, toy_bundle: ToyBundle) -> None:
+        (model,) = toy_bundle.manifest.weight_sets
+        shards = tuple(msgspec.structs.replace(shard, blob=None, size_bytes=0) for shard in model.shards)
+        manifest = msgspec.structs.replace(
+            toy_bundle.manifest, weight_sets=(msgspec.structs.replace(model, shards=shards),)
+        )
+        executor = load_executor(manifest, 0, toy_bundle.blob_path)
+        with pytest.raises(WeightsAwaited):
+            executor.run(CTE, prompt_inputs([5], 0))
+        executor.stage_weights(toy_bundle.weights[1])
+        executor.swap_weights()
+        assert_serves(executor, 1)
+        executor.close()
+
+
+class TestBundlesForOtherCores:
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"lnc_size": 1}, "lnc_size: got 1; accepted: 2, as target.lnc says"),
+            ({"header_size": 512}, "header_size: got 512; accepted: 1024"),
+            ({"data_size": 7}, "data_size: got 7; accepted: "),
+        ],
+    )
+    def test_neffs_with_other_headers(
+        self, toy_bundle: ToyBundle, tmp_path: Path, fields: dict[str, int], message: str
+    ) -> None:
+        manifest, blobs = replace_first(toy_bundle, tmp_path / "other.neff", **fields)
+        with pytest.raises(ExecutableInvalid, match=message):
+            load_executor(manifest, 0, blobs.__getitem__)
+
+    def test_neff_of_a_version_that_the_library_lacks(self, toy_bundle: ToyBundle, tmp_path: Path) -> None:
+        manifest, blobs = replace_first(toy_bundle, tmp_path / "other.neff", neff_version_major=3)
+        with pytest.raises(DeviceUnsuitable, match=r"got NRT_UNSUPPORTED_NEFF_VERSION \(10\)"):
+            load_executor(manifest, 0, blobs.__getitem__)
+
+    def test_neff_of_other_tensors_than_the_manifests(self, toy_bundle: ToyBundle) -> None:
+        first, second = toy_bundle.manifest.executables
+        swapped = (msgspec.structs.replace(first, blob=second.blob), second)
+        manifest = msgspec.structs.replace(toy_bundle.manifest, executables=swapped)
+        with pytest.raises(ExecutableInvalid, match=r"tensor input0 of the NEFF is input int32 \[2, 1\], the manifest"):
+            load_executor(manifest, 0, toy_bundle.blob_path)
+
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            (Target(kind="trn1", isa="", architecture="sunda", lnc=1), r"target\.kind: got trn1; accepted: trn2"),
+            (Target(kind="trn2", isa="", architecture="cayman", lnc=1), r"target\.lnc: got 1; accepted: 2, as NEURON_"),
+        ],
+    )
+    def test_bundle_for_other_cores_is_refused_by_field(
+        self, device: NeuronDevice, toy_bundle: ToyBundle, target: Target, message: str
+    ) -> None:
+        before = used_bytes(device)
+        with pytest.raises(DeviceUnsuitable, match=message):
+            load_executor(msgspec.structs.replace(toy_bundle.manifest, target=target), 0, toy_bundle.blob_path)
+        assert used_bytes(device) == before
+
+    def test_collective_programs_are_refused(self, toy_bundle: ToyBundle) -> None:
+        first, *others = toy_bundle.manifest.executables
+        assert first.neff is not None
+        collective = msgspec.structs.replace(first, neff=msgspec.structs.replace(first.neff, is_collective=True))
+        manifest = msgspec.structs.replace(toy_bundle.manifest, executables=(collective, *others))
+        with pytest.raises(ExecutableInvalid, match="exchanges tensors with other ranks, which is not served yet"):
+            load_executor(manifest, 0, toy_bundle.blob_path)
+
+
+def test_steps_run_without_the_interpreters_lock(executor: Executor, faults: Path, tmp_path: Path) -> None:
+    """The core waits in its step for a file that another thread of this process makes."""
+    go = tmp_path / "go"
+    faults.write_text(f"nrt_execute wait {go}\n")
+    ended = threading.Event()
+
+    def run() -> None:
+        executor.run(CTE, prompt_inputs([5], 0))
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert not ended.is_set()
+    go.touch()
+    thread.join(HANG_S)
+    assert ended.is_set()

@@ -1,0 +1,54 @@
+"""Fixtures: a host with NeuronCores that the stand-in for libnrt pretends to be."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.neuron.stand_in import LIBRARY, build_stand_in, make_environment
+from tests.neuron.toys import make_neuron_toy
+from tests.ranks.toy import ToyBundle
+
+
+@pytest.fixture(scope="session")
+def nrt_library(run_directory: Path) -> Path:
+    """The stand-in, built once a run by the first worker that needs it."""
+    directory = run_directory / "libnrt"
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return directory / LIBRARY if (directory / LIBRARY).exists() else build_stand_in(directory)
+
+
+@pytest.fixture(scope="session")
+def neuron_process(nrt_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Makes this process one on a host of two cores, with the first one visible; returns the host's directory.
+
+    libnrt is a process's for good, so that all tests of a worker share it.
+    """
+    directory = tmp_path_factory.mktemp("neuron-host")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in make_environment(nrt_library, directory).items():
+            patch.setenv(name, value)
+        # The loader knows the library by its name from here on.
+        ctypes.CDLL(str(nrt_library))
+        yield directory
+
+
+@pytest.fixture
+def faults(neuron_process: Path) -> Iterator[Path]:
+    """The file that says which calls of this process fail: lines of a call and a status."""
+    path = Path(os.environ["NRT_STAND_IN_FAULTS"])
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def neuron_toy(tmp_path_factory: pytest.TempPathFactory) -> ToyBundle:
+    """The toy as a bundle of NEFFs."""
+    return make_neuron_toy(tmp_path_factory.mktemp("neuron-toy") / "bundle")
