@@ -17,6 +17,7 @@ NEFF: Final = ExecutableFormat(
     # The host's processor does not run it; what runs it is checked by the executor.
     is_native=False,
     executor="execution.executors.neuron.executor:load_neuron_executor",
+    core_variable="NEURON_RT_VISIBLE_CORES",
     fixed_code_bytes=8 << 20,
     layer_code_bytes=1 << 20,
     # NxD Inference's cache has `kv_cache_batch_size` rows: what an idle row writes, the next prefill overwrites.

@@ -21,6 +21,8 @@ class ExecutableFormat:
         is_native: Whether a file holds processor instructions, which the host must have; other files run on any host.
         executor: `module:function` that loads an executor; see `execution.executors.executor.LoadExecutor`. None if no
             executor runs the format yet.
+        core_variable: Environment variable that tells a rank's process, before it loads anything, which core it may
+            take; empty if ranks compute on the host's processors, which the kernel divides among them.
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
         fixed_code_bytes: Memory of one executable, besides that of its layers, as plans estimate it.
         layer_code_bytes: Memory of one executable for each layer of the model, as plans estimate it.
@@ -33,6 +35,7 @@ class ExecutableFormat:
     state_convention: StateConvention
     is_native: bool
     executor: str | None = None
+    core_variable: str = ""
     preloaded: tuple[str, ...] = ()
     fixed_code_bytes: int = 0
     layer_code_bytes: int = 0

@@ -5,6 +5,10 @@ A rank answers calls in order. Step inputs and results are not in messages but i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
 import msgspec
 
 from bundle.manifest import Manifest
@@ -24,6 +28,36 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     blob_paths: dict[str, str]
     #: Whether the step memory has room for internal outputs, which the rank then writes in every step.
     with_internal: bool
+    #: The logical core that is the rank's own; None: no matter which.
+    core: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        rank: int,
+        find_path: Callable[[str], Path],
+        *,
+        num_threads: int,
+        with_internal: bool,
+        cores: Sequence[int],
+    ) -> Self:
+        """Describes one rank, with the paths of the blobs that it needs.
+
+        Args:
+            find_path: Returns the path of a blob by its digest.
+            cores: The logical core of each rank; empty for none of its own.
+        """
+        weights = {shard.blob for shard in manifest.shards() if shard.rank == rank and shard.blob is not None}
+        blobs = weights | {executable.blob for executable in manifest.executables}
+        return cls(
+            rank=rank,
+            num_threads=num_threads,
+            manifest=manifest,
+            blob_paths={digest: str(find_path(digest)) for digest in blobs},
+            with_internal=with_internal,
+            core=cores[rank] if cores else None,
+        )
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

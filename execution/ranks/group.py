@@ -101,6 +101,7 @@ class RankGroup:
         open_forkserver: OpenForkserver | None = None,
         with_internal: bool = False,
         min_step_timeout_s: float = MIN_STEP_TIMEOUT_S,
+        cores: Sequence[int] = (),
     ) -> Self:
         """Starts one process for each rank.
 
@@ -114,6 +115,7 @@ class RankGroup:
             with_internal: Whether steps return the internal outputs of executables, which serving never needs.
             min_step_timeout_s: Seconds after which a step whose ranks stand still counts as hung, however fast the
                 steps before it were; see `watchdog`.
+            cores: The logical core of each rank; empty if the executables run on the host's processors.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.
@@ -130,9 +132,8 @@ class RankGroup:
         try:
             forkserver = open_forkserver(num_threads, _format_of(manifest))
             for rank in range(manifest.tp_degree):
-                blobs = {digest: str(find_path(digest)) for digest in _blobs_of(manifest, rank)}
-                launch = Launch(
-                    rank=rank, num_threads=num_threads, manifest=manifest, blob_paths=blobs, with_internal=with_internal
+                launch = Launch.of(
+                    manifest, rank, find_path, num_threads=num_threads, with_internal=with_internal, cores=cores
                 )
                 group._ranks.append(
                     RankHandle.spawn(launch, forkserver, group._memory_fds, log_sink, group._report_death)
@@ -386,12 +387,6 @@ class RankGroup:
             self.died.set_result(rank.death)
         for other in self._ranks:
             other.kill()
-
-
-def _blobs_of(manifest: Manifest, rank: int) -> set[str]:
-    shards = (shard for weight_set in manifest.weight_sets for shard in weight_set.shards)
-    weights = {shard.blob for shard in shards if shard.rank == rank and shard.blob is not None}
-    return weights | {executable.blob for executable in manifest.executables}
 
 
 def _format_of(manifest: Manifest) -> str:

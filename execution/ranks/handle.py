@@ -307,8 +307,13 @@ class RankHandle:
                 on_progress(reply.answer.part)
             return
         self._on_progress.pop(reply.number, None)
-        answer = reply.answer
-        self._pending.pop(reply.number).on_answer(answer.to_error() if isinstance(answer, Failure) else answer)
+        answer = reply.answer.to_error() if isinstance(reply.answer, Failure) else reply.answer
+        if isinstance(answer, RankLost):
+            # The rank says that it cannot go on. Its end answers the call, after which no call can reach it.
+            answer.rank = self._rank
+            self.kill(answer)
+            return
+        self._pending.pop(reply.number).on_answer(answer)
 
     def _end(self) -> None:
         """Releases the resources of the process, which has ended."""

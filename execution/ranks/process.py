@@ -37,6 +37,7 @@ from execution.ranks.control import (
     encode,
 )
 from execution.ranks.rank import Rank
+from targets.registry import find_format
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
         launch = msgspec.json.decode(file.read(), type=Launch)
     torch.set_num_threads(launch.num_threads)
     keep_freed_memory()
+    name_core(launch)
     with ExitStack() as stack:
         communicator = None
         if collective_memory_fd is not None:
@@ -68,6 +70,14 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
         packet = memoryview(bytearray(PACKET_SIZE_BYTES))
         while size := control.recv_into(packet):
             _serve(rank, decode_request(packet[:size]), control, launch.rank)
+
+
+def name_core(launch: Launch) -> None:
+    """Tells the libraries that this process will load which core they may take."""
+    for name in {executable.format for executable in launch.manifest.executables}:
+        variable = find_format(name).core_variable
+        if variable and launch.core is not None:
+            os.environ[variable] = str(launch.core)
 
 
 def keep_freed_memory() -> None:

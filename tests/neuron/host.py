@@ -40,12 +40,28 @@ def neuron_process(nrt_library: Path, tmp_path_factory: pytest.TempPathFactory) 
         yield directory
 
 
+class Faults:
+    """What calls of libnrt do instead of what they should, in all processes of a host."""
+
+    def __init__(self, path: Path) -> None:
+        """Takes the file that the stand-in reads at each call."""
+        self._path = path
+
+    def set(self, call: str, what: object) -> None:
+        """Gives a call one fault in place of all that were set: a status, or `wait PATH`."""
+        self._path.write_text(f"{call} {what}\n")
+
+    def clear(self) -> None:
+        """Takes all faults back."""
+        self._path.unlink(missing_ok=True)
+
+
 @pytest.fixture
-def faults(neuron_process: Path) -> Iterator[Path]:
-    """The file that says which calls of this process fail: lines of a call and a status."""
-    path = Path(os.environ["NRT_STAND_IN_FAULTS"])
-    yield path
-    path.unlink(missing_ok=True)
+def faults(neuron_process: Path) -> Iterator[Faults]:
+    """Faults of this process's calls."""
+    faults = Faults(Path(os.environ["NRT_STAND_IN_FAULTS"]))
+    yield faults
+    faults.clear()
 
 
 @pytest.fixture(scope="session")

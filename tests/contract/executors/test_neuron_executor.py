@@ -27,6 +27,7 @@ from tests.contract.executors.executor_suite import (
     token_inputs,
 )
 from tests.hang_guard import HANG_S
+from tests.neuron.host import Faults
 from tests.neuron.toys import write_neff
 from tests.ranks.toy import LENGTH, SLOTS, ToyBundle, make_model, save_shard
 
@@ -109,11 +110,11 @@ def test_swaps_under_steps_leak_nothing(executor: Executor, device: NeuronDevice
 
 
 def test_failed_loads_leave_nothing_on_the_core(
-    device: NeuronDevice, toy_bundle: ToyBundle, tmp_path: Path, faults: Path
+    device: NeuronDevice, toy_bundle: ToyBundle, tmp_path: Path, faults: Faults
 ) -> None:
     before = used_bytes(device)
     for call in ("nrt_load", "nrt_tensor_allocate", "nrt_tensor_write", "nrt_add_tensor_to_tensor_set"):
-        faults.write_text(f"{call} 4\n")
+        faults.set(call, 4)
         with pytest.raises(DeviceMemoryShort):
             load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
         assert used_bytes(device) == before
@@ -157,42 +158,42 @@ class TestMemory:
 
 class TestStatuses:
     @pytest.mark.parametrize("status", [1, 2, 1002, 1006])
-    def test_step_fails_and_the_next_one_runs(self, executor: Executor, faults: Path, status: int) -> None:
-        faults.write_text(f"nrt_execute {status}\n")
+    def test_step_fails_and_the_next_one_runs(self, executor: Executor, faults: Faults, status: int) -> None:
+        faults.set("nrt_execute", status)
         with pytest.raises(StepFailed, match=rf"step of {CTE} failed: NRT_\w+ \({status}\)"):
             executor.run(CTE, prompt_inputs([5], 0))
-        faults.unlink()
+        faults.clear()
         assert_serves(executor, 0)
 
-    def test_memory_that_a_step_lacks_fails_the_step(self, executor: Executor, faults: Path) -> None:
-        faults.write_text("nrt_execute 4\n")
+    def test_memory_that_a_step_lacks_fails_the_step(self, executor: Executor, faults: Faults) -> None:
+        faults.set("nrt_execute", 4)
         with pytest.raises(StepFailed, match=r"NRT_RESOURCE \(4\)"):
             executor.run(CTE, prompt_inputs([5], 0))
 
     @pytest.mark.parametrize("status", [5, 1200])
-    def test_hang_is_the_groups_end(self, executor: Executor, faults: Path, status: int) -> None:
-        faults.write_text(f"nrt_execute {status}\n")
+    def test_hang_is_the_groups_end(self, executor: Executor, faults: Faults, status: int) -> None:
+        faults.set("nrt_execute", status)
         with pytest.raises(DeviceHung, match=rf"nrt_execute ended with NRT_\w+ \({status}\)"):
             executor.run(CTE, prompt_inputs([5], 0))
 
     @pytest.mark.parametrize("status", [6, 101, 1004, 1201, 1202, 1203, 1204, 1205, 1206])
-    def test_hardware_fault_is_the_groups_end(self, executor: Executor, faults: Path, status: int) -> None:
-        faults.write_text(f"nrt_execute {status}\n")
+    def test_hardware_fault_is_the_groups_end(self, executor: Executor, faults: Faults, status: int) -> None:
+        faults.set("nrt_execute", status)
         with pytest.raises(DeviceBroken, match=rf"without a reset: nrt_execute ended with NRT_\w+ \({status}\)"):
             executor.run(CTE, prompt_inputs([5], 0))
 
     @pytest.mark.parametrize("status", [7, 1005])
-    def test_busy_core_says_when_to_try_again(self, toy_bundle: ToyBundle, faults: Path, status: int) -> None:
-        faults.write_text(f"nrt_load {status}\n")
+    def test_busy_core_says_when_to_try_again(self, toy_bundle: ToyBundle, faults: Faults, status: int) -> None:
+        faults.set("nrt_load", status)
         with pytest.raises(DeviceBusy, match=rf"\({status}\)") as caught:
             load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
         assert caught.value.retry_after_s
 
     @pytest.mark.parametrize("status", [9, 10])
     def test_neff_that_the_library_does_not_take_is_refused(
-        self, toy_bundle: ToyBundle, faults: Path, status: int
+        self, toy_bundle: ToyBundle, faults: Faults, status: int
     ) -> None:
-        faults.write_text(f"nrt_load {status}\n")
+        faults.set("nrt_load", status)
         with pytest.raises(DeviceUnsuitable, match=rf"executables: got NRT_\w+ \({status}\)"):
             load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
 
@@ -279,10 +280,10 @@ class TestBundlesForOtherCores:
             load_executor(manifest, 0, toy_bundle.blob_path)
 
 
-def test_steps_run_without_the_interpreters_lock(executor: Executor, faults: Path, tmp_path: Path) -> None:
+def test_steps_run_without_the_interpreters_lock(executor: Executor, faults: Faults, tmp_path: Path) -> None:
     """The core waits in its step for a file that another thread of this process makes."""
     go = tmp_path / "go"
-    faults.write_text(f"nrt_execute wait {go}\n")
+    faults.set("nrt_execute", f"wait {go}")
     ended = threading.Event()
 
     def run() -> None:

@@ -1,0 +1,121 @@
+"""Rank processes with NeuronCores, on a stand-in for libnrt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from execution.device_errors import DeviceBroken, DeviceBusy, DeviceHung
+from execution.errors import RankDied, RankLost, StepFailed
+from execution.ranks.forkservers import RankForkservers
+from execution.ranks.group import RankGroup
+from tests.contract.executors.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
+from tests.neuron.host import Faults, neuron_toy, nrt_library
+from tests.neuron.stand_in import make_environment
+from tests.ranks.toy import ToyBundle
+from tests.ranks.toy_groups import step
+
+__all__ = ["neuron_toy", "nrt_library"]
+
+PREFILL = step(CTE, prompt_inputs([5, 6, 7], 0))
+
+
+@pytest.fixture(scope="module")
+def host(nrt_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Makes what this process starts processes of a host of two cores; returns the host's directory."""
+    directory = tmp_path_factory.mktemp("host")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in make_environment(nrt_library, directory).items():
+            patch.setenv(name, value)
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def forkservers(host: Path) -> Iterator[RankForkservers]:
+    """Forkservers that know the host."""
+    with RankForkservers() as forkservers:
+        yield forkservers
+
+
+@pytest.fixture
+def faults(host: Path) -> Iterator[Faults]:
+    faults = Faults(Path(os.environ["NRT_STAND_IN_FAULTS"]))
+    yield faults
+    faults.clear()
+
+
+@asynccontextmanager
+async def started(bundle: ToyBundle, forkservers: RankForkservers, core: int) -> AsyncIterator[RankGroup]:
+    group = await RankGroup.start(
+        bundle.manifest, bundle.blobs, num_threads=1, open_forkserver=forkservers.open, cores=[core]
+    )
+    try:
+        yield group
+    finally:
+        await group.close()
+
+
+async def test_ranks_serve_from_their_cores(neuron_toy: ToyBundle, forkservers: RankForkservers) -> None:
+    reference = Reference(0)
+    async with started(neuron_toy, forkservers, 1) as group:
+        await group.load()
+        await group.warm_up()
+        await group.zero_state(None)
+        for tag, inputs in ((CTE, prompt_inputs([5, 6, 7], 0)), (TKG, token_inputs([8, 9], [3, 0], [0, 1]))):
+            result = await group.run(step(tag, inputs))
+            assert result.tokens == reference.run(inputs).argmax(-1, keepdim=True).tolist()
+        await group.stage_weights({0: neuron_toy.weights[1]})
+        await group.swap_weights()
+        swapped = Reference(1).run(prompt_inputs([5, 6, 7], 1)).argmax(-1, keepdim=True).tolist()
+        assert (await group.run(step(CTE, prompt_inputs([5, 6, 7], 1)))).tokens == swapped
+
+
+async def test_core_is_one_groups_until_it_ends(neuron_toy: ToyBundle, forkservers: RankForkservers) -> None:
+    async with started(neuron_toy, forkservers, 0) as first, started(neuron_toy, forkservers, 1) as second:
+        await first.load()
+        await second.load()
+        async with started(neuron_toy, forkservers, 0) as third:
+            with pytest.raises(DeviceBusy, match="another process has cores 0"):
+                await third.load()
+        first.end(RankDied(0, -9))
+        assert isinstance(await first.died, RankLost)
+        async with started(neuron_toy, forkservers, 0) as fourth:
+            await fourth.load()
+
+
+async def test_failed_step_leaves_the_group_alive(
+    faults: Faults, neuron_toy: ToyBundle, forkservers: RankForkservers
+) -> None:
+    async with started(neuron_toy, forkservers, 0) as group:
+        await group.load()
+        expected = (await group.run(PREFILL)).tokens
+        faults.set("nrt_execute", 1006)
+        with pytest.raises(StepFailed, match=r"NRT_EXEC_OOB \(1006\)"):
+            await group.run(PREFILL)
+        faults.clear()
+        assert (await group.run(PREFILL)).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(5, DeviceHung), (1200, DeviceHung), (101, DeviceBroken), (1202, DeviceBroken)]
+)
+async def test_core_that_cannot_go_on_ends_its_group(
+    faults: Faults, neuron_toy: ToyBundle, forkservers: RankForkservers, status: int, kind: type[RankLost]
+) -> None:
+    async with started(neuron_toy, forkservers, 0) as group:
+        await group.load()
+        faults.set("nrt_execute", status)
+        with pytest.raises(kind, match=rf"nrt_execute ended with NRT_\w+ \({status}\)"):
+            await group.run(PREFILL)
+        verdict = await group.died
+        assert (type(verdict), verdict.rank) == (kind, 0)
+        with pytest.raises(kind):
+            await group.run(PREFILL)
+        faults.clear()
+    async with started(neuron_toy, forkservers, 0) as group:
+        await group.load()
+        await group.run(PREFILL)
