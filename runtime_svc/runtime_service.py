@@ -18,7 +18,6 @@ from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.names import check_ref
 from runtime_svc.deployments.progress import ProgressFeed
 from runtime_svc.deployments.registry import Deployments
-from runtime_svc.deployments.resources import HOST_TARGET
 from runtime_svc.deployments.weights import WeightsLoad
 from runtime_svc.engine.operations import InFlightPolicy
 from runtime_svc.errors import AliasFollowed
@@ -121,13 +120,14 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         """Returns the server's version, target, cores, memory and deployments."""
-        cores, memory = self._deployments.resources.cores, self._deployments.resources.memory
+        resources = self._deployments.resources
+        cores, memory, target = resources.cores, resources.memory, resources.target
         return pb.GetServerInfoResponse(
             version=metadata.version("kiln-runtime"),
             schema_revision=SCHEMA_REVISION,
             minimum_client_revision=MINIMUM_CLIENT_REVISION,
-            target=HOST_TARGET.kind,
-            isas=HOST_TARGET.isas.list_supported(),
+            target=target.kind,
+            isas=target.isas.list_supported(),
             total_cores=cores.num_cores,
             free_cores=len(cores.free),
             start_time=timestamp_to_pb(self._started_at_s),

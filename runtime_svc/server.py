@@ -48,6 +48,7 @@ from runtime_svc.runtime_service import RuntimeService
 from runtime_svc.settings import Settings
 from runtime_svc.status import STATUS_TABLE
 from runtime_svc.text.workers import TextWorkers
+from targets.registry import TARGETS
 
 if TYPE_CHECKING:
     from runtime_svc.vllm_engine.service import VllmEngineService
@@ -207,6 +208,7 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         if settings.capture_directory is not None:
             captures = CaptureDirectory(settings.capture_directory)
             stack.push_async_callback(captures.close)
+        cores = CorePool(settings.num_cores)
         deployments = Deployments(
             Loader(
                 library,
@@ -216,11 +218,13 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
                 texts,
                 settings.text_limits,
                 DeploymentDefaults(settings.threads_per_core, settings.chunks.target_s),
+                cores,
                 captures,
             ),
             Resources(
-                CorePool(settings.num_cores),
+                cores,
                 MemoryPool(settings.memory_bytes),
+                TARGETS[settings.target],
                 input_capture=captures is not None,
                 engine=engine,
             ),

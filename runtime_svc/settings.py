@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bundle.errors import FieldViolation
+from bundle.manifest import TargetKind
 from edge.config import EdgeConfig
 from edge.errors import OptionsInvalid
 from edge.logs import LogConfig
@@ -33,6 +34,7 @@ from execution.text.handle import TextLimits
 from runtime_svc.bundles.channel import CompilerEndpoint
 from runtime_svc.engine.config import ChunkLimits, EngineConfig
 from runtime_svc.engine.request import SessionLimits, StallTimeouts
+from targets.registry import TARGETS
 
 #: The share of this process's memory that deployments may use; the rest is for code and scratch memory of the ranks.
 _MEMORY_SHARE: Final = 0.8
@@ -50,6 +52,7 @@ class Settings:
         cache: Directory of fetched blobs, and of the record of verified files.
         state: Directory of the deployments' records, which outlive a restart.
         verify_always: Whether to hash every blob at every load, even if it has been verified before.
+        target: The hardware of this host.
         num_cores: Number of logical cores for deployments.
         threads_per_core: Threads that a rank computes with if its deployment sets no number.
         memory_bytes: Memory that deployments may use.
@@ -76,6 +79,7 @@ class Settings:
     cache: Path
     state: Path
     verify_always: bool
+    target: TargetKind
     num_cores: int
     threads_per_core: int
     memory_bytes: int
@@ -118,6 +122,12 @@ OPTIONS: Final = (
     Option("cache", PATH, "directory for fetched blobs", is_required=True),
     Option("state", PATH, "directory for what outlives a restart", default_text="the cache"),
     Option("verify", one_of("cached", "always"), "hash blobs once, or at every load", default="cached"),
+    Option(
+        "target",
+        one_of(*TARGETS),
+        "hardware of this host, which bundles must be made for; no NeuronCore has been tried with Kiln",
+        default="cpu",
+    ),
     Option(
         "cores",
         COUNT,
@@ -245,6 +255,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         cache=options.cache.absolute(),
         state=(options.state or options.cache).absolute(),
         verify_always=options.verify == "always",
+        target=options.target,
         num_cores=options.cores,
         threads_per_core=options.threads_per_core,
         memory_bytes=options.memory or int(measure_memory() * _MEMORY_SHARE),

@@ -115,7 +115,7 @@ class RankGroup:
             with_internal: Whether steps return the internal outputs of executables, which serving never needs.
             min_step_timeout_s: Seconds after which a step whose ranks stand still counts as hung, however fast the
                 steps before it were; see `watchdog`.
-            cores: The logical core of each rank; empty if the executables run on the host's processors.
+            cores: The logical core of each rank, for executables that run on devices; empty for none of its own.
 
         Raises:
             CollectivesMissing: There are several ranks, and the native library for them has not been built.

@@ -1,7 +1,8 @@
 """Places ranks on this runtime's logical cores, one core for each rank.
 
-The runtime counts cores and pins no thread to one: the kernel places threads better than fixed numbers do, and in
-containers and with hyper-threads the numbers of processors say little.
+On cpu the runtime counts cores and pins no thread to one: the kernel places threads better than fixed numbers do, and
+in containers and with hyper-threads the numbers of processors say little. On Neuron targets a core's number is that of
+the logical NeuronCore which the rank's process takes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,32 @@ class CorePool:
     def __init__(self, num_cores: int) -> None:
         self.num_cores = num_cores
         self._holders: dict[int, str] = {}
+        self._broken: set[int] = set()
 
     @property
     def free(self) -> tuple[int, ...]:
-        """The cores that no deployment holds, ascending."""
-        return tuple(core for core in range(self.num_cores) if core not in self._holders)
+        """The cores that no deployment holds and that are not broken, ascending."""
+        return tuple(core for core in range(self.num_cores) if core not in self._holders and core not in self._broken)
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """The cores that need a reset, ascending. No deployment gets one until the runtime is started again."""
+        return tuple(sorted(self._broken))
+
+    def note_broken(self, core: int) -> None:
+        """Takes a core out of service: the device says that it cannot go on without a reset."""
+        self._broken.add(core)
+
+    def require_working(self, cores: Sequence[int]) -> None:
+        """Checks that cores which a deployment holds can run its ranks.
+
+        Raises:
+            CoresUnavailable: One of them needs a reset.
+        """
+        broken = sorted(self._broken & set(cores))
+        if broken:
+            wanted = f"cores {', '.join(map(str, broken))} need a reset of the device, and a restart of the runtime"
+            raise CoresUnavailable(wanted, self.free, self.held)
 
     @property
     def held(self) -> dict[str, tuple[int, ...]]:

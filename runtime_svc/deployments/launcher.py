@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,9 +13,11 @@ import structlog
 
 from bundle.manifest import Manifest
 from bundle.reader import Bundle
-from execution.errors import MappedFileChanged
+from execution.device_errors import DeviceBroken
+from execution.errors import MappedFileChanged, RankLost
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.bundles.private_files import PrivateFiles
+from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.progress import LoadStage
 from runtime_svc.engine.ranks import Ranks
 
@@ -41,6 +43,7 @@ class StartRanks(Protocol):
         *,
         num_threads: int,
         log_sink: Callable[[int, str], None],
+        cores: Sequence[int],
     ) -> StartingRanks:
         """Starts one process for each rank."""
 
@@ -72,6 +75,8 @@ class GroupLauncher:
         library: Verifies both bundles before ranks map a file, at restarts too: files may have changed since.
         start: Starts the processes.
         num_threads: Threads that each rank computes with.
+        cores: The core of each rank.
+        core_pool: Learns of cores that need a reset.
         report: Called at each stage with done and total bytes; None at restarts, which no client watches.
     """
 
@@ -81,6 +86,8 @@ class GroupLauncher:
     library: BundleLibrary
     start: StartRanks
     num_threads: int
+    cores: tuple[int, ...]
+    core_pool: CorePool
     report: StageReport | None = None
 
     @property
@@ -95,14 +102,19 @@ class GroupLauncher:
             BlobCorrupt, BlobNotFound: A file has changed or is missing.
             BlobExposed: Other users may change a file, and it cannot be copied.
             MappedFileChanged: A file has changed since it was verified.
+            CoresUnavailable: A core needs a reset.
             ExecutionError: A rank could not be started or loaded.
         """
+        self.core_pool.require_working(self.cores)
         await self._verify()
         self._enter(LoadStage.MAP)
         manifest = self.executables.manifest
         if self.weights is not None:
             manifest = msgspec.structs.replace(manifest, weight_sets=self.weights.bundle.manifest.weight_sets)
-        ranks = await self.start(manifest, self._blob_paths(), num_threads=self.num_threads, log_sink=self._log_line)
+        ranks = await self.start(
+            manifest, self._blob_paths(), num_threads=self.num_threads, log_sink=self._log_line, cores=self.cores
+        )
+        ranks.died.add_done_callback(self._note_end)
         try:
             await ranks.load()
             await self._require_unchanged()
@@ -127,6 +139,14 @@ class GroupLauncher:
         if not self.executables.manifest.serving.skip_warmup:
             self._enter(LoadStage.WARMUP)
             await ranks.warm_up()
+
+    def _note_end(self, died: asyncio.Future[RankLost]) -> None:
+        """Takes the core of a rank out of service if it needs a reset."""
+        error = None if died.cancelled() else died.result()
+        if isinstance(error, DeviceBroken):
+            core = self.cores[error.rank]
+            _log.error("core is broken", deployment_id=self.deployment_id, core=core, error=str(error))
+            self.core_pool.note_broken(core)
 
     async def _require_unchanged(self) -> None:
         title = await asyncio.to_thread(self.find_changed)

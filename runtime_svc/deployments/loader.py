@@ -15,6 +15,7 @@ from execution.text.handle import TextLimits
 from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory
+from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment, Serving
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults
 from runtime_svc.deployments.launcher import GroupLauncher, StartRanks, WeightsSource
@@ -39,6 +40,7 @@ class Loader:
         texts: The forkserver of text processes.
         text_limits: What each of them may take.
         defaults: What deployments have that their specifications leave out.
+        cores: The cores that deployments hold.
         captures: Directory of captured inputs; None if requests cannot capture.
     """
 
@@ -49,6 +51,7 @@ class Loader:
     texts: ForkserverClient
     text_limits: TextLimits
     defaults: DeploymentDefaults
+    cores: CorePool
     captures: CaptureDirectory | None = None
 
     async def load(self, deployment: Deployment) -> Serving:
@@ -69,6 +72,8 @@ class Loader:
             library=self.library,
             start=self.start_ranks,
             num_threads=deployment.threads_per_core,
+            cores=deployment.cores,
+            core_pool=self.cores,
             report=report,
         )
         # Beside the ranks, because both take a while.

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from bundle.manifest import DTYPE_SIZES_BYTES, Manifest
+from bundle.abi.state import StateTensor
+from bundle.manifest import DTYPE_SIZES_BYTES, Manifest, WeightTensor
 from execution.ranks.step_memory import StepLayout
 from runtime_svc.errors import MemoryUnavailable
 
@@ -32,8 +33,31 @@ class MemoryNeed:
 
 def state_need(manifest: Manifest) -> MemoryNeed:
     """Returns the need of a bundle's KV cache and step memory, over all ranks."""
-    state_bytes = sum(prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype] for tensor in manifest.state.tensors)
-    return MemoryNeed(manifest.tp_degree * state_bytes + StepLayout.of(manifest).size_bytes)
+    return MemoryNeed(manifest.tp_degree * _count_state_bytes(manifest) + StepLayout.of(manifest).size_bytes)
+
+
+def step_need(manifest: Manifest) -> MemoryNeed:
+    """Returns the need of a bundle's step memory, all that ranks with memory of their own need of the host's."""
+    return MemoryNeed(StepLayout.of(manifest).size_bytes)
+
+
+def core_need(manifest: Manifest, weights: Manifest) -> int:
+    """Returns the bytes that one rank's core must hold: the KV cache and the largest rank's weights.
+
+    Executables need more, which their compiler knows. The executor refuses what does not fit then.
+    """
+    by_rank = Counter[int]()
+    for shard in weights.shards():
+        by_rank[shard.rank] += sum(_count_bytes(tensor) for tensor in shard.tensors)
+    return _count_state_bytes(manifest) + max(by_rank.values(), default=0)
+
+
+def _count_state_bytes(manifest: Manifest) -> int:
+    return sum(_count_bytes(tensor) for tensor in manifest.state.tensors)
+
+
+def _count_bytes(tensor: StateTensor | WeightTensor) -> int:
+    return prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype]
 
 
 def weights_need(manifest: Manifest) -> MemoryNeed:
@@ -41,7 +65,7 @@ def weights_need(manifest: Manifest) -> MemoryNeed:
     shards = [shard for weight_set in manifest.weight_sets for shard in weight_set.shards]
     awaited = (tensor for shard in shards if shard.blob is None for tensor in shard.tensors)
     return MemoryNeed(
-        sum(prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype] for tensor in awaited),
+        sum(map(_count_bytes, awaited)),
         {shard.blob: shard.size_bytes for shard in shards if shard.blob is not None},
     )
 

@@ -146,7 +146,7 @@ class Deployments:
             _require_same(existing, spec, bundle.digest)
             await self.quarantine.lift(spec.deployment_id)
             return existing
-        check_bundle(bundle)
+        check_bundle(bundle, self.resources.target)
         if existing is not None:
             await self.unload(spec.deployment_id, InFlightPolicy.ABORT)
             return await self.load(spec)
@@ -222,7 +222,7 @@ class Deployments:
             raise ShuttingDown
         saves: list[asyncio.Task[None]] = []
         receipt = await load_weights(
-            deployment, load, self.library, self.resources.memory, lambda: saves.append(self._save(deployment))
+            deployment, load, self.library, self.resources, lambda: saves.append(self._save(deployment))
         )
         await asyncio.shield(saves[0])
         return receipt
@@ -309,7 +309,7 @@ class Deployments:
     async def _find(self, deployment: Deployment) -> None:
         """Resolves the bundle of a declared or recorded deployment, and reserves its cores and memory."""
         bundle = await self.library.resolve(deployment.digest or deployment.spec.ref)
-        check_bundle(bundle)
+        check_bundle(bundle, self.resources.target)
         weights = bundle
         if deployment.weights is not None and deployment.weights.digest != bundle.digest:
             weights = await self.library.resolve(deployment.weights.digest)

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from bundle.manifest import Manifest
+from execution.device_errors import DeviceUnsuitable
 from execution.isa import require_isa
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
-from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, weights_need
+from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, core_need, state_need, step_need, weights_need
 from runtime_svc.engine.config import EngineConfig
-from runtime_svc.errors import CoresUnavailable, ExecutablesMissing
+from runtime_svc.errors import CoresUnavailable, ExecutablesMissing, MemoryUnavailable
 from targets.cpu import CPU
 from targets.errors import IsaUnsupported
-
-#: The target that this host is.
-HOST_TARGET: Final = CPU
+from targets.target import Target
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Cores and memory that deployments share, and what this runtime lets requests of all of them do."""
+    """Cores and memory that deployments share, and what this runtime lets requests of all of them do.
+
+    Attributes:
+        target: What this host is.
+    """
 
     cores: CorePool
     memory: MemoryPool
+    target: Target = CPU
     input_capture: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -56,7 +59,7 @@ class Resources:
         deployment.capabilities = Capabilities.from_manifest(
             manifest, input_capture=self.input_capture, engine=self.engine
         )
-        needs = (state_need(manifest), weights_need(weights))
+        needs = self._find_needs(manifest, weights)
         had_cores = bool(deployment.cores)
         if not had_cores:
             deployment.cores = self.cores.reserve(deployment.deployment_id, manifest.tp_degree, deployment.spec.cores)
@@ -71,6 +74,24 @@ class Resources:
             raise
         deployment.state_memory, deployment.weights_memory = needs
 
+    def _find_needs(self, manifest: Manifest, weights: Manifest) -> tuple[MemoryNeed, MemoryNeed]:
+        """Returns the needs of this host's memory: of the state and steps, and of the weights.
+
+        Raises:
+            MemoryUnavailable: Ranks have cores with memory of their own, and one has too little.
+        """
+        if self.target.core_bytes is None:
+            return state_need(manifest), self.find_weights_need(weights)
+        core_bytes = self.target.core_bytes * manifest.target.lnc
+        needed_bytes = core_need(manifest, weights)
+        if needed_bytes > core_bytes:
+            raise MemoryUnavailable(needed_bytes, core_bytes, core_bytes)
+        return step_need(manifest), self.find_weights_need(weights)
+
+    def find_weights_need(self, weights: Manifest) -> MemoryNeed:
+        """Returns the need of this host's memory for weights; none if they lie in the memory of cores."""
+        return weights_need(weights) if self.target.core_bytes is None else MemoryNeed()
+
     def release(self, deployment: Deployment) -> None:
         """Gives back the cores and memory that a deployment holds, if it holds any."""
         self.cores.release(deployment.cores)
@@ -80,22 +101,27 @@ class Resources:
         deployment.state_memory = deployment.weights_memory = MemoryNeed()
 
 
-def check_bundle(bundle: ResolvedBundle) -> None:
+def check_bundle(bundle: ResolvedBundle, target: Target) -> None:
     """Checks that this host can run a bundle.
+
+    Args:
+        target: What this host is.
 
     Raises:
         ExecutablesMissing: The bundle holds weights only.
-        IsaUnsupported: The bundle was made for other hardware.
+        IsaUnsupported, DeviceUnsuitable: The bundle was made for other hardware.
         FormatUnknown, FormatInvalid: No installed executor runs its executables.
     """
     if not bundle.manifest.has_executables:
         raise ExecutablesMissing(bundle.ref)
-    _check_target(bundle.manifest)
+    _check_target(bundle.manifest, target)
 
 
-def _check_target(manifest: Manifest) -> None:
-    kind, isas = HOST_TARGET.kind, HOST_TARGET.isas
+def _check_target(manifest: Manifest, target: Target) -> None:
+    kind, isas = target.kind, target.isas
     if manifest.target.kind != kind:
+        if not isas.names:
+            raise DeviceUnsuitable("target.kind", manifest.target.kind, kind)
         supported, known = ([f"{kind}/{isa}" for isa in names] for names in (isas.list_supported(), isas.names))
         raise IsaUnsupported(f"{manifest.target.kind}/{manifest.target.isa}", supported, known)
     require_isa(manifest)

@@ -10,9 +10,9 @@ from runtime_svc.bundles.library import BundleLibrary
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.deployments.deployment import Deployment
 from runtime_svc.deployments.launcher import GroupLauncher, WeightsSource
-from runtime_svc.deployments.memory import MemoryPool, weights_need
 from runtime_svc.deployments.progress import LoadStage, ProgressFeed
 from runtime_svc.deployments.records import WeightsRecord
+from runtime_svc.deployments.resources import Resources
 from runtime_svc.engine.operations import InFlightPolicy, WeightsReceipt
 from runtime_svc.errors import GraphAbiMismatch, LoadInProgress, TokenizerMismatch, WeightsMissing
 
@@ -38,7 +38,7 @@ async def load_weights(
     deployment: Deployment,
     load: WeightsLoad,
     library: BundleLibrary,
-    memory: MemoryPool,
+    resources: Resources,
     on_swapped: Callable[[], None],
 ) -> WeightsReceipt:
     """Replaces the weights of a deployment. If the load fails, or the caller is cancelled before the swap, the old ones
@@ -48,7 +48,7 @@ async def load_weights(
         deployment: The deployment that gets them.
         load: The bundle to find, and the options of the load.
         library: Fetches and verifies the bundle.
-        memory: Holds old and new weights until the swap is over.
+        resources: Their memory holds old and new weights until the swap is over.
         on_swapped: Called once the deployment names the new weights, even if the caller was cancelled during the swap.
 
     Raises:
@@ -71,15 +71,15 @@ async def load_weights(
         if not resolved.manifest.has_weights:
             raise WeightsMissing(resolved.ref)
         compare_manifests(deployment.bundle.manifest, resolved.manifest)
-        need = weights_need(resolved.manifest)
-        memory.reserve(need)
+        need = resources.find_weights_need(resolved.manifest)
+        resources.memory.reserve(need)
         try:
             return await _stage_and_swap(deployment, load, resolved, library, on_swapped)
         finally:
             is_used = deployment.weights is not None and deployment.weights.digest == resolved.digest
             if is_used and not deployment.is_gone:
                 need, deployment.weights_memory = deployment.weights_memory, need
-            memory.release(need)
+            resources.memory.release(need)
 
 
 async def _stage_and_swap(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from execution.ranks.forkservers import RankForkservers
 from tests.neuron.stand_in import LIBRARY, build_stand_in, make_environment
 from tests.neuron.toys import make_neuron_toy
 from tests.ranks.toy import ToyBundle
@@ -54,6 +55,22 @@ class Faults:
     def clear(self) -> None:
         """Takes all faults back."""
         self._path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def neuron_host(nrt_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
+    """Makes what this process starts processes of a host of two cores; returns the faults of their calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in make_environment(nrt_library, tmp_path_factory.mktemp("host")).items():
+            patch.setenv(name, value)
+        yield Faults(Path(os.environ["NRT_STAND_IN_FAULTS"]))
+
+
+@pytest.fixture(scope="module")
+def neuron_forkservers(neuron_host: Faults) -> Iterator[RankForkservers]:
+    """Forkservers that know the host."""
+    with RankForkservers() as forkservers:
+        yield forkservers
 
 
 @pytest.fixture

@@ -49,6 +49,22 @@ def make_neuron_toy(directory: Path) -> ToyBundle:
     return ToyBundle(manifest, blobs, bundle.weights, bundle.shards)
 
 
+def replicate(bundle: ToyBundle, tp_degree: int) -> ToyBundle:
+    """The same bundle for several ranks, each of which has all weights and computes all by itself."""
+    (model,) = bundle.manifest.weight_sets
+    (shard,) = model.shards
+    shards = tuple(msgspec.structs.replace(shard, rank=rank) for rank in range(tp_degree))
+    state = bundle.manifest.state
+    manifest = msgspec.structs.replace(
+        bundle.manifest,
+        tp_degree=tp_degree,
+        weight_sets=(msgspec.structs.replace(model, shards=shards),),
+        state=msgspec.structs.replace(state, kv_heads_by_rank=state.kv_heads_by_rank * tp_degree),
+    )
+    by_seed = {seed: dict.fromkeys(range(tp_degree), path) for seed, path in bundle.weights.items()}
+    return ToyBundle(manifest, bundle.blobs, bundle.weights, by_seed)
+
+
 def write_neff(executable: Executable, path: Path, **fields: int) -> Executable:
     """Writes the NEFF of an executable; returns the executable with its digest."""
     assert executable.neff is not None

@@ -7,7 +7,7 @@ import msgspec
 from bundle.layout import Layout
 from bundle.oci import WEIGHTS_TYPE
 from bundle.writer import BundleWriter
-from targets.cpu import EXPORTED_PROGRAM
+from targets.registry import find_format
 from tests.ranks.toy import ToyBundle
 
 
@@ -15,9 +15,13 @@ def publish_toy(store: Layout, toy: ToyBundle, seed: int) -> str:
     """Publishes a toy bundle with the weights that `make_model` makes of a seed; returns the digest."""
     writer = BundleWriter(store)
     for executable in toy.manifest.executables:
-        writer.add_blob(toy.blobs[executable.blob], EXPORTED_PROGRAM.media_type, f"executables/{executable.tag}")
-    weights = writer.add_blob(toy.weights[seed], WEIGHTS_TYPE, "weights/tp0_sharded_checkpoint.safetensors")
+        media_type = find_format(executable.format).media_type
+        writer.add_blob(toy.blobs[executable.blob], media_type, f"executables/{executable.tag}")
     (weight_set,) = toy.manifest.weight_sets
-    shard = msgspec.structs.replace(weight_set.shards[0], blob=weights.digest, size_bytes=weights.size_bytes)
-    weight_sets = (msgspec.structs.replace(weight_set, shards=(shard,)),)
+    shards = []
+    for shard in weight_set.shards:
+        title = f"weights/tp{shard.rank}_sharded_checkpoint.safetensors"
+        weights = writer.add_blob(toy.shards[seed][shard.rank], WEIGHTS_TYPE, title)
+        shards.append(msgspec.structs.replace(shard, blob=weights.digest, size_bytes=weights.size_bytes))
+    weight_sets = (msgspec.structs.replace(weight_set, shards=tuple(shards)),)
     return writer.publish(msgspec.structs.replace(toy.manifest, weight_sets=weight_sets))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class Runtime:
         *,
         num_threads: int,
         log_sink: Callable[[int, str], None],
+        cores: Sequence[int],
     ) -> FakeRanks:
         if self.start_failures:
             raise self.start_failures.pop(0)

@@ -25,19 +25,19 @@ _Out = POINTER(c_void_p)
 
 
 class InstanceInfo(ctypes.Structure):
-    """`nrt_instance_info_t`."""
+    """What kind of instance the host is: `nrt_instance_info_t` of nrt.h."""
 
     _fields_ = [("family", c_uint32), ("size", c_uint32), ("arch_name", c_char * 16), ("device_revision", c_char * 8)]
 
 
 class MemoryStats(ctypes.Structure):
-    """`nrt_vnc_memory_stats_t`."""
+    """Memory of a logical core, in bytes: `nrt_vnc_memory_stats_t` of nrt.h."""
 
     _fields_ = [("bytes_used", c_size_t), ("bytes_limit", c_size_t)]
 
 
 class TensorInfo(ctypes.Structure):
-    """`nrt_tensor_info_t`."""
+    """One input or output of a NEFF: `nrt_tensor_info_t` of nrt_experimental.h."""
 
     _fields_ = [
         ("name", c_char * 256),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -14,38 +13,19 @@ from execution.errors import RankDied, RankLost, StepFailed
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from tests.contract.executors.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
-from tests.neuron.host import Faults, neuron_toy, nrt_library
-from tests.neuron.stand_in import make_environment
+from tests.neuron.host import Faults, neuron_forkservers, neuron_host, neuron_toy, nrt_library
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_groups import step
 
-__all__ = ["neuron_toy", "nrt_library"]
+__all__ = ["neuron_forkservers", "neuron_host", "neuron_toy", "nrt_library"]
 
 PREFILL = step(CTE, prompt_inputs([5, 6, 7], 0))
 
 
-@pytest.fixture(scope="module")
-def host(nrt_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Makes what this process starts processes of a host of two cores; returns the host's directory."""
-    directory = tmp_path_factory.mktemp("host")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in make_environment(nrt_library, directory).items():
-            patch.setenv(name, value)
-        yield directory
-
-
-@pytest.fixture(scope="module")
-def forkservers(host: Path) -> Iterator[RankForkservers]:
-    """Forkservers that know the host."""
-    with RankForkservers() as forkservers:
-        yield forkservers
-
-
 @pytest.fixture
-def faults(host: Path) -> Iterator[Faults]:
-    faults = Faults(Path(os.environ["NRT_STAND_IN_FAULTS"]))
-    yield faults
-    faults.clear()
+def faults(neuron_host: Faults) -> Iterator[Faults]:
+    yield neuron_host
+    neuron_host.clear()
 
 
 @asynccontextmanager
@@ -59,9 +39,9 @@ async def started(bundle: ToyBundle, forkservers: RankForkservers, core: int) ->
         await group.close()
 
 
-async def test_ranks_serve_from_their_cores(neuron_toy: ToyBundle, forkservers: RankForkservers) -> None:
+async def test_ranks_serve_from_their_cores(neuron_toy: ToyBundle, neuron_forkservers: RankForkservers) -> None:
     reference = Reference(0)
-    async with started(neuron_toy, forkservers, 1) as group:
+    async with started(neuron_toy, neuron_forkservers, 1) as group:
         await group.load()
         await group.warm_up()
         await group.zero_state(None)
@@ -74,23 +54,24 @@ async def test_ranks_serve_from_their_cores(neuron_toy: ToyBundle, forkservers: 
         assert (await group.run(step(CTE, prompt_inputs([5, 6, 7], 1)))).tokens == swapped
 
 
-async def test_core_is_one_groups_until_it_ends(neuron_toy: ToyBundle, forkservers: RankForkservers) -> None:
-    async with started(neuron_toy, forkservers, 0) as first, started(neuron_toy, forkservers, 1) as second:
+async def test_core_is_one_groups_until_it_ends(neuron_toy: ToyBundle, neuron_forkservers: RankForkservers) -> None:
+    start = partial(started, neuron_toy, neuron_forkservers)
+    async with start(0) as first, start(1) as second:
         await first.load()
         await second.load()
-        async with started(neuron_toy, forkservers, 0) as third:
+        async with start(0) as third:
             with pytest.raises(DeviceBusy, match="another process has cores 0"):
                 await third.load()
         first.end(RankDied(0, -9))
         assert isinstance(await first.died, RankLost)
-        async with started(neuron_toy, forkservers, 0) as fourth:
+        async with start(0) as fourth:
             await fourth.load()
 
 
 async def test_failed_step_leaves_the_group_alive(
-    faults: Faults, neuron_toy: ToyBundle, forkservers: RankForkservers
+    faults: Faults, neuron_toy: ToyBundle, neuron_forkservers: RankForkservers
 ) -> None:
-    async with started(neuron_toy, forkservers, 0) as group:
+    async with started(neuron_toy, neuron_forkservers, 0) as group:
         await group.load()
         expected = (await group.run(PREFILL)).tokens
         faults.set("nrt_execute", 1006)
@@ -104,9 +85,9 @@ async def test_failed_step_leaves_the_group_alive(
     ("status", "kind"), [(5, DeviceHung), (1200, DeviceHung), (101, DeviceBroken), (1202, DeviceBroken)]
 )
 async def test_core_that_cannot_go_on_ends_its_group(
-    faults: Faults, neuron_toy: ToyBundle, forkservers: RankForkservers, status: int, kind: type[RankLost]
+    faults: Faults, neuron_toy: ToyBundle, neuron_forkservers: RankForkservers, status: int, kind: type[RankLost]
 ) -> None:
-    async with started(neuron_toy, forkservers, 0) as group:
+    async with started(neuron_toy, neuron_forkservers, 0) as group:
         await group.load()
         faults.set("nrt_execute", status)
         with pytest.raises(kind, match=rf"nrt_execute ended with NRT_\w+ \({status}\)"):
@@ -116,6 +97,6 @@ async def test_core_that_cannot_go_on_ends_its_group(
         with pytest.raises(kind):
             await group.run(PREFILL)
         faults.clear()
-    async with started(neuron_toy, forkservers, 0) as group:
+    async with started(neuron_toy, neuron_forkservers, 0) as group:
         await group.load()
         await group.run(PREFILL)

@@ -21,7 +21,7 @@ def test_defaults() -> None:
     assert settings.store is None
     assert settings.cache == Path("cache").absolute()
     assert settings.num_cores >= 1
-    assert (settings.threads_per_core, settings.verify_always) == (1, False)
+    assert (settings.target, settings.threads_per_core, settings.verify_always) == ("cpu", 1, False)
     assert settings.state == settings.cache
     assert settings.deployments_file is None
     assert settings.capture_directory is None
@@ -34,6 +34,7 @@ def test_every_option_is_read() -> None:
             *REQUIRED,
             "--bundle-store=store",
             "--verify=always",
+            "--target=trn2",
             "--cores=8",
             "--threads-per-core=2",
             "--state=state",
@@ -64,7 +65,7 @@ def test_every_option_is_read() -> None:
     )
     assert settings.store == Path("store").absolute()
     assert settings.verify_always
-    assert (settings.num_cores, settings.threads_per_core) == (8, 2)
+    assert (settings.target, settings.num_cores, settings.threads_per_core) == ("trn2", 8, 2)
     assert (settings.queue_capacity, settings.stream_capacity) == (3, 5)
     assert (settings.chunks.max_tokens, settings.async_scheduling) == (32, False)
     assert settings.stall_timeouts == StallTimeouts(4.0, 40.0)

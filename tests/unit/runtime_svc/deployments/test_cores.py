@@ -57,3 +57,17 @@ def test_refusal_says_who_holds_the_cores() -> None:
     assert caught.value.metadata["held"] == "a holds 1, 2; b holds 0, 3"
     pool.release((1, 2))
     assert pool.held == {"b": (0, 3)}
+
+
+def test_broken_cores_are_given_to_nobody() -> None:
+    pool = CorePool(3)
+    pool.reserve("demo", 1, [1])
+    pool.require_working([1])
+    pool.note_broken(1)
+    with pytest.raises(CoresUnavailable, match=r"cores 1 need a reset of the device, and a restart of the runtime"):
+        pool.require_working([0, 1])
+    pool.release([1])
+    assert (pool.free, pool.broken) == ((0, 2), (1,))
+    with pytest.raises(CoresUnavailable, match="cores 1 are wanted"):
+        pool.reserve("demo", 1, [1])
+    assert pool.reserve("demo", 2, []) == (0, 2)

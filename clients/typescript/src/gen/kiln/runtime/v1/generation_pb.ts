@@ -1473,6 +1473,7 @@ export const GenerationService: GenService<{
    * RESOURCE_EXHAUSTED/QUEUE_FULL and RESOURCE_EXHAUSTED/TOO_MANY_CALLS with RetryInfo,
    * RESOURCE_EXHAUSTED/TOO_MANY_CAPTURES, FAILED_PRECONDITION/CAPTURE_UNWRITABLE, FAILED_PRECONDITION/NUMERICS_INVALID
    * where a token's logits are NaN or infinite, UNAVAILABLE/RANK_DIED, UNAVAILABLE/RANK_HUNG,
+   * UNAVAILABLE/DEVICE_HUNG and UNAVAILABLE/DEVICE_BROKEN where ranks have cores of their own,
    * UNAVAILABLE/TEXT_PROCESS_LOST, UNAVAILABLE/SHUTTING_DOWN, ABORTED/REQUEST_ABORTED, ABORTED/CLIENT_STALLED where the
    * client has not read for as long as `stall_policy` allows, INTERNAL/ENGINE_FAILED, and
    * DEADLINE_EXCEEDED/DEADLINE_EXCEEDED, where the terminal event comes shortly before the call's deadline.
