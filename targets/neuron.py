@@ -18,6 +18,7 @@ NEFF: Final = ExecutableFormat(
     is_native=False,
     executor="execution.executors.neuron.executor:load_neuron_executor",
     core_variable="NEURON_RT_VISIBLE_CORES",
+    meeting_variable="NEURON_RT_ROOT_COMM_ID",
     fixed_code_bytes=8 << 20,
     layer_code_bytes=1 << 20,
     # NxD Inference's cache has `kv_cache_batch_size` rows: what an idle row writes, the next prefill overwrites.

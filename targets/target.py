@@ -23,6 +23,8 @@ class ExecutableFormat:
             executor runs the format yet.
         core_variable: Environment variable that tells a rank's process, before it loads anything, which core it may
             take; empty if ranks compute on the host's processors, which the kernel divides among them.
+        meeting_variable: Environment variable that tells the processes of a group, as `host:port`, where their first
+            rank listens for the others; empty if they need no such place.
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
         fixed_code_bytes: Memory of one executable, besides that of its layers, as plans estimate it.
         layer_code_bytes: Memory of one executable for each layer of the model, as plans estimate it.
@@ -36,6 +38,7 @@ class ExecutableFormat:
     is_native: bool
     executor: str | None = None
     core_variable: str = ""
+    meeting_variable: str = ""
     preloaded: tuple[str, ...] = ()
     fixed_code_bytes: int = 0
     layer_code_bytes: int = 0

@@ -5,6 +5,7 @@ A rank answers calls in order. Step inputs and results are not in messages but i
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
@@ -13,6 +14,7 @@ import msgspec
 
 from bundle.manifest import Manifest
 from execution.failure import Failure
+from targets.registry import find_format
 
 #: Size of the longest message, in bytes: a failure that names every tensor of a weight file.
 PACKET_SIZE_BYTES = 1 << 17
@@ -30,34 +32,51 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     with_internal: bool
     #: The logical core that is the rank's own; None: no matter which.
     core: int | None = None
+    #: Where the group's first rank listens for the others, as `host:port`; empty if they need no such place.
+    meeting_place: str = ""
 
     @classmethod
-    def of(
+    def list_of(
         cls,
         manifest: Manifest,
-        rank: int,
         find_path: Callable[[str], Path],
         *,
         num_threads: int,
         with_internal: bool,
         cores: Sequence[int],
-    ) -> Self:
-        """Describes one rank, with the paths of the blobs that it needs.
+    ) -> list[Self]:
+        """Describes all ranks of a group, each with the paths of the blobs that it needs.
 
         Args:
             find_path: Returns the path of a blob by its digest.
             cores: The logical core of each rank; empty for none of its own.
         """
-        weights = {shard.blob for shard in manifest.shards() if shard.rank == rank and shard.blob is not None}
-        blobs = weights | {executable.blob for executable in manifest.executables}
-        return cls(
-            rank=rank,
-            num_threads=num_threads,
-            manifest=manifest,
-            blob_paths={digest: str(find_path(digest)) for digest in blobs},
-            with_internal=with_internal,
-            core=cores[rank] if cores else None,
-        )
+        programs = {executable.blob for executable in manifest.executables}
+        formats = {executable.format for executable in manifest.executables}
+        meets = manifest.tp_degree > 1 and any(find_format(name).meeting_variable for name in formats)
+        meeting_place = _choose_meeting_place() if meets else ""
+        launches = []
+        for rank in range(manifest.tp_degree):
+            weights = {shard.blob for shard in manifest.shards() if shard.rank == rank and shard.blob is not None}
+            launches.append(
+                cls(
+                    rank=rank,
+                    num_threads=num_threads,
+                    manifest=manifest,
+                    blob_paths={digest: str(find_path(digest)) for digest in weights | programs},
+                    with_internal=with_internal,
+                    core=cores[rank] if cores else None,
+                    meeting_place=meeting_place,
+                )
+            )
+        return launches
+
+
+def _choose_meeting_place() -> str:
+    """A port of this host that nothing listens on now; its user takes it later, and fails if another one was faster."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+    return f"{host}:{port}"
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

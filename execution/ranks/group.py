@@ -131,10 +131,9 @@ class RankGroup:
             open_forkserver = group._own_forkservers.open
         try:
             forkserver = open_forkserver(num_threads, _format_of(manifest))
-            for rank in range(manifest.tp_degree):
-                launch = Launch.of(
-                    manifest, rank, find_path, num_threads=num_threads, with_internal=with_internal, cores=cores
-                )
+            for launch in Launch.list_of(
+                manifest, find_path, num_threads=num_threads, with_internal=with_internal, cores=cores
+            ):
                 group._ranks.append(
                     RankHandle.spawn(launch, forkserver, group._memory_fds, log_sink, group._report_death)
                 )

@@ -57,7 +57,7 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
         launch = msgspec.json.decode(file.read(), type=Launch)
     torch.set_num_threads(launch.num_threads)
     keep_freed_memory()
-    name_core(launch)
+    set_environment(launch)
     with ExitStack() as stack:
         communicator = None
         if collective_memory_fd is not None:
@@ -72,12 +72,13 @@ def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_mem
             _serve(rank, decode_request(packet[:size]), control, launch.rank)
 
 
-def name_core(launch: Launch) -> None:
-    """Tells the libraries that this process will load which core they may take."""
+def set_environment(launch: Launch) -> None:
+    """Tells the libraries that this process will load which core they may take, and where ranks find each other."""
+    core = "" if launch.core is None else str(launch.core)
     for name in {executable.format for executable in launch.manifest.executables}:
-        variable = find_format(name).core_variable
-        if variable and launch.core is not None:
-            os.environ[variable] = str(launch.core)
+        found = find_format(name)
+        values = {found.core_variable: core, found.meeting_variable: launch.meeting_place}
+        os.environ.update({variable: value for variable, value in values.items() if variable and value})
 
 
 def keep_freed_memory() -> None:

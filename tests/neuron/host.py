@@ -85,3 +85,9 @@ def faults(neuron_process: Path) -> Iterator[Faults]:
 def neuron_toy(tmp_path_factory: pytest.TempPathFactory) -> ToyBundle:
     """The toy as a bundle of NEFFs."""
     return make_neuron_toy(tmp_path_factory.mktemp("neuron-toy") / "bundle")
+
+
+@pytest.fixture(scope="session")
+def neuron_pair(tmp_path_factory: pytest.TempPathFactory) -> ToyBundle:
+    """The toy as a bundle of NEFFs for two ranks, which exchange tensors."""
+    return make_neuron_toy(tmp_path_factory.mktemp("neuron-pair") / "bundle", 2)

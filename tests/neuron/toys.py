@@ -23,10 +23,10 @@ def make_toy_neff(program: NeffProgram, **fields: int) -> bytes:
     return make_neff({"toy.txt": "\n".join(lines).encode()}, fields=fields)
 
 
-def make_neuron_toy(directory: Path) -> ToyBundle:
+def make_neuron_toy(directory: Path, tp_degree: int = 1) -> ToyBundle:
     """A bundle of NEFFs, with the weights and the numbers of the toy that other formats have."""
     directory.mkdir(parents=True)
-    constants = tuple(make_model(0).state_dict())
+    constants = tuple(make_model(0, "logits", tp_degree).state_dict())
     lowered = []
     for executable in describe_all("logits"):
         path = directory / f"{executable.tag}.neff"
@@ -37,8 +37,8 @@ def make_neuron_toy(directory: Path) -> ToyBundle:
                 tag=executable.tag, path=path, format="neff", state_convention="aliased", constants=constants
             )
         )
-    bundle = make_bundle(lowered, "logits", directory)
-    manifest = with_neffs(bundle.manifest)
+    bundle = make_bundle(lowered, "logits", directory, tp_degree)
+    manifest = with_neffs(bundle.manifest, is_collective=tp_degree > 1)
     blobs = {digest: path for digest, path in bundle.blobs.items() if path.suffix != ".neff"}
     written = []
     for executable in manifest.executables:
@@ -47,22 +47,6 @@ def make_neuron_toy(directory: Path) -> ToyBundle:
         blobs[written[-1].blob] = path
     manifest = msgspec.structs.replace(manifest, executables=tuple(written))
     return ToyBundle(manifest, blobs, bundle.weights, bundle.shards)
-
-
-def replicate(bundle: ToyBundle, tp_degree: int) -> ToyBundle:
-    """The same bundle for several ranks, each of which has all weights and computes all by itself."""
-    (model,) = bundle.manifest.weight_sets
-    (shard,) = model.shards
-    shards = tuple(msgspec.structs.replace(shard, rank=rank) for rank in range(tp_degree))
-    state = bundle.manifest.state
-    manifest = msgspec.structs.replace(
-        bundle.manifest,
-        tp_degree=tp_degree,
-        weight_sets=(msgspec.structs.replace(model, shards=shards),),
-        state=msgspec.structs.replace(state, kv_heads_by_rank=state.kv_heads_by_rank * tp_degree),
-    )
-    by_seed = {seed: dict.fromkeys(range(tp_degree), path) for seed, path in bundle.weights.items()}
-    return ToyBundle(manifest, bundle.blobs, bundle.weights, by_seed)
 
 
 def write_neff(executable: Executable, path: Path, **fields: int) -> Executable:

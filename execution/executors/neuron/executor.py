@@ -57,7 +57,7 @@ class NeuronExecutor:
             self._state = DeviceState(device, manifest)
             stack.callback(self._state.close)
             on_loaded("weights")
-            self._programs = self._load_programs(manifest, blob_path, on_loaded, stack)
+            self._programs = self._load_programs(manifest, rank, blob_path, on_loaded, stack)
             if self._weights.is_complete:
                 self._sets = self._bind(self._weights.active)
             stack.callback(self._free_sets)
@@ -132,6 +132,7 @@ class NeuronExecutor:
     def _load_programs(
         self,
         manifest: Manifest,
+        rank: int,
         blob_path: Callable[[str], Path],
         on_loaded: Callable[[str], None],
         stack: ExitStack,
@@ -143,7 +144,7 @@ class NeuronExecutor:
             first = bound.setdefault(executable.blob, executable)
             if first is executable:
                 path = blob_path(executable.blob)
-                program = NeffOnCore(self._device, executable, path, manifest)
+                program = NeffOnCore(self._device, executable, path, manifest, rank)
                 stack.callback(program.close)
                 programs[executable.blob] = program
             elif (first.neff, first.constants) != (executable.neff, executable.constants):

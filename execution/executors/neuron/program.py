@@ -45,7 +45,7 @@ class _Form(NamedTuple):
 class NeffOnCore:
     """A loaded NEFF with memory for its inputs and outputs; weights and state are its callers'."""
 
-    def __init__(self, device: NeuronDevice, executable: Executable, path: Path, manifest: Manifest) -> None:
+    def __init__(self, device: NeuronDevice, executable: Executable, path: Path, manifest: Manifest, rank: int) -> None:
         """Reads the NEFF from a file, loads it onto the core and compares its tensors with the manifest's.
 
         Raises:
@@ -57,6 +57,7 @@ class NeffOnCore:
         self._executable = executable
         self._handle = ctypes.c_void_p()
         self._num_without_numbers = 0
+        self._rank, self._num_ranks = rank, manifest.tp_degree
         with ExitStack() as stack:
             self._load(path, program, manifest.target)
             stack.callback(self._unload)
@@ -157,8 +158,12 @@ class NeffOnCore:
             raise ExecutableInvalid(tag, f"libnrt does not load it: {error.metadata['status']}") from error
 
     def _call_load(self, address: int, size_bytes: int, program: NeffProgram) -> None:
-        assert not program.is_collective, "refused before"
-        self._device.call("nrt_load", address, size_bytes, CORE, _ONE_CORE, ctypes.byref(self._handle))
+        arguments: list[object] = [address, size_bytes, CORE, _ONE_CORE]
+        if program.is_collective:
+            # The first one waits for the other ranks, with which it makes the communicator.
+            arguments += [self._rank, self._num_ranks]
+        name = "nrt_load_collectives" if program.is_collective else "nrt_load"
+        self._device.call(name, *arguments, ctypes.byref(self._handle))
 
     def _unload(self) -> None:
         self._device.call("nrt_unload", self._handle)
@@ -206,8 +211,6 @@ def _require_map(executable: Executable, manifest: Manifest) -> NeffProgram:
     program = executable.neff
     if program is None:
         raise ExecutableInvalid(executable.tag, "the manifest has no map of the NEFF's tensors")
-    if program.is_collective:
-        raise ExecutableInvalid(executable.tag, "it exchanges tensors with other ranks, which is not served yet")
     constants = {one.name for one in executable.constants}
     for one in program.inputs:
         if one.kind == "weight" and one.tensor not in constants:

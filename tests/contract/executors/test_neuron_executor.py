@@ -271,14 +271,6 @@ class TestBundlesForOtherCores:
             load_executor(msgspec.structs.replace(toy_bundle.manifest, target=target), 0, toy_bundle.blob_path)
         assert used_bytes(device) == before
 
-    def test_collective_programs_are_refused(self, toy_bundle: ToyBundle) -> None:
-        first, *others = toy_bundle.manifest.executables
-        assert first.neff is not None
-        collective = msgspec.structs.replace(first, neff=msgspec.structs.replace(first.neff, is_collective=True))
-        manifest = msgspec.structs.replace(toy_bundle.manifest, executables=(collective, *others))
-        with pytest.raises(ExecutableInvalid, match="exchanges tensors with other ranks, which is not served yet"):
-            load_executor(manifest, 0, toy_bundle.blob_path)
-
 
 def test_steps_run_without_the_interpreters_lock(executor: Executor, faults: Faults, tmp_path: Path) -> None:
     """The core waits in its step for a file that another thread of this process makes."""

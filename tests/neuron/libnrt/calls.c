@@ -221,13 +221,11 @@ NRT_STATUS nrt_load(const void *neff_bytes, size_t size, int32_t vnc, int32_t vn
     return NRT_SUCCESS;
 }
 
-/* The toy exchanges nothing, so that ranks need no communicator. */
 NRT_STATUS nrt_load_collectives(const void *neff_bytes, size_t size, int32_t vnc, int32_t vnc_count,
                                 uint32_t ctx_device_id, uint32_t ctx_device_count, nrt_model_t **model) {
     BEGIN();
-    if (ctx_device_id >= ctx_device_count)
-        return NRT_INVALID;
-    return nrt_load(neff_bytes, size, vnc, vnc_count, model);
+    NRT_STATUS status = join_ranks(ctx_device_id, ctx_device_count);
+    return status != NRT_SUCCESS ? status : nrt_load(neff_bytes, size, vnc, vnc_count, model);
 }
 
 NRT_STATUS nrt_unload(nrt_model_t *model) {

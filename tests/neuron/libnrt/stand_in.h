@@ -117,5 +117,11 @@ struct nrt_model {
 
 /* Runs the model once on the bound tensors. */
 INTERNAL NRT_STATUS run_toy(nrt_model_t *model);
+/* Makes this process one of a group of ranks that meet at NEURON_RT_ROOT_COMM_ID. */
+INTERNAL NRT_STATUS join_ranks(uint32_t rank, uint32_t count);
+/* Adds up `values` of all ranks; one rank alone keeps its own. */
+INTERNAL NRT_STATUS sum_over_ranks(float *values, uint32_t count);
+/* Puts `values` of all ranks behind each other. */
+INTERNAL NRT_STATUS gather_from_ranks(const float *values, uint32_t count, float *gathered);
 /* Finds a file in a tar archive in gzip whose blocks are stored; returns a copy that ends with a zero byte, or NULL. */
 INTERNAL char *read_member(const uint8_t *archive, size_t size, const char *name);

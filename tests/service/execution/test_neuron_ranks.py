@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from execution.device_errors import DeviceBroken, DeviceBusy, DeviceHung
 from execution.errors import RankDied, RankLost, StepFailed
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from tests.contract.executors.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
-from tests.neuron.host import Faults, neuron_forkservers, neuron_host, neuron_toy, nrt_library
+from tests.neuron.host import Faults, neuron_forkservers, neuron_host, neuron_pair, neuron_toy, nrt_library
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_groups import step
 
-__all__ = ["neuron_forkservers", "neuron_host", "neuron_toy", "nrt_library"]
+__all__ = ["neuron_forkservers", "neuron_host", "neuron_pair", "neuron_toy", "nrt_library"]
 
 PREFILL = step(CTE, prompt_inputs([5, 6, 7], 0))
 
@@ -29,9 +32,9 @@ def faults(neuron_host: Faults) -> Iterator[Faults]:
 
 
 @asynccontextmanager
-async def started(bundle: ToyBundle, forkservers: RankForkservers, core: int) -> AsyncIterator[RankGroup]:
+async def started(bundle: ToyBundle, forkservers: RankForkservers, *cores: int) -> AsyncIterator[RankGroup]:
     group = await RankGroup.start(
-        bundle.manifest, bundle.blobs, num_threads=1, open_forkserver=forkservers.open, cores=[core]
+        bundle.manifest, bundle.blobs, num_threads=1, open_forkserver=forkservers.open, cores=cores
     )
     try:
         yield group
@@ -100,3 +103,32 @@ async def test_core_that_cannot_go_on_ends_its_group(
     async with started(neuron_toy, neuron_forkservers, 0) as group:
         await group.load()
         await group.run(PREFILL)
+
+
+async def test_ranks_that_exchange_tensors(neuron_pair: ToyBundle, neuron_forkservers: RankForkservers) -> None:
+    reference = Reference(0)
+    async with started(neuron_pair, neuron_forkservers, 0, 1) as group:
+        await group.load()
+        await group.warm_up()
+        await group.zero_state(None)
+        for tag, inputs in ((CTE, prompt_inputs([5, 6, 7], 0)), (TKG, token_inputs([8, 9], [3, 0], [0, 1]))):
+            result = await group.run(step(tag, inputs))
+            assert result.tokens == reference.run(inputs).argmax(-1, keepdim=True).tolist()
+
+
+async def test_rank_that_waits_for_one_that_failed_ends_the_group(
+    neuron_host: Faults, neuron_pair: ToyBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank is out of range and fails its step; the core of the other one times out in its collective."""
+    monkeypatch.setenv("NEURON_RT_EXEC_TIMEOUT", "3")
+    shards = load_file(neuron_pair.shards[0][1]) | {"rank": torch.tensor([7], dtype=torch.int32)}
+    save_file(shards, tmp_path / "wrong.safetensors")
+    with RankForkservers() as forkservers:
+        async with started(neuron_pair, forkservers, 0, 1) as group:
+            await group.load()
+            await group.stage_weights({0: neuron_pair.shards[0][0], 1: tmp_path / "wrong.safetensors"})
+            await group.swap_weights()
+            with pytest.raises(StepFailed, match=r"NRT_EXEC_OOB \(1006\)"):
+                await group.run(PREFILL)
+            verdict = await group.died
+            assert (type(verdict), verdict.rank) == (DeviceHung, 0)

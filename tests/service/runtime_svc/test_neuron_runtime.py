@@ -15,13 +15,13 @@ from kiln.runtime.v1 import runtime_pb2 as pb
 from bundle.manifest import Target
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
-from tests.neuron.host import Faults, neuron_forkservers, neuron_host, neuron_toy, nrt_library
-from tests.neuron.toys import replicate, write_neff
+from tests.neuron.host import Faults, neuron_forkservers, neuron_host, neuron_pair, neuron_toy, nrt_library
+from tests.neuron.toys import write_neff
 from tests.ranks.toy import NUM_STATE, STATE_SHAPE, ToyBundle, make_model
 from tests.ranks.toy_publishing import publish_toy
 from tests.servers.runtime import Runtime, fields_of, raises, serve_runtime, tokens_of
 
-__all__ = ["neuron_forkservers", "neuron_host", "neuron_toy", "nrt_library"]
+__all__ = ["neuron_forkservers", "neuron_host", "neuron_pair", "neuron_toy", "nrt_library"]
 
 PROMPT = [3, 9, 4]
 STATE_BYTES = NUM_STATE * 4 * torch.Size(STATE_SHAPE).numel()
@@ -61,9 +61,13 @@ async def generate(served: Runtime) -> list[int]:
 
 @pytest.mark.parametrize("tp_degree", [1, 2])
 async def test_load_generate_swap_reset(
-    tmp_path: Path, neuron_toy: ToyBundle, neuron_forkservers: RankForkservers, tp_degree: int
+    tmp_path: Path,
+    neuron_toy: ToyBundle,
+    neuron_pair: ToyBundle,
+    neuron_forkservers: RankForkservers,
+    tp_degree: int,
 ) -> None:
-    toy = neuron_toy if tp_degree == 1 else replicate(neuron_toy, tp_degree)
+    toy = {1: neuron_toy, 2: neuron_pair}[tp_degree]
     async with serving(tmp_path, toy, neuron_forkservers) as served:
         assert (await served.info()).target == "trn2"
         await served.load("story")
@@ -72,7 +76,7 @@ async def test_load_generate_swap_reset(
         assert events[-1].result.weight_epoch == 2
         assert await generate(served) == greedy(1, 6)
         reset = await served.control.ResetKVCache(pb.ResetKVCacheRequest(deployment_id="d"))
-        assert reset.zeroed_bytes == tp_degree * STATE_BYTES
+        assert reset.zeroed_bytes == {1: STATE_BYTES, 2: 2 * STATE_BYTES * 3 // 4}[tp_degree]
         assert await generate(served) == greedy(1, 6)
         assert greedy(0, 6) != greedy(1, 6)
         await served.unload()
@@ -123,11 +127,9 @@ async def test_bundles_for_other_cores_are_refused_before_ranks_start(
 
 
 async def test_more_ranks_than_cores_are_refused(
-    tmp_path: Path, neuron_toy: ToyBundle, neuron_forkservers: RankForkservers
+    tmp_path: Path, neuron_pair: ToyBundle, neuron_forkservers: RankForkservers
 ) -> None:
-    toy = replicate(neuron_toy, 4)
-    async with (
-        serving(tmp_path, toy, neuron_forkservers) as served,
-        raises("RESOURCE_EXHAUSTED", "CORES_UNAVAILABLE"),
-    ):
-        await served.load("story")
+    async with serving(tmp_path, neuron_pair, neuron_forkservers) as served:
+        served.server.deployments.resources.cores.note_broken(1)
+        async with raises("RESOURCE_EXHAUSTED", "CORES_UNAVAILABLE"):
+            await served.load("story")
