@@ -63,13 +63,18 @@ class NeuronDevice:
             DeviceBusy: Another process has the core.
         """
         self._library = open_library()
-        self._require_suitable(target)
+        _require_core_size(target)
         # libnrt reads them when it is initialized or loads a NEFF.
         os.environ[LOGICAL_CORE_SIZE] = str(target.lnc)
         os.environ.setdefault(EXEC_TIMEOUT, _EXEC_TIMEOUT_S)
         os.environ.setdefault(VISIBLE_CORES, "0")
         self._require_cores()
         self.call("nrt_init", NO_FRAMEWORK, b"", b"")
+        try:
+            self._require_kind(target)
+        except BaseException:
+            self._library.nrt_close()
+            raise
         atexit.register(self._library.nrt_close)
 
     def require_target(self, target: Target) -> None:
@@ -78,7 +83,8 @@ class NeuronDevice:
         Raises:
             DeviceUnsuitable: It is for another kind or size of logical cores.
         """
-        self._require_suitable(target)
+        self._require_kind(target)
+        _require_core_size(target)
 
     @property
     def free_bytes(self) -> int:
@@ -139,15 +145,12 @@ class NeuronDevice:
             case _:
                 raise DeviceCallFailed(call, text)
 
-    def _require_suitable(self, target: Target) -> None:
+    def _require_kind(self, target: Target) -> None:
         info = InstanceInfo()
         self.call("nrt_get_instance_info", info, ctypes.sizeof(info))
         kind = FAMILIES.get(info.family, f"instances of family {info.family}, which Kiln does not know")
         if kind != target.kind:
             raise DeviceUnsuitable("target.kind", target.kind, kind)
-        size = os.environ.get(LOGICAL_CORE_SIZE, str(target.lnc))
-        if size != str(target.lnc):
-            raise DeviceUnsuitable("target.lnc", str(target.lnc), f"{size}, as {LOGICAL_CORE_SIZE} says")
 
     def _require_cores(self) -> None:
         total = ctypes.c_uint32()
@@ -156,6 +159,12 @@ class NeuronDevice:
         last = wanted.rpartition("-")[2]
         if not last.isdigit() or int(last) >= total.value:
             raise DeviceUnsuitable("cores", wanted, f"0 to {total.value - 1}" if total.value else "none")
+
+
+def _require_core_size(target: Target) -> None:
+    size = os.environ.get(LOGICAL_CORE_SIZE, str(target.lnc))
+    if size != str(target.lnc):
+        raise DeviceUnsuitable("target.lnc", str(target.lnc), f"{size}, as {LOGICAL_CORE_SIZE} says")
 
 
 def _by_reference(argument: object) -> object:

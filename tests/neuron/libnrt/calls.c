@@ -145,8 +145,9 @@ NRT_STATUS nrt_get_visible_vnc_count(uint32_t *vnc_count) {
     return NRT_SUCCESS;
 }
 
+/* The headers do not say whether it may be called earlier. */
 NRT_STATUS nrt_get_instance_info(nrt_instance_info_t *info, size_t instance_info_len) {
-    BEGIN_ANY_TIME();
+    BEGIN();
     if (instance_info_len < sizeof *info)
         return NRT_INVALID;
     memset(info, 0, sizeof *info);
