@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import logging
 import os
 import threading
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 from bundle.manifest import Target, TargetKind
 from execution.device_errors import (
@@ -29,8 +28,6 @@ from execution.executors.neuron.library import (
 )
 from execution.executors.neuron.status import Consequence, describe_status
 
-logger = logging.getLogger(__name__)
-
 #: The target that each family of instances is (`nrt_instance_info_t.family`, an enumeration in nrt.h).
 FAMILIES: Final[Mapping[int, TargetKind]] = MappingProxyType(
     {
@@ -46,6 +43,8 @@ LOGICAL_CORE_SIZE: Final = "NEURON_LOGICAL_NC_CONFIG"
 #: The documents name three defaults, 2, 30 and 600 s. A step takes a second at most, a hang never ends.
 EXEC_TIMEOUT: Final = "NEURON_RT_EXEC_TIMEOUT"
 _EXEC_TIMEOUT_S: Final = "30"
+
+_MEMORY_STATS: Final = "nrt_get_vnc_memory_stats"
 
 #: A rank has one logical core, the first that its process sees.
 CORE: Final = 0
@@ -95,7 +94,7 @@ class NeuronDevice:
     def read_memory(self) -> MemoryStats:
         """Reads how much of the core's memory is held, and how much there is."""
         stats, size = MemoryStats(), ctypes.c_size_t()
-        self.call("nrt_get_vnc_memory_stats", CORE, stats, ctypes.sizeof(stats), size)
+        self.call(_MEMORY_STATS, CORE, stats, ctypes.sizeof(stats), size)
         return stats
 
     def require_memory(self, what: str, needed_bytes: int) -> None:
@@ -137,7 +136,9 @@ class NeuronDevice:
             case Consequence.BREAK:
                 raise DeviceBroken(call, text)
             case Consequence.SHORT:
-                raise DeviceMemoryShort(call, None, self.free_bytes)
+                # The call that reads how much is free may be the one that failed.
+                free_bytes = 0 if call == _MEMORY_STATS else self.free_bytes
+                raise DeviceMemoryShort(call, None, free_bytes)
             case Consequence.BUSY:
                 raise DeviceBusy(os.environ.get(VISIBLE_CORES, ""), text)
             case Consequence.REFUSE:
@@ -226,12 +227,6 @@ class TensorSet:
         """Releases the set, not its tensors. Calling it again is harmless."""
         if self.handle:
             self._device.release("nrt_destroy_tensor_set", self.handle)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.free()
 
 
 _opened: NeuronDevice | None = None

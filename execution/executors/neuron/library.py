@@ -61,7 +61,6 @@ STATUS_CALLS: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "nrt_init": (c_int, c_char_p, c_char_p),
         "nrt_get_instance_info": (POINTER(InstanceInfo), c_size_t),
         "nrt_get_total_vnc_count": (POINTER(c_uint32),),
-        "nrt_get_visible_vnc_count": (POINTER(c_uint32),),
         "nrt_get_vnc_memory_stats": (c_uint32, POINTER(MemoryStats), c_size_t, POINTER(c_size_t)),
         "nrt_load": (c_void_p, c_size_t, c_int32, c_int32, _Out),
         "nrt_load_collectives": (c_void_p, c_size_t, c_int32, c_int32, c_uint32, c_uint32, _Out),

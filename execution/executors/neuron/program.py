@@ -19,9 +19,9 @@ from bundle.errors import NeffInvalid
 from bundle.manifest import Executable, Manifest, Target
 from bundle.neff import check_neff
 from bundle.neff_consistency import find_neff_problems
-from execution.device_errors import DeviceCallFailed, DeviceMemoryShort
+from execution.device_errors import DeviceCallFailed
 from execution.dtypes import TORCH_DTYPES
-from execution.errors import ExecutableInvalid, StepFailed
+from execution.errors import ExecutableInvalid, ExecutionError, RankLost, StepFailed
 from execution.executors.neuron.device import CORE, DeviceTensor, NeuronDevice, TensorSet
 from execution.executors.neuron.library import INPUT, TensorInfo, TensorInfos
 from execution.executors.neuron.status import Consequence, describe_status
@@ -109,12 +109,22 @@ class NeffOnCore:
             StepFailed: The step failed; the core can go on.
             DeviceHung, DeviceBroken: The core cannot go on.
         """
+        try:
+            return self._run(arguments, sets)
+        except RankLost:
+            raise
+        except ExecutionError as error:
+            raise StepFailed(self._executable.tag, error.metadata.get("status", str(error))) from error
+
+    def _run(self, arguments: Sequence[Tensor], sets: tuple[TensorSet, TensorSet]) -> dict[str, Tensor]:
         for spec, argument in zip(self._executable.inputs, arguments, strict=True):
             self._inputs[spec.name].write(argument.data_ptr())
         inputs, outputs = sets
         code = self._device.call_for_status("nrt_execute", self._handle, inputs.handle, outputs.handle)
+        if code and describe_status(code).consequence is not Consequence.COUNT:
+            self._device.raise_status("nrt_execute", code)
         if code:
-            self._take_status(code)
+            self._count_without_numbers()
         results = {}
         for spec in self._executable.outputs:
             result = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
@@ -126,20 +136,12 @@ class NeffOnCore:
         """Frees inputs and outputs and unloads the NEFF."""
         self._resources.close()
 
-    def _take_status(self, code: int) -> None:
-        """Raises what a step's status says, unless the outputs are there."""
-        status = describe_status(code)
-        if status.consequence is Consequence.COUNT:
-            self._num_without_numbers += 1
-            number = self._num_without_numbers
-            # Powers of two: a model that always makes some would fill the log.
-            if number & (number - 1) == 0:
-                logger.warning("%s: %s for the %dth time", self._executable.tag, status.name, number)
-            return
-        try:
-            self._device.raise_status("nrt_execute", code)
-        except (DeviceCallFailed, DeviceMemoryShort) as error:
-            raise StepFailed(self._executable.tag, f"{status.name} ({code})") from error
+    def _count_without_numbers(self) -> None:
+        self._num_without_numbers += 1
+        number = self._num_without_numbers
+        # Powers of two: a model that always makes some would fill the log.
+        if number & (number - 1) == 0:
+            logger.warning("%s: %d steps so far had outputs without numbers", self._executable.tag, number)
 
     def _load(self, path: Path, program: NeffProgram, target: Target) -> None:
         tag = self._executable.tag

@@ -157,7 +157,7 @@ class TestMemory:
 
 
 class TestStatuses:
-    @pytest.mark.parametrize("status", [1, 2, 1002, 1006])
+    @pytest.mark.parametrize("status", [1, 2, 7, 1002, 1005, 1006])
     def test_step_fails_and_the_next_one_runs(self, executor: Executor, faults: Faults, status: int) -> None:
         faults.set("nrt_execute", status)
         with pytest.raises(StepFailed, match=rf"step of {CTE} failed: NRT_\w+ \({status}\)"):
@@ -167,8 +167,23 @@ class TestStatuses:
 
     def test_memory_that_a_step_lacks_fails_the_step(self, executor: Executor, faults: Faults) -> None:
         faults.set("nrt_execute", 4)
-        with pytest.raises(StepFailed, match=r"NRT_RESOURCE \(4\)"):
+        with pytest.raises(StepFailed, match=f"step of {CTE} failed: the core has no memory for nrt_execute"):
             executor.run(CTE, prompt_inputs([5], 0))
+
+    @pytest.mark.parametrize("call", ["nrt_tensor_write", "nrt_tensor_read"])
+    def test_inputs_and_outputs_that_cannot_be_copied_fail_the_step(
+        self, executor: Executor, faults: Faults, call: str
+    ) -> None:
+        faults.set(call, 1)
+        with pytest.raises(StepFailed, match=rf"step of {CTE} failed: NRT_FAILURE \(1\)"):
+            executor.run(CTE, prompt_inputs([5], 0))
+        faults.clear()
+        assert_serves(executor, 0)
+
+    def test_memory_whose_size_cannot_be_read_fails_the_load(self, toy_bundle: ToyBundle, faults: Faults) -> None:
+        faults.set("nrt_get_vnc_memory_stats", 4)
+        with pytest.raises(DeviceMemoryShort, match="no memory for nrt_get_vnc_memory_stats: more is needed, 0 bytes"):
+            load_executor(toy_bundle.manifest, 0, toy_bundle.blob_path)
 
     @pytest.mark.parametrize("status", [5, 1200])
     def test_hang_is_the_groups_end(self, executor: Executor, faults: Faults, status: int) -> None:
@@ -211,7 +226,7 @@ class TestStatuses:
             first, second = executor.run(TKG, inputs)["logits"]
         torch.testing.assert_close(first, numbers[0])
         assert second.isnan().any()
-        assert "NRT_EXEC_COMPLETED_WITH_NUM_ERR for the 1th time" in caplog.text
+        assert f"{TKG}: 1 steps so far had outputs without numbers" in caplog.text
 
     def test_bundle_without_weights_awaits_them(self, toy_bundle: ToyBundle) -> None:
         (model,) = toy_bundle.manifest.weight_sets
