@@ -1,0 +1,9 @@
+"""Lowers submodels to NEFFs, in an interpreter of their own: Neuron's packages need another torch than this compiler.
+
+    lower_submodel(job)                      interpreter: in a lowering process; starts the interpreter and waits
+    python -m compiler_svc.lower.neuron JOB  __main__: in the interpreter; runs the front end that the job names
+    compile_submodel(request)                model_builder: a front end, which calls ModelBuilder's units
+
+`flags` says what neuronx-cc is called with. `hlo` reads graphs, and `hlo_check` refuses those that neuronx-cc would
+refuse, before it is called. Only functions of front ends and of `collectives` import Neuron's packages.
+"""
