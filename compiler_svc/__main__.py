@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from contextlib import closing
 from functools import partial
@@ -12,10 +13,14 @@ from compiler_svc.planning.pool import PlanningPool, make_forkserver
 from compiler_svc.server import open_server
 from compiler_svc.settings import Settings, parse_settings
 from edge.process import run_process
+from targets.neuron import NEURON_PYTHON
 
 
 async def serve(settings: Settings) -> None:
     """Serves until the process is told to stop. Prints one line when it is ready."""
+    if settings.neuron_python is not None:
+        # Like PATH for other compilers: the processes that ask for versions and lower inherit it.
+        os.environ[NEURON_PYTHON.variable] = str(settings.neuron_python)
     make_runner = partial(ProcessBuildRunner, idle_timeout_s=settings.build_idle_timeout_s)
     with closing(make_forkserver()) as forkserver:
         planning = PlanningPool(forkserver)

@@ -59,6 +59,7 @@ class Settings:
         lowering_memory_bytes: Memory limit of each process of one lowering, besides the size of the model's tensors.
         build_idle_timeout_s: Time that a build may go without computing.
         default_isa: CPU instruction set of compiles that name none.
+        neuron_python: Python with Neuron's packages; None: this one, if it has them.
         retention: How long finished operations are remembered.
         logs: What is logged, and where.
     """
@@ -79,6 +80,7 @@ class Settings:
     lowering_memory_bytes: int
     build_idle_timeout_s: float
     default_isa: str
+    neuron_python: Path | None
     retention: Retention
     logs: LogConfig
 
@@ -144,6 +146,12 @@ OPTIONS: Final = (
         "CPU instruction set of compiles that name none",
         default=CPU.isas.default,
     ),
+    Option(
+        "neuron-python",
+        PATH,
+        "Python with kiln-neuron-lowering and Neuron's packages, which compiles for Neuron targets",
+        default_text="the compiler's own Python, if it has them",
+    ),
     Option("keep-operations", COUNT, "finished operations that are remembered", default=10_000),
     Option("keep-operations-days", DAYS, "how long finished operations are remembered", default=30.0),
 )
@@ -178,6 +186,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         or choose_lowering_memory(measure_memory(), options.lowerings * options.max_builds),
         build_idle_timeout_s=options.build_idle_timeout,
         default_isa=options.default_isa,
+        neuron_python=options.neuron_python,
         retention=Retention(keep=options.keep_operations, days=options.keep_operations_days),
         logs=read_log_config(options),
     )

@@ -138,4 +138,5 @@ CPU: Final = Target(
     returns_internal=True,
     skips_idle=True,
     has_rings=True,
+    is_checked_on_host=True,
 )

@@ -5,6 +5,7 @@ KilnError
     ├── IsaUnknown            an instruction set that executables cannot be made for
     ├── IsaUnsupported        executables made for instructions that this host lacks
     ├── ToolchainMissing      a program that a lowering calls is not installed
+    ├── NeuronToolchainMissing  an interpreter that lacks packages of Neuron's
     ├── FormatUnknown         executables of a format that nothing installed here runs
     └── FormatInvalid         an installed entry point that does not give the format that it names
 """
@@ -54,6 +55,20 @@ class ToolchainMissing(TargetError):
         super().__init__(
             f"no {compiler} on PATH: install it, or compile with optimization level 0, which needs none",
             compiler=compiler,
+        )
+
+
+class NeuronToolchainMissing(TargetError):
+    """An interpreter that lacks packages of Neuron's, with which executables for Neuron cores are made."""
+
+    reason = "NEURON_TOOLCHAIN_MISSING"
+
+    def __init__(self, interpreter: str, missing: str) -> None:
+        super().__init__(
+            f"{interpreter} has no {missing}: install kiln-neuron-lowering for a Python 3.11 to 3.13 from Neuron's "
+            f"package index, and name that Python by --neuron-python",
+            interpreter=interpreter,
+            missing=missing,
         )
 
 

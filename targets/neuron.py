@@ -1,10 +1,11 @@
-"""AWS Inferentia and Trainium, as their documents describe them. Kiln plans compiles for them, and makes none yet."""
+"""AWS Inferentia and Trainium, as their documents describe them. No such hardware has run what Kiln compiles."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from targets.target import ExecutableFormat, Lowering, Target
+from targets.toolchain import Interpreter, Toolchain
 
 _GIB: Final = 1 << 30
 
@@ -24,22 +25,36 @@ NEFF: Final = ExecutableFormat(
     # NxD Inference's cache has `kv_cache_batch_size` rows: what an idle row writes, the next prefill overwrites.
     scratch_rows=0,
 )
-_PLANNED: Final = (Lowering(format=NEFF),) * 3
+#: Traces graphs and writes weights, as for every target.
+_TORCH: Final = ("torch",)
+#: The Python with Neuron's packages. They need another torch than the compiler.
+NEURON_PYTHON: Final = Interpreter(
+    name="neuron",
+    variable="KILN_COMPILER_NEURON_PYTHON",
+    distributions=("torch", "torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla"),
+)
+_COMPILED: Final = (
+    Lowering(
+        format=NEFF,
+        backend="compiler_svc.lower.neuron.interpreter:lower_submodel",
+        toolchain=Toolchain(distributions=_TORCH, interpreter=NEURON_PYTHON),
+    ),
+) * 3
 
 # The degrees come from NxD Inference's documents, which say that the Neuron runtime has them. The older guide of
 # Transformers NeuronX lacks 16 for trn1. The memory of a core comes from the documents too: 16 GB on inf2 and trn1,
 # 24 GB on trn2 with LNC 2, that is, for two physical cores.
 
-INF2: Final = Target(kind="inf2", tp_degrees=(1, 2, 4, 8, 24), core_bytes=16 * _GIB, lowerings=_PLANNED)
+INF2: Final = Target(kind="inf2", tp_degrees=(1, 2, 4, 8, 24), core_bytes=16 * _GIB, lowerings=_COMPILED)
 
-TRN1: Final = Target(kind="trn1", tp_degrees=(1, 2, 8, 16, 32), core_bytes=16 * _GIB, lowerings=_PLANNED)
+TRN1: Final = Target(kind="trn1", tp_degrees=(1, 2, 8, 16, 32), core_bytes=16 * _GIB, lowerings=_COMPILED)
 
 TRN2: Final = Target(
     kind="trn2",
     tp_degrees=(1, 2, 4, 8, 16, 32, 64),
     core_bytes=12 * _GIB,
     logical_core_sizes=(2, 1),
-    lowerings=_PLANNED,
+    lowerings=_COMPILED,
 )
 
 TRN3: Final = Target(
@@ -48,6 +63,6 @@ TRN3: Final = Target(
     tp_degrees_note="those of trn2 because no document lists them",
     core_bytes=18 * _GIB,
     logical_core_sizes=(2, 1),
-    lowerings=_PLANNED,
+    lowerings=_COMPILED,
     note="target.kind: trn3's 36 GiB of a core with LNC 2 and its tp degrees are unverified",
 )

@@ -86,6 +86,8 @@ class Target:
             cache behind a row's last token. Then one executable serves all buckets that read the cache.
         has_rings: Whether a slot keeps, of a layer with a sliding window, only the positions that steps still see, in a
             ring. Otherwise it keeps all positions of every layer.
+        is_checked_on_host: Whether the compiler's host runs the executables, so that a build compares their logits with
+            the reference. A host that compiles for a device need not have one.
         note: A warning that plans for the target show.
     """
 
@@ -100,6 +102,7 @@ class Target:
     returns_internal: bool = False
     skips_idle: bool = False
     has_rings: bool = False
+    is_checked_on_host: bool = False
     note: str = ""
 
     @property

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
-from targets.errors import ToolchainMissing
+from targets.errors import NeuronToolchainMissing, ToolchainMissing
+
+#: Prints the version of Python and those of the distributions that the arguments name, null for those it lacks.
+_PRINT_VERSIONS: Final = """
+import json, platform, sys
+from importlib import metadata
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))
+"""
+_INTERPRETER_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +65,87 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """Another Python, with distributions that cannot be installed beside this compiler's.
+
+    Attributes:
+        name: Prefix of its versions' names.
+        variable: Environment variable with its path; without it, it is this Python.
+        distributions: Python distributions that it needs.
+    """
+
+    name: str
+    variable: str
+    distributions: tuple[str, ...]
+
+    def find(self) -> str:
+        """Returns its path."""
+        return os.environ.get(self.variable) or sys.executable
+
+    def make_environment(self) -> dict[str, str]:
+        """Makes the environment in which it runs: this process's, without what would show it other distributions."""
+        return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+
+    def read_versions(self) -> Mapping[str, str]:
+        """Reads the version of Python, and those of the distributions, by name.
+
+        Raises:
+            NeuronToolchainMissing: It does not start, or lacks a distribution.
+        """
+        path = self.find()
+        try:
+            printed = subprocess.run(
+                [path, "-c", _PRINT_VERSIONS, *self.distributions],
+                env=self.make_environment(),
+                capture_output=True,
+                check=True,
+                timeout=_INTERPRETER_TIMEOUT_S,
+            ).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NeuronToolchainMissing(path, "Python that starts") from error
+        versions: dict[str, str | None] = json.loads(printed)
+        missing = [name for name, version in versions.items() if version is None]
+        if missing:
+            raise NeuronToolchainMissing(path, ", ".join(missing))
+        return {f"{self.name}.{name}": version for name, version in versions.items() if version is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
     """The tools that make executables, besides Python.
 
     Attributes:
         distributions: Python distributions.
         programs: Programs on PATH.
+        interpreter: Another Python that makes the executables.
     """
 
     distributions: tuple[str, ...] = ()
     programs: tuple[Program, ...] = ()
+    interpreter: Interpreter | None = None
 
     def read_versions(self) -> dict[str, str]:
         """Reads the versions by name, for cache keys and manifests.
 
         Raises:
             ToolchainMissing: A program is not installed.
+            NeuronToolchainMissing: The other interpreter lacks a distribution.
         """
         return {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in self.distributions},
             **{program.name: program.read_version() for program in self.programs},
+            **({} if self.interpreter is None else self.interpreter.read_versions()),
         }
 
     def require_programs(self) -> None:
-        """Checks that every program is installed.
+        """Checks that every program and the other interpreter are installed.
 
         Raises:
             ToolchainMissing: A program is not installed.
+            NeuronToolchainMissing: The other interpreter lacks a distribution.
         """
         for program in self.programs:
             program.find()
+        if self.interpreter is not None:
+            self.interpreter.read_versions()

@@ -10,7 +10,13 @@ from google.rpc import status_pb2
 from compiler_svc import errors
 from compiler_svc.bundles import errors as bundle_errors
 from compiler_svc.golden.errors import GoldenMismatch
-from compiler_svc.lower.errors import LoweringError, LoweringMemoryExceeded, LoweringTimedOut
+from compiler_svc.lower.errors import (
+    LoweringError,
+    LoweringMemoryExceeded,
+    LoweringTimedOut,
+    NeuronGraphRefused,
+    NeuronMemoryExceeded,
+)
 from compiler_svc.models.errors import ModelError
 from compiler_svc.planning import errors as planning_errors
 from compiler_svc.remote import errors as remote_errors
@@ -66,6 +72,8 @@ STATUS_TABLE: Final[StatusTable] = {
     ShardingNotServed: grpc.StatusCode.INVALID_ARGUMENT,
     GoldenMismatch: grpc.StatusCode.INTERNAL,
     LoweringError: grpc.StatusCode.INTERNAL,
+    NeuronGraphRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    NeuronMemoryExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     LoweringMemoryExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     LoweringTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
     TargetError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+
+import msgspec
 
 from bundle.abi.inputs import LEFT_PADDED, LIVE_ROWS
 from bundle.blob_writer import StoredBlob
@@ -14,17 +16,18 @@ from bundle.digest import sha256_file
 from bundle.manifest import ConstantBinding, Executable
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.finished_lowerings import FinishedLowering
+from compiler_svc.builds.neuron_submodel import describe_for_neuron
 from compiler_svc.database import actuals, cache
 from compiler_svc.database.cache import CachedExecutable
 from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions
 from compiler_svc.lower.pool import LoweringPool, LoweringProgress
 from compiler_svc.lower.program import stage_job
-from compiler_svc.planning.code_digest import LOWERING_CODE, digest_code
+from compiler_svc.planning.code_digest import LOWERING_CODE, NEURON_LOWERING_CODE, digest_code
 from compiler_svc.planning.cost import estimate_lowering_s
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import ExecutableSpec
-from targets.registry import find_format
+from targets.registry import describe_format
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,12 @@ class BuiltExecutable:
     @property
     def media_type(self) -> str:
         """OCI media type of the file."""
-        return find_format(self.lowered.format).media_type
+        return describe_format(self.lowered.format).media_type
 
     @property
     def title(self) -> str:
         """Path of the file in the bundle."""
-        return f"executables/{self.traced.spec.tag}{find_format(self.lowered.format).suffix}"
+        return f"executables/{self.traced.spec.tag}{describe_format(self.lowered.format).suffix}"
 
     @property
     def result(self) -> ExecutableResult:
@@ -107,10 +110,18 @@ class BuiltExecutable:
             inputs=spec.inputs,
             outputs=spec.outputs,
             state=spec.state,
-            constants=tuple(one for one in self.traced.constants if one.name in self.lowered.constants),
+            constants=tuple(self._bind_constants()),
             graph_digest=self.traced.graph_digest,
             flags=spec.flags,
+            neff=self.lowered.neff,
         )
+
+    def _bind_constants(self) -> Iterator[ConstantBinding]:
+        """Yields the constants that the executable needs. A NEFF names weights as the shard does."""
+        for constant in self.traced.constants:
+            named = constant if self.lowered.neff is None else msgspec.structs.replace(constant, name=constant.tensor)
+            if named.name in self.lowered.constants:
+                yield named
 
 
 def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
@@ -123,6 +134,7 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     report.enter(Stage.TRACE, "exporting the graphs")
     report.update(executables_total=len(build.plan.submodels))
     traced = []
+    toolchain = build.spec.toolchain.read_versions()
     by_graph: dict[ExecutableSpec, TracedExecutable] = {}
     for submodel in build.plan.submodels:
         equal = by_graph.get(key := submodel.graph_key(build.plan.model))
@@ -131,7 +143,7 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
             continue
         report.update(message=f"exporting {submodel.tag}")
         with report.measuring(f"export {submodel.tag}"):
-            by_graph[key] = _trace(build, submodel)
+            by_graph[key] = _trace(build, submodel, toolchain)
         traced.append(by_graph[key])
     missing = [one for one in traced if one.job is not None]
     eta_s = _estimate_lowering_s(build, missing)
@@ -153,13 +165,15 @@ def build_executables(build: Build) -> tuple[BuiltExecutable, ...]:
     return tuple(built.values())
 
 
-def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
+def _trace(build: Build, submodel: ExecutableSpec, toolchain: dict[str, str]) -> TracedExecutable:
     spec = build.spec
     traced = export_submodel(build.plan.model, build.plan.weights, submodel)
+    neuron = describe_for_neuron(build, submodel, toolchain)
     action_digest = spec.executable_action_digest(
         graph_digest=traced.graph_digest,
-        toolchain=spec.toolchain.read_versions(),
-        code_digest=digest_code(LOWERING_CODE),
+        toolchain=toolchain,
+        code_digest=digest_code(LOWERING_CODE if neuron is None else NEURON_LOWERING_CODE),
+        flags=() if neuron is None else neuron.flags,
     )
     cached = None if spec.skip_cache_lookup else _find_cached(build, action_digest)
     finished = build.finished.find(action_digest) if cached is None else None
@@ -174,6 +188,7 @@ def _trace(build: Build, submodel: ExecutableSpec) -> TracedExecutable:
             directory=build.work / submodel.tag,
             cache_dir=build.job.environment.lowering_cache,
             live=find_live_inputs(submodel),
+            neuron=neuron,
         )
     return TracedExecutable(
         spec=submodel,

@@ -41,8 +41,10 @@ class FinishedLowerings:
         return self._directory / action_digest.removeprefix("sha256:")
 
     def keep(self, action_digest: str, lowered: LoweredExecutable, duration_s: float) -> FinishedLowering:
-        """Moves an executable's file into the directory, then writes its record."""
+        """Moves an executable's files into the directory, then writes its record."""
         path = self.path(action_digest)
+        for name, companion in lowered.companions.items():
+            companion.rename(path.with_suffix(f".{name}"))
         lowered.path.rename(path)
         finished = FinishedLowering(
             executable=CachedExecutable(
@@ -51,6 +53,7 @@ class FinishedLowerings:
                 format=lowered.format,
                 state_convention=lowered.state_convention,
                 constants=lowered.constants,
+                neff=lowered.neff,
             ),
             duration_s=duration_s,
         )
@@ -58,6 +61,12 @@ class FinishedLowerings:
         unfinished.write_bytes(msgspec.json.encode(finished))
         unfinished.replace(path.with_suffix(_RECORD_SUFFIX))
         return finished
+
+    def list_companions(self, action_digest: str) -> dict[str, Path]:
+        """Lists the files that describe an executable, by what they are; none if another build lowered it."""
+        path = self.path(action_digest)
+        suffixes = {found.suffix: found for found in path.parent.glob(f"{path.name}.*")}
+        return {suffix.removeprefix("."): found for suffix, found in suffixes.items() if suffix != _RECORD_SUFFIX}
 
     def find(self, action_digest: str) -> FinishedLowering | None:
         """Finds the result of an earlier attempt; None if there is none or its bytes differ from the record."""

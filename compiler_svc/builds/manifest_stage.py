@@ -18,6 +18,7 @@ from bundle.manifest import (
 from bundle.oci import BlobDescriptor
 from compiler_svc.builds.build import Build
 from compiler_svc.builds.executable_stage import BuiltExecutable
+from compiler_svc.builds.neuron_files import name_cores
 from compiler_svc.planning.weights_fit import MODEL_ATTRIBUTES
 from compiler_svc.trace.export import WEIGHT_SET
 from compiler_svc.trace.submodels import describe_state
@@ -45,7 +46,7 @@ def describe_bundle(
         architecture=model.description.architecture,
         config=resolved_config(build),
         checkpoint_digest=build.job.checkpoint_digest,
-        target=spec.target,
+        target=name_cores(spec.target, build.layout, executables),
         optimization_level=spec.optimization_level,
         toolchain=spec.toolchain.read_versions(),
         tp_degree=model.tp_degree,

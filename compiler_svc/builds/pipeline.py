@@ -28,6 +28,7 @@ from compiler_svc.builds.finished_lowerings import FinishedLowerings
 from compiler_svc.builds.finished_shards import FinishedShards, digest_inputs
 from compiler_svc.builds.job import BuildJob, BuildResult, JobDirectory
 from compiler_svc.builds.manifest_stage import describe_bundle, describe_tokenizer
+from compiler_svc.builds.neuron_files import attach_companions
 from compiler_svc.builds.progress import ProgressReport
 from compiler_svc.builds.text_stage import check_text
 from compiler_svc.builds.tokenizer_stage import convert_tokenizer
@@ -51,6 +52,7 @@ from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.model_card import read_origin
 from compiler_svc.weights.tensors import check_finite, check_tied_head
 from execution.ranks.forkservers import OpenForkserver
+from targets.registry import TARGETS
 
 # The name that NxD Inference gives the file.
 CONFIG_TITLE: Final = "neuron_config.json"
@@ -139,7 +141,8 @@ def build_bundle(
     _add_describing_files(writer, checkpoint)
     manifest = describe_bundle(build, executables, shards, tokenizer_files)
 
-    if not config.skip_sharding:
+    is_checked = TARGETS[spec.target.kind].is_checked_on_host
+    if not config.skip_sharding and is_checked:
         report.enter(Stage.VERIFY, "comparing logits with the reference")
         recorder.golden = _compare(manifest, blob_path, checkpoint, forkservers.ranks)
         report.update(message=recorder.golden.summary)
@@ -151,6 +154,7 @@ def build_bundle(
     origin, warnings = read_origin(checkpoint)
     digest = writer.publish(manifest, origin=origin)
     recorder.attach(layout, digest, manifest, results)
+    attach_companions(build, digest, executables)
     return BuildResult(
         bundle_digest=digest,
         executables=results,

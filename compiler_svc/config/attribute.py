@@ -43,8 +43,8 @@ class Support:
 
     Attributes:
         level: `honoured`: the value counts. `hint`: it is ignored, and the compile says so. `later`: accepted at its
-            default only, until later work serves it. `planned`: plans reckon with it, and nothing is compiled for the
-            target yet. `refused`: never valid at other than the default.
+            default only, until later work serves it. `planned`: plans reckon with it; for compiles see
+            `Attribute.compiled`. `refused`: never valid at other than the default.
         reason: Why a value is ignored or refused.
         values: The values that are served, if `honoured` is for a part of the domain only; others are for later.
         acts_as: The value that the target acts on whatever the document says, if that is not the default.
@@ -123,7 +123,9 @@ class Attribute:
         name: Name of the field.
         default: A value or a `Derivation`. An attribute with default None stays unset.
         cpu: What the cpu target makes of it.
-        neuron: What Neuron targets make of it, unless `exceptions` has the target.
+        neuron: What plans for Neuron targets make of it, unless `exceptions` has the target.
+        compiled: What compiles for Neuron targets make of it; None: what cpu makes of it, because they have its graphs,
+            and the default only if cpu ignores it.
         aliases: Its other names.
         deprecated: Why callers should not set it any more; its value is then validated and dropped.
     """
@@ -135,6 +137,7 @@ class Attribute:
     default: Any = None
     cpu: Support = HONOURED
     neuron: Support = PLANNED
+    compiled: Support | None = None
     exceptions: Mapping[TargetKind, Support] = field(default_factory=dict)
     aliases: tuple[Alias, ...] = ()
     deprecated: str = ""
@@ -152,9 +155,16 @@ class Attribute:
         """What is accepted, with the section that describes the attribute."""
         return f"{accepted} ({self.section})" if self.section else accepted
 
-    def support_on(self, target: TargetKind) -> Support:
-        """What a target makes of the attribute."""
-        return self.exceptions.get(target, self.cpu if target == CPU.kind else self.neuron)
+    def support_on(self, target: TargetKind, *, compiles: bool = False) -> Support:
+        """What a target makes of the attribute.
+
+        Args:
+            compiles: Whether executables are made; otherwise what plans make of it.
+        """
+        support = self.exceptions.get(target, self.cpu if target == CPU.kind else self.neuron)
+        if not compiles or target == CPU.kind or support.level == "refused":
+            return support
+        return self.compiled or (LATER if self.cpu.level == "hint" else self.cpu)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -41,18 +41,19 @@ class Resolution:
 
 
 def resolve_config(
-    document: Mapping[str, Any], *, checkpoint_dtype: str | None, target: TargetKind = "cpu"
+    document: Mapping[str, Any], *, checkpoint_dtype: str | None, target: TargetKind = "cpu", compiles: bool = False
 ) -> Resolution:
     """Validates a document and fills in every default.
 
     An unset `torch_dtype` takes the checkpoint's dtype, as NxD Inference does, and bfloat16 if the checkpoint names
-    none. null is unset. For targets other than cpu, the configuration serves plans only.
+    none. null is unset.
 
     Args:
         document: The configuration as JSON's types: `neuron_config`, `fused_spec_config`, `transformers_neuronx`,
             `attribute_map`, and model attributes by name; what NxD Inference saves is such a document.
         checkpoint_dtype: Dtype that the checkpoint's `config.json` names, without `torch.`; None if it names none.
-        target: Kind of the target to compile for.
+        target: Kind of the target.
+        compiles: Whether the configuration is for executables; plans for Neuron targets take more than compiles do.
 
     Raises:
         ConfigInvalid: There are mistakes; all are listed, together with what is not served.
@@ -66,7 +67,7 @@ def resolve_config(
         # Transformers NeuronX quantizes when it loads a checkpoint, so that it has no path of a quantized one.
         "quantizes_at_load": any("quantized" in translation.values for translation in places.values()),
     }
-    validator = Validator(target, context, findings)
+    validator = Validator(target, context, findings, compiles)
     validation = validator.validate("", expanded, INFERENCE_CONFIG, outer={})
     if "torch_dtype" not in validation.values["neuron_config"]["given"]:
         _validate_checkpoint_dtype(checkpoint_dtype, target, findings)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bundle.errors import FieldViolation
 from bundle.manifest import TargetKind
-from compiler_svc.config.attribute import Attribute, ConfigTable, Values, is_same, is_table
+from compiler_svc.config.attribute import Attribute, ConfigTable, Support, Values, is_same, is_table
 from compiler_svc.config.domains import Json, Table, show
 from compiler_svc.config.findings import Findings, Hint
 from compiler_svc.config.rules import RULES, broken_rules, find_value, notes_on
@@ -61,6 +61,7 @@ class Validator:
     target: TargetKind
     context: Mapping[str, Any]
     findings: Findings
+    compiles: bool = False
 
     def validate(
         self,
@@ -92,7 +93,7 @@ class Validator:
             if isinstance(attribute.domain, Table):
                 # A table that is unset by default is a feature that setting it asks for.
                 is_served = serves and default is None
-                is_later = is_served and attribute.support_on(self.target).level == "later"
+                is_later = is_served and self._support(attribute).level == "later"
                 inside = self._validate_inside(path, attribute, value, values, mistaken, serves=serves and not is_later)
                 mistaken |= {f"{attribute.name}.{name}" for name in inside.mistaken}
                 value = inside.values or None
@@ -183,9 +184,12 @@ class Validator:
                 return not read if alias.negated else read
         return read
 
+    def _support(self, attribute: Attribute) -> Support:
+        return attribute.support_on(self.target, compiles=self.compiles)
+
     def _refuses(self, path: str, attribute: Attribute, value: Any, default: Any) -> bool:
         """Whether the target can never take a value, which is a mistake."""
-        support = attribute.support_on(self.target)
+        support = self._support(attribute)
         if support.level != "refused" or is_same(value, default):
             return False
         only = "unset" if default is None else show(default)
@@ -194,7 +198,7 @@ class Validator:
 
     def _validate_support(self, path: str, attribute: Attribute, value: Any, default: Any) -> None:
         """Notes what the target makes of a value that it can take."""
-        support = attribute.support_on(self.target)
+        support = self._support(attribute)
         if attribute.deprecated:
             held = "" if is_same(value, default) else f"; {show(value)} is ignored, and {show(default)} holds"
             self.findings.warnings.append(f"{path}: deprecated, {attribute.deprecated}{held}")

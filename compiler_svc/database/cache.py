@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
+from bundle.abi.neff import NeffProgram
 from bundle.manifest import FormatName, StateConvention
 from compiler_svc.database.tables import CachedBundleRow, CachedExecutableRow, PlannedExecutableRow
 
@@ -23,6 +24,7 @@ class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         blob: Digest of the executable.
         constants: Parameters of the graph for which the executable needs tensors.
+        neff: How to call it, if it is a NEFF.
     """
 
     blob: str
@@ -30,6 +32,7 @@ class CachedExecutable(msgspec.Struct, frozen=True, kw_only=True):
     format: FormatName
     state_convention: StateConvention
     constants: tuple[str, ...]
+    neff: NeffProgram | None = None
 
 
 def find_executable(session: Session, action_digest: str) -> CachedExecutable | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from bundle.abi.neff import NeffProgram
 from bundle.manifest import FormatName, StateConvention, Target
 from execution.failure import Failure
 from targets.registry import TARGETS
@@ -45,6 +46,24 @@ class LiveInputs(msgspec.Struct, frozen=True, kw_only=True):
     counts: int | None = None
 
 
+class NeuronSubmodel(msgspec.Struct, frozen=True, kw_only=True):
+    """A submodel for another interpreter, which cannot read the staged program: its torch is older.
+
+    Attributes:
+        make_module: `module:function` that makes the submodel of the document, in the other interpreter.
+        document: The submodel as JSON.
+        flags: Arguments of neuronx-cc.
+        logical_nc_config: Physical cores of one logical core.
+        tp_degree: Number of ranks.
+    """
+
+    make_module: str
+    document: dict[str, Any]
+    flags: tuple[str, ...]
+    logical_nc_config: int
+    tp_degree: int
+
+
 class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
     """One lowering: a staged program and its options."""
 
@@ -64,6 +83,8 @@ class LoweringJob(msgspec.Struct, frozen=True, kw_only=True):
     live: LiveInputs | None = None
     #: Whether the program exchanges tensors with other ranks.
     has_collectives: bool = False
+    #: The same for Neuron targets, whose lowering takes this instead of the program.
+    neuron: NeuronSubmodel | None = None
 
     @property
     def program_path(self) -> Path:
@@ -85,6 +106,10 @@ class LoweredExecutable(msgspec.Struct, frozen=True, kw_only=True):
     state_convention: StateConvention
     #: Names of the constants that the executable needs; a subset of the job's.
     constants: tuple[str, ...]
+    #: How to call the executable, if it is a NEFF.
+    neff: NeffProgram | None = None
+    #: Files that describe the executable for people and tools, by what they are.
+    companions: dict[str, Path] = {}
 
 
 #: Makes an executable from a staged program; each target names its backends. Raises ProgramUnsupported if it cannot

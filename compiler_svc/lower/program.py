@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 import execution.attention.operators  # programs that call these operators are loaded here
 import execution.collectives.operators  # noqa: F401
 from compiler_svc.lower.errors import ProgramUnsupported
-from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions, write_job
+from compiler_svc.lower.job import LiveInputs, LoweringJob, LoweringOptions, NeuronSubmodel, write_job
 from execution.executors.program_file import read_program
 
 _CONSTANT_KINDS: Final = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -132,6 +132,7 @@ def stage_job(
     directory: Path,
     cache_dir: Path,
     live: LiveInputs | None = None,
+    neuron: NeuronSubmodel | None = None,
 ) -> LoweringJob:
     """Writes a program, without its weights, and a job for it.
 
@@ -141,6 +142,7 @@ def stage_job(
         directory: Directory of this job alone; created here.
         cache_dir: Directory that all jobs share; created here.
         live: What the program may skip, if it takes inputs that say so.
+        neuron: The same submodel for Neuron's lowering, which takes no program: none is written then.
 
     Raises:
         ProgramUnsupported: The program is not functional, or holds tensors of its own.
@@ -155,9 +157,11 @@ def stage_job(
         options=options,
         live=live,
         has_collectives=any(program.graph.find_nodes(op="call_function", target=operator) for operator in _COLLECTIVES),
+        neuron=neuron,
     )
     job.directory.mkdir(parents=True, exist_ok=True)
     job.cache_dir.mkdir(parents=True, exist_ok=True)
-    save_program(program, job.program_path)
+    if neuron is None:
+        save_program(program, job.program_path)
     write_job(job)
     return job

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -106,7 +107,7 @@ def admit_request(
     if not is_new_name(request.name):
         raise NameInvalid(request.name)
     target = choose_target(request, default_isa)
-    checkpoint, resolution = resolve_request(request, model_roots, urls)
+    checkpoint, resolution = resolve_request(request, model_roots, urls, compiles=True)
     if not checkpoint.is_pickled:
         plan_build(checkpoint, resolution.config.neuron_config, target=target.kind)
     return CompileJobSpec(
@@ -129,9 +130,12 @@ def admit_request(
 
 
 def resolve_request(
-    request: BuildRequest, model_roots: tuple[Path, ...], urls: UrlSettings = NO_URLS
+    request: BuildRequest, model_roots: tuple[Path, ...], urls: UrlSettings = NO_URLS, *, compiles: bool = False
 ) -> tuple[Checkpoint, Resolution]:
     """Resolves a configuration and opens its checkpoint, but no pickles. Reports mistakes of the configuration first.
+
+    Args:
+        compiles: See `resolve_config`.
 
     Returns:
         The checkpoint with the configuration's model attributes, and the configuration with those that change it.
@@ -143,13 +147,14 @@ def resolve_request(
         ModelConfigInvalid: Sizes of the model exceed what its tensors hold.
     """
     document = request.document
-    given = resolve_config(document, checkpoint_dtype=None, target=request.target_kind).config
+    resolve = partial(resolve_config, document, target=request.target_kind, compiles=compiles)
+    given = resolve(checkpoint_dtype=None).config
     checkpoint = open_model(request.model, model_roots, urls)
     changes, notes = keep_changes(checkpoint, given)
     checkpoint = override_model(checkpoint, changes)
     check_sizes(checkpoint)
     dtype = read_declared_dtype(checkpoint)
-    resolution = resolve_config(document, checkpoint_dtype=dtype, target=request.target_kind)
+    resolution = resolve(checkpoint_dtype=dtype)
     config = replace(resolution.config, model_attributes=changes.model_attributes)
     check_num_executables(config.neuron_config)
     check_head_sharding(document, checkpoint, tp_degree=config.neuron_config.tp_degree)
@@ -186,6 +191,7 @@ def choose_target(request: BuildRequest, default_isa: str = "") -> Target:
         IsaUnknown: The instruction set is unknown.
         IsaUnsupported: This host lacks the instruction set, so it could not verify the executables.
         ToolchainMissing: This host lacks a program that the optimization level needs.
+        NeuronToolchainMissing: This host has no interpreter with Neuron's packages.
     """
     target = TARGETS[request.target_kind]
     if not target.is_served:
@@ -195,7 +201,7 @@ def choose_target(request: BuildRequest, default_isa: str = "") -> Target:
         )
     isa = target.isas.resolve(request.isa, default=default_isa)
     lowering = target.lowerings[request.optimization_level]
-    if lowering.format.is_native:
+    if lowering.format.is_native and target.isas.levels:
         target.isas.require(isa)
     lowering.toolchain.require_programs()
     return Target(kind=target.kind, isa=isa)

@@ -33,6 +33,18 @@ BUNDLE_CODE: Final = (
 )
 #: Every source that an executable's bytes depend on for a given graph.
 LOWERING_CODE: Final = ("compiler_svc/lower", "targets/cpu.py")
+#: The same on Neuron targets, whose interpreter builds and traces the model again.
+NEURON_LOWERING_CODE: Final = (
+    "bundle/abi",
+    "compiler_svc/lower",
+    "compiler_svc/models",
+    "compiler_svc/trace",
+    "execution/attention",
+    "execution/collectives",
+    "execution/dtypes.py",
+    "execution/sampling.py",
+    "targets/neuron.py",
+)
 
 _KINDS: Final = ("*.py", "*.cpp", "*.h")
 _ROOT: Final = Path(__file__).parents[2]

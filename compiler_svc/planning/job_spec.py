@@ -5,6 +5,7 @@ The compiler keeps job specs in its database. Tags name them there: keep a tag w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,16 +92,21 @@ class CompileJobSpec(_CommonJobSpec, frozen=True, kw_only=True, tag="CompileSpec
             code_digest=code_digest,
         )
 
-    def executable_action_digest(self, *, graph_digest: str, toolchain: dict[str, str], code_digest: str) -> str:
+    def executable_action_digest(
+        self, *, graph_digest: str, toolchain: dict[str, str], code_digest: str, flags: Sequence[str] = ()
+    ) -> str:
         """Identifies the executable that lowering makes from one graph.
 
         Args:
             graph_digest: Digest of the exported graph.
             toolchain: Versions of every tool that shapes executables.
             code_digest: Digest of the lowering code.
+            flags: Arguments of the compiler, if it takes some that depend on the configuration.
         """
+        # Left out if there are none: the digests of earlier releases stay.
+        given = {"flags": list(flags)} if flags else {}
         return self._digest_action(
-            action="executable", graph_digest=graph_digest, toolchain=toolchain, code_digest=code_digest
+            action="executable", graph_digest=graph_digest, toolchain=toolchain, code_digest=code_digest, **given
         )
 
     def _digest_action(self, **inputs: Any) -> str:

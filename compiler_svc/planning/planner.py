@@ -16,6 +16,7 @@ from compiler_svc.config import InferenceConfig, NeuronConfig, Resolution, resol
 from compiler_svc.config.submodels import SubmodelShape, describe_submodels
 from compiler_svc.database import actuals
 from compiler_svc.database.engine import Database
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from compiler_svc.models.registry import describe_model
 from compiler_svc.planning.adapters import read_adapters
 from compiler_svc.planning.admission import (
@@ -38,6 +39,8 @@ from compiler_svc.planning.variation import Variations
 from compiler_svc.remote.urls import NO_URLS, UrlSettings
 from compiler_svc.weights.checkpoint import Checkpoint
 from edge.memory import measure_memory
+from targets.cpu import CPU
+from targets.errors import NeuronToolchainMissing
 from targets.registry import TARGETS
 
 
@@ -201,8 +204,13 @@ class Planner:
         )
 
     def _check_target(self, request: PlanRequest) -> Target | None:
-        """The target of the executables; None for a target that can be planned but not compiled for."""
-        return choose_target(request, self._default_isa) if TARGETS[request.target_kind].is_served else None
+        """The target of the executables; None if this host can plan for it but not compile."""
+        if not TARGETS[request.target_kind].is_served:
+            return None
+        try:
+            return choose_target(request, self._default_isa)
+        except NeuronToolchainMissing:
+            return None
 
     def _open_draft(self, config: InferenceConfig) -> PlannedModel | None:
         fused = config.fused_spec_config
@@ -264,9 +272,22 @@ def _find_warnings(
         yield note
     if target is not None:
         yield from warn_of_unused_instructions(request, target)
+    if request.target_kind != CPU.kind:
+        yield from _warn_of_uncompiled(request, checkpoint)
     if checkpoint.is_pickled:
         yield "model: its weights are pickles, which plans do not open: tensors are those that config.json implies"
     yield from find_warnings(checkpoint, config.neuron_config)
+
+
+def _warn_of_uncompiled(request: PlanRequest, checkpoint: Checkpoint) -> Iterator[str]:
+    """Says what of the configuration a compile for the target refuses: plans reckon with more."""
+    dtype = read_declared_dtype(checkpoint)
+    try:
+        resolve_config(request.document, checkpoint_dtype=dtype, target=request.target_kind, compiles=True)
+    except (ConfigInvalid, FeatureNotServed) as error:
+        yield from (
+            f"{one.field}: a compile refuses it: got {one.value}; accepted: {one.accepted}" for one in error.violations
+        )
 
 
 def _without_hints(resolution: Resolution) -> list[str]:

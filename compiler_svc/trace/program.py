@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from bundle.abi.inputs import COMPUTED_CONTEXT, INPUTS, LIVE_ROWS
 from bundle.abi.outputs import IDLE_TOKEN
 from bundle.abi.submodels import SUBMODELS
-from bundle.manifest import Sampling
+from bundle.manifest import Sampling, WeightTensor
 from compiler_svc.models.description import ModelDescription
 from compiler_svc.models.layers.decoder import CausalLm
 from compiler_svc.models.layers.logits import RankLogits
@@ -86,15 +87,20 @@ class SubmodelProgram(nn.Module):
 
 def build_program(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> SubmodelProgram:
     """Builds a submodel with uninitialized parameters in the shapes and dtypes of the plan's shards."""
+    return build_submodel(spec, plan.describe_shard(0, None, 0).tensors, submodel)
+
+
+def build_submodel(spec: GraphSpec, tensors: Iterable[WeightTensor], submodel: ExecutableSpec) -> SubmodelProgram:
+    """Builds a submodel with uninitialized parameters in the shapes and dtypes of a shard's tensors."""
     reduce_dtype = None if spec.reduce_dtype is None else TORCH_DTYPES[spec.reduce_dtype]
     ranks = Ranks(spec.tp_degree, reduce_dtype)
     build: BuildModel = resolve_name(spec.model)
     core = build(spec.description, dtype=TORCH_DTYPES[spec.dtype], ranks=ranks)
-    planned = {tensor.name: tensor for tensor in plan.tensors}
+    planned = {tensor.name: tensor for tensor in tensors}
     parameters = dict(core.named_parameters())
     assert parameters.keys() == planned.keys(), parameters.keys() ^ planned.keys()
     for name, parameter in parameters.items():
-        assert tuple(parameter.shape) == planned[name].rank_shape, name
+        assert tuple(parameter.shape) == planned[name].shape, name
         parameter.data = torch.empty(parameter.shape, dtype=TORCH_DTYPES[planned[name].dtype])
     return SubmodelProgram(spec, submodel, core)
 

@@ -30,9 +30,13 @@ What a target makes of an attribute:
 - **honoured**: the value counts.
 - **hint**: the value is ignored, and the result of the compile or the plan says so.
 - **later**: accepted at its default; other values are refused with reason FEATURE_NOT_SERVED until later work.
-- **planned**: a plan depends on the value, or on what is inside if it is an object; nothing is compiled for Neuron
-  targets yet.
+- **planned**: a plan depends on the value, or on what is inside if it is an object.
 - **refused**: other values than the default are mistakes there.
+
+Plans for Neuron targets take more than compiles do. A compile for them honours what cpu honours, because it has the
+same graphs, and {honoured}.
+Of what is *later* on cpu, and of all that chooses kernels, layouts or flags of the compiler, it takes the default only
+and refuses other values with reason FEATURE_NOT_SERVED; a plan warns of each.
 
 What no document says of trn3 is taken from trn2 and unverified: logical cores of two, the tensor-parallel degrees.
 """
@@ -40,9 +44,22 @@ What no document says of trn3 is taken from trn2 and unverified: logical cores o
 
 def render_page() -> str:
     """The whole page."""
-    parts = [HEAD, *map(_render_class, _classes()), _render_aliases(), _render_transformers_neuronx()]
+    parts = [
+        HEAD.format(honoured=_list_compiled()),
+        *map(_render_class, _classes()),
+        _render_aliases(),
+        _render_transformers_neuronx(),
+    ]
     parts += [_render_differences(), _render_unrecorded(), _render_model_attributes()]
     return "\n".join(parts)
+
+
+def _list_compiled() -> str:
+    """The attributes that compiles for Neuron honour and cpu does not."""
+    rows = [
+        row for row in read_attributes(NeuronConfig) if row.compiled is not None and row.compiled.level == "honoured"
+    ]
+    return ", ".join(f"`{row.name}`" for row in rows)
 
 
 def _classes() -> Iterator[ConfigTable]:

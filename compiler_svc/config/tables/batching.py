@@ -47,7 +47,9 @@ class BatchingAttributes:
     token_generation_batches: tuple[int, ...] = attribute(
         UNDOCUMENTED, AscendingLengths(), default=_generated("tkg_batch_size alone")
     )
-    is_continuous_batching: bool = attribute(CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS, neuron=NO_SIZE)
+    is_continuous_batching: bool = attribute(
+        CONTINUOUS_BATCHING, default=False, cpu=_ALWAYS_CONTINUOUS, neuron=NO_SIZE, compiled=_ALWAYS_CONTINUOUS
+    )
     ctx_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
     tkg_batch_size: int = attribute(CONTINUOUS_BATCHING, Integer(1), default=same_as("batch_size"))
     # The documents set tkg_batch_size alone to the largest batch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from compiler_svc.config.attribute import Alias, Derivation, Values, attribute, hint, refused, same_as
+from compiler_svc.config.attribute import HONOURED, Alias, Derivation, Values, attribute, hint, refused, same_as
 from compiler_svc.config.domains import LENGTH, Choice, Integer
 from compiler_svc.config.tables.documents import (
     COMPILATION,
@@ -28,6 +28,7 @@ _ALWAYS_ASYNCHRONOUS: Final = hint(
     "tokens are picked on the device",
     acts_as=True,
 )
+_ONE_LAYOUT: Final = hint("no layouts are optimized: weights stay as shards have them")
 _ONE_CORE: Final = refused("a logical core is one physical core there")
 _NEURON_TARGETS: Final = tuple(target for target in TARGETS.values() if target is not CPU)
 _PAIRED: Final = " and ".join(target.kind for target in _NEURON_TARGETS if target.logical_core_size == 2)
@@ -71,7 +72,9 @@ class GeneralAttributes:
     )
     rpl_reduce_dtype: DType | None = attribute(GENERAL, DTYPES, neuron=NO_SIZE)
     cast_type: Literal["config", "as-declared"] = attribute(GENERAL, default="config")
-    async_mode: bool = attribute(GENERAL, default=False, cpu=_ALWAYS_ASYNCHRONOUS, neuron=NO_SIZE)
+    async_mode: bool = attribute(
+        GENERAL, default=False, cpu=_ALWAYS_ASYNCHRONOUS, neuron=NO_SIZE, compiled=_ALWAYS_ASYNCHRONOUS
+    )
     save_sharded_checkpoint: bool = attribute(GENERAL, default=True, neuron=NO_SIZE)
     skip_sharding: bool = attribute(GENERAL, default=False, neuron=NO_SIZE)
     logical_nc_config: int = attribute(
@@ -79,19 +82,22 @@ class GeneralAttributes:
         Integer(1, 2),
         default=Derivation(lambda values: TARGETS[values["target"]].logical_core_size, f"2 on {_PAIRED}, otherwise 1"),
         cpu=NEURON_ONLY,
+        compiled=HONOURED,
         exceptions={target.kind: _ONE_CORE for target in _NEURON_TARGETS if target.logical_core_sizes == (1,)},
         aliases=(Alias("logical_neuron_cores", note="deprecated, the former name of logical_nc_config"),),
     )
     skip_warmup: bool = attribute(GENERAL, default=False, neuron=NO_SIZE)
     weights_to_skip_layout_optimization: tuple[str, ...] = attribute(
-        GENERAL, default=(), cpu=NEURON_ONLY, neuron=NO_SIZE
+        GENERAL, default=(), cpu=NEURON_ONLY, neuron=NO_SIZE, compiled=_ONE_LAYOUT
     )
-    scratchpad_page_size: int | None = attribute(GENERAL, Integer(1), cpu=NEURON_ONLY)
+    scratchpad_page_size: int | None = attribute(GENERAL, Integer(1), cpu=NEURON_ONLY, compiled=HONOURED)
     allow_input_truncation: bool = attribute(UNDOCUMENTED, default=False, neuron=NO_SIZE)
     # 64 is the largest degree that the documents describe; collectives serve more.
     tp_degree: int = attribute(DISTRIBUTED, Integer(1, 64), default=1)
     vocab_parallel: bool = attribute(UNDOCUMENTED, default=False)
-    cc_pipeline_tiling_factor: int = attribute(COMPILATION, Integer(1), default=2, cpu=NEURON_ONLY, neuron=NO_SIZE)
+    cc_pipeline_tiling_factor: int = attribute(
+        COMPILATION, Integer(1), default=2, cpu=NEURON_ONLY, neuron=NO_SIZE, compiled=HONOURED
+    )
     output_logits: bool = attribute(DEBUGGING, default=False, neuron=NO_SIZE)
 
     @property

@@ -167,6 +167,7 @@ _NEURON_CONFIG: Final = (
         default=False,
         cpu=_DTYPE_COUNTS,
         neuron=_DTYPE_COUNTS,
+        compiled=_DTYPE_COUNTS,
     ),
     # NxD Inference writes its default, infinity, as a number that JSON does not have.
     Attribute(UNDOCUMENTED, Limit(), name="quantize_clamp_bound", cpu=LATER, neuron=LATER),

@@ -1,0 +1,114 @@
+"""What a lowering process asks of the interpreter with Neuron's packages, and its answer, as JSON in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from bundle.abi.neff import NeffProgram
+from bundle.manifest import TargetKind
+from compiler_svc.lower.errors import FrontEndNotServed
+from execution.failure import Failure
+
+_REQUEST_FILE: Final = "neuron_request.json"
+_ANSWER_FILE: Final = "neuron_answer.json"
+
+#: The front ends that make a NEFF of a submodel, each a `CompileSubmodel` as `module:function`.
+FRONT_ENDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"model_builder": "compiler_svc.lower.neuron.model_builder:compile_submodel"}
+)
+#: Names that later front ends will have. TorchNeuron has no documented call that returns a NEFF with its tensors.
+RESERVED_FRONT_ENDS: Final = ("torch_neuron",)
+DEFAULT_FRONT_END: Final = "model_builder"
+
+
+class NeuronRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One submodel to make a NEFF of.
+
+    Attributes:
+        front_end: Name of the front end.
+        tag: Tag of the executable.
+        make_module: `module:function` that makes a `compiler_svc.lower.neuron.submodel.Submodel` of the document.
+        document: The submodel as JSON.
+        flags: Arguments of neuronx-cc.
+        target: Kind of hardware.
+        logical_nc_config: Physical cores of one logical core.
+        tp_degree: Number of ranks.
+        memory_bytes: Memory of one logical core; None if it is not known.
+        directory: Receives the compiler's files.
+    """
+
+    front_end: str
+    tag: str
+    make_module: str
+    document: dict[str, Any]
+    flags: tuple[str, ...]
+    target: TargetKind
+    logical_nc_config: int
+    tp_degree: int
+    memory_bytes: int | None
+    directory: Path
+
+
+class NeuronExecutable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A NEFF and what a runtime and a reader need to know of it.
+
+    Attributes:
+        neff: The file.
+        graph: The graph that it was made of, a serialized HLO module.
+        metaneff: The description by which Neuron's own runtime of PyTorch finds its tensors.
+        program: All that the NEFF takes and returns.
+    """
+
+    neff: Path
+    graph: Path
+    metaneff: Path
+    program: NeffProgram
+
+
+#: A front end. Raises the errors of Neuron in `compiler_svc.lower.errors`.
+CompileSubmodel = Callable[[NeuronRequest], NeuronExecutable]
+
+
+def find_front_end(name: str) -> str:
+    """Finds a front end's `module:function`.
+
+    Raises:
+        FrontEndNotServed: The name is reserved or unknown.
+    """
+    if name not in FRONT_ENDS:
+        raise FrontEndNotServed(name, tuple(FRONT_ENDS))
+    return FRONT_ENDS[name]
+
+
+def write_request(request: NeuronRequest, directory: Path) -> None:
+    """Writes the request where `read_request` finds it."""
+    (directory / _REQUEST_FILE).write_bytes(msgspec.json.encode(request, enc_hook=str))
+
+
+def read_request(directory: Path) -> NeuronRequest:
+    """Reads the request in a directory."""
+    data = (directory / _REQUEST_FILE).read_bytes()
+    return msgspec.json.decode(data, type=NeuronRequest, dec_hook=_read_path)
+
+
+def write_answer(answer: NeuronExecutable | Failure, directory: Path) -> None:
+    """Writes the answer where `read_answer` finds it."""
+    (directory / _ANSWER_FILE).write_bytes(msgspec.json.encode(answer, enc_hook=str))
+
+
+def read_answer(directory: Path) -> NeuronExecutable | Failure | None:
+    """Reads the answer in a directory; None if the interpreter ended without one."""
+    path = directory / _ANSWER_FILE
+    if not path.exists():
+        return None
+    return msgspec.json.decode(path.read_bytes(), type=NeuronExecutable | Failure, dec_hook=_read_path)
+
+
+def _read_path(kind: type, text: str) -> Path:
+    assert kind is Path, kind
+    return Path(text)

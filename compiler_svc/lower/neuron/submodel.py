@@ -1,0 +1,36 @@
+"""A submodel as a front end takes it: a module with named inputs, and all that its tensors are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from bundle.manifest import TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submodel:
+    """A submodel of one rank.
+
+    Attributes:
+        module: Takes its inputs by name, each None by default, and returns its outputs. State are buffers, which it
+            assigns anew; weights are parameters under the names of the shard.
+        examples: A tensor for each input that it takes, by name.
+        inputs: Its inputs; `outputs` in the order in which it returns them.
+        state: Its buffers.
+        weights: Names of its parameters.
+    """
+
+    module: nn.Module
+    examples: Mapping[str, Tensor]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: tuple[TensorSpec, ...]
+    weights: frozenset[str]
+
+
+#: Makes a submodel of a JSON document; other packages than this one know how.
+MakeSubmodel = Callable[[dict[str, Any]], Submodel]

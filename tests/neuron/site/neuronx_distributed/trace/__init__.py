@@ -1,0 +1,1 @@
+"""Doubles of the parts that trace and compile."""

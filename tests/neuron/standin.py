@@ -1,0 +1,35 @@
+"""An interpreter that stands in for one with Neuron's packages: this one, with doubles of them on its path."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.repository import ROOT
+
+SITE = ROOT / "tests/neuron/site"
+VERSIONS = {
+    "torch-xla": "2.9.0",
+    "torch-neuronx": "2.9.0.2.15.32035",
+    "neuronx-distributed": "0.19.28492",
+    "neuronx-cc": "2.26.6360.0",
+    "libneuronxla": "2.2.17544.0",
+}
+
+
+def make_interpreter(directory: Path, versions: Mapping[str, str] = VERSIONS) -> Path:
+    """Writes a program that runs this Python with the doubles, which claim to be of these versions."""
+    installed = directory / "installed"
+    for name, version in versions.items():
+        record = installed / f"{name.replace('-', '_')}-{version}.dist-info"
+        record.mkdir(parents=True)
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    path = ":".join(map(str, (installed, SITE, ROOT)))
+    program = directory / "neuron-python"
+    program.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(path)}\nexec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program

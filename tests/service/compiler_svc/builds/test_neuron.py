@@ -1,0 +1,114 @@
+"""Compiles for trn2 by a compiler in a process of its own, with doubles of Neuron's packages in another interpreter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from kiln.compiler.v1 import compiler_pb2 as pb
+
+from bundle.layout import Layout
+from bundle.manifest import Manifest
+from bundle.reader import open_bundle
+from bundle.referrers import list_referrers, read_referrer
+from bundle.verification import BlobVerifier
+from compiler_svc.builds.neuron_files import COMPANION_TYPES
+from compiler_svc.lower.neuron.hlo import read_hlo
+from tests.neuron.standin import VERSIONS, make_interpreter
+from tests.servers.compiler_process import run_compiler
+from tests.servers.running_compiler import Client, read_refusal, refusal, response_of
+
+TRN2 = pb.Target(kind=pb.Target.KIND_TRN2)
+CONFIG = {
+    "seq_len": 32,
+    "batch_size": 2,
+    "ctx_batch_size": 1,
+    "is_continuous_batching": True,
+    "enable_bucketing": True,
+    "context_encoding_buckets": [8],
+    "token_generation_buckets": [32],
+    "cc_pipeline_tiling_factor": 4,
+    "scratchpad_page_size": 512,
+}
+TAGS = ["context_encoding_8", "token_generation_32"]
+
+
+async def compile_tiny(client: Client, *, changes: dict[str, Any] | None = None, **fields: Any) -> Any:
+    document = json.dumps({"neuron_config": CONFIG | (changes or {})})
+    return await client.finish(await client.compile(config_json=document, target=TRN2, **fields))
+
+
+async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path) -> None:
+    interpreter = make_interpreter(tmp_path)
+    async with run_compiler(home, "--neuron-python", str(interpreter)) as compiler:
+        client = compiler.client
+        result = response_of(await compile_tiny(client))
+        assert [one.tag for one in result.executables] == TAGS
+        assert {one.cache for one in result.executables} == {pb.CACHE_RESULT_MISS}
+        check_bundle(home, result.digest)
+
+        # NEFFs hold a random number: the cache is what makes equal compiles equal.
+        again = response_of(await compile_tiny(client, name="other"))
+        assert (again.cache, again.digest) == (pb.CACHE_RESULT_HIT, result.digest)
+        flags = response_of(await compile_tiny(client, changes={"cc_pipeline_tiling_factor": 8}))
+        assert {one.tag for one in flags.executables if one.cache == pb.CACHE_RESULT_MISS} == {"context_encoding_8"}
+
+        planned = await client.compiler.PlanCompile(
+            pb.PlanCompileRequest(model="tiny", config_json=json.dumps({"neuron_config": CONFIG}), target=TRN2,
+                                  optimization_level=pb.OPTIMIZATION_LEVEL_O1)
+        )  # fmt: skip
+        assert {one.cache for one in planned.executables} == {pb.CACHE_RESULT_HIT}
+        assert {name for name in compiler.libraries() if "torch" in name} == set()
+
+
+def check_bundle(home: Path, digest: str) -> None:
+    bundle = open_bundle(Layout(home / "store"), digest)
+    bundle.verify(BlobVerifier(None))
+    manifest = bundle.manifest
+    assert (manifest.target.kind, manifest.target.architecture, manifest.target.lnc) == ("trn2", "cayman", 2)
+    assert {name: manifest.toolchain[f"neuron.{name}"] for name in VERSIONS} == VERSIONS
+    assert manifest.has_weights
+    check_flags(manifest)
+    titles = {layer.title for layer in bundle.image.layers}
+    assert {f"executables/{tag}.neff" for tag in TAGS} <= titles
+    layout = Layout(home / "store")
+    for kind in COMPANION_TYPES.values():
+        assert len(list_referrers(layout, digest, kind)) == len(TAGS)
+    for one in list_referrers(layout, digest, COMPANION_TYPES["hlo"]):
+        assert read_hlo(read_referrer(layout, one.digest)).entry.parameters
+
+
+def check_flags(manifest: Manifest) -> None:
+    factors = {"context_encoding": 4, "token_generation": 1}
+    levels = {"context_encoding": "-O1", "token_generation": "-O2"}
+    for executable in manifest.executables:
+        assert (executable.format, executable.state_convention) == ("neff", "aliased")
+        assert executable.neff is not None
+        flags = executable.neff.compiler_flags
+        assert {"--target=trn2", "--lnc=2", "--hbm-scratchpad-page-size=512", levels[executable.submodel]} <= {*flags}
+        assert f"--cc-pipeline-tiling-factor={factors[executable.submodel]}" in " ".join(flags)
+        assert [one.name for one in executable.constants] == [one.tensor for one in executable.constants]
+
+
+async def test_what_neuronx_cc_says_reaches_the_caller(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = tmp_path / "neuronx_cc.json"
+    orders.write_text(json.dumps({"error": "exit code 70", "log": "[NCC_EVRF007] too many instructions"}))
+    monkeypatch.setenv("KILN_TEST_NEURONX_CC", str(orders))
+    async with run_compiler(home, "--neuron-python", str(make_interpreter(tmp_path))) as compiler:
+        failed = read_refusal((await compile_tiny(compiler.client)).error)
+        assert (failed.code, failed.reason) == (grpc.StatusCode.INTERNAL, "NEURON_COMPILER_FAILED")
+        assert failed.metadata["codes"] == "NCC_EVRF007"
+        assert failed.metadata["tag"] in TAGS
+        assert "[NCC_EVRF007] too many instructions" in failed.message
+
+
+async def test_without_neurons_packages(client: Client, home: Path) -> None:
+    refused = await refusal(client.compile(target=TRN2))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NEURON_TOOLCHAIN_MISSING")
+    assert "torch-neuronx" in refused.metadata["missing"]
+    assert "--neuron-python" in refused.message
