@@ -1,18 +1,25 @@
 """Every package of the tree belongs to exactly one distribution, which states its licence."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from targets.neuron import NEURON_PYTHON
 from tests.repository import ROOT
 
 IN_PLACE = ["bundle", "targets", "edge", "execution", "compiler_svc", "runtime_svc"]
-PYTHON = ["protos", *IN_PLACE, "clients/python"]
+#: Has packages of others and no code.
+PINS = "neuron_lowering"
+PYTHON = ["protos", *IN_PLACE, "clients/python", PINS]
+#: What torch and torch-xla require, or the compiler's virtual environment loads at its start.
+BROUGHT_BY_TORCH = {"numpy", "tqdm", "typing_extensions", "setuptools", "sympy", "mpmath", "filelock", "networkx"}
 LICENSE_FILES = ["LICENSE", "NOTICE"]
 
 
@@ -84,3 +91,24 @@ def test_distribution_holds_the_licence(folder: str, name: str) -> None:
     path = ROOT / folder / name
     assert not path.is_symlink()
     assert path.read_bytes() == (ROOT / name).read_bytes()
+
+
+def test_what_lowers_for_neuron_has_neurons_torch_and_no_other() -> None:
+    """The interpreter with Neuron's packages runs the compiler's sources, and needs what these import."""
+    project = tomllib.loads((ROOT / PINS / "pyproject.toml").read_text())["project"]
+    pinned = dict(one.split("==") for one in project["dependencies"] if "==" in one)
+    assert pinned["torch"] == pinned["torch-xla"] == "2.9.0"
+    assert {*NEURON_PYTHON.distributions} == pinned.keys(), "each version is part of the action digest"
+    code = (
+        "import importlib, json, sys\n"
+        "for name in ('lower.neuron.__main__', 'lower.neuron.model_builder', 'trace.named_submodel'):\n"
+        "    importlib.import_module('compiler_svc.' + name)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)))\n"
+    )
+    command = [sys.executable, "-c", code]
+    loaded = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    owners = metadata.packages_distributions()
+    imported = {owner for name in loaded if not name.startswith("_") for owner in owners.get(name, ())}
+    own = {name for name in imported if name.startswith("kiln-")}
+    named = {re.split(r"[=>]", one)[0] for one in project["dependencies"]}
+    assert imported - own - BROUGHT_BY_TORCH <= named

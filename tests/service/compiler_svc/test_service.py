@@ -95,7 +95,6 @@ class TestRefusals:
         [
             ({"config_json": '{"neuron_config": {"kv_cache_quant": true}}'}, "neuron_config.kv_cache_quant"),
             ({"config_json": '{"neuron_config": {"qk_layernorm": true}}'}, "neuron_config.qk_layernorm"),
-            ({"target": pb.Target(kind=pb.Target.KIND_TRN2)}, "target.kind"),
         ],
     )
     async def test_a_feature_that_is_not_served(self, client: Client, fields: dict[str, Any], feature: str) -> None:

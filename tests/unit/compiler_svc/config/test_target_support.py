@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from compiler_svc.config import TARGET_KINDS, Hint, TargetKind, resolve_config
+from compiler_svc.config import TARGET_KINDS, Hint, Resolution, TargetKind, resolve_config
 from compiler_svc.config.attribute import Attribute
 from compiler_svc.config.tables import NEURON_CONFIG, TABLES
-from compiler_svc.errors import FeatureNotServed
+from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 from tests.unit.compiler_svc.config.resolving import mistakes_in, resolve, unserved_in
 
 EVERY_ATTRIBUTE = [
@@ -167,3 +167,66 @@ def test_every_attribute_of_cpu_at_its_default_is_accepted() -> None:
     assert again.config == config
     assert again.hints == ()
     assert {attribute.name for attribute in NEURON_CONFIG.attributes} >= set(given)
+
+
+class TestCompilesForNeuron:
+    """What a compile for trn2 serves; a plan takes more."""
+
+    @staticmethod
+    def resolve(**values: Any) -> Resolution:
+        return resolve_config({"neuron_config": values}, checkpoint_dtype="bfloat16", target="trn2", compiles=True)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("logical_nc_config", 1),
+            ("scratchpad_page_size", 512),
+            ("cc_pipeline_tiling_factor", 8),
+            ("attn_kernel_enabled", False),
+            ("tp_degree", 8),
+            ("fused_qkv", True),
+        ],
+    )
+    def test_honoured(self, name: str, value: Any) -> None:
+        resolution = self.resolve(**{name: value})
+        assert getattr(resolution.config.neuron_config, name) == value
+        assert resolution.hints == ()
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("attn_kernel_enabled", True),
+            ("mlp_kernel_enabled", True),
+            ("sequence_parallel_enabled", True),
+            ("kv_cache_quant", True),
+            ("tile_cc", True),
+            ("k_cache_transposed", True),
+            ("dma_order_config", {"x": 1}),
+        ],
+    )
+    def test_refused_by_name_and_planned_all_the_same(self, name: str, value: Any) -> None:
+        with pytest.raises(FeatureNotServed) as refused:
+            self.resolve(**{name: value, "torch_dtype": "bfloat16"})
+        assert [one.field for one in refused.value.violations] == [f"neuron_config.{name}"]
+        resolve(target="trn2", **{name: value, "torch_dtype": "bfloat16"})
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("weights_to_skip_layout_optimization", ["lm_head.weight"]), ("overrides_torch_dtype", True)],
+    )
+    def test_ignored_with_a_reason(self, name: str, value: Any) -> None:
+        (hint,) = self.resolve(**{name: value}).hints
+        assert (hint.field, bool(hint.reason)) == (f"neuron_config.{name}", True)
+
+    def test_two_physical_cores_where_there_is_one(self) -> None:
+        document = {"neuron_config": {"logical_nc_config": 2}}
+        with pytest.raises(ConfigInvalid, match="a logical core is one physical core there"):
+            resolve_config(document, checkpoint_dtype=None, target="trn1", compiles=True)
+
+    def test_nothing_is_silent(self) -> None:
+        """Every attribute that cpu ignores is honoured, refused but for the default, or ignored with a reason."""
+        for table in TABLES.values():
+            for row in table.rows:
+                support = row.support_on("trn2", compiles=True)
+                assert support.level != "planned", f"{table.class_name}.{row.name}"
+                assert support.level != "hint" or support.reason
