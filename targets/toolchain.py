@@ -93,9 +93,24 @@ class Interpreter:
             NeuronToolchainMissing: It does not start, or lacks a distribution.
         """
         path = self.find()
+        versions = self._read_own_versions() if path == sys.executable else self._ask_versions(path)
+        missing = [name for name, version in versions.items() if version is None]
+        if missing:
+            raise NeuronToolchainMissing(path, ", ".join(missing))
+        return {f"{self.name}.{name}": version for name, version in versions.items() if version is not None}
+
+    def _read_own_versions(self) -> dict[str, str | None]:
+        versions: dict[str, str | None] = {"python": platform.python_version()}
+        for name in self.distributions:
+            found = next(metadata.Distribution.discover(name=name), None)
+            versions[name] = None if found is None else found.version
+        return versions
+
+    def _ask_versions(self, path: str) -> dict[str, str | None]:
+        command = [path, "-c", _PRINT_VERSIONS, *self.distributions]
         try:
             printed = subprocess.run(
-                [path, "-c", _PRINT_VERSIONS, *self.distributions],
+                command,
                 env=self.make_environment(),
                 capture_output=True,
                 check=True,
@@ -104,10 +119,7 @@ class Interpreter:
         except (OSError, subprocess.SubprocessError) as error:
             raise NeuronToolchainMissing(path, "Python that starts") from error
         versions: dict[str, str | None] = json.loads(printed)
-        missing = [name for name, version in versions.items() if version is None]
-        if missing:
-            raise NeuronToolchainMissing(path, ", ".join(missing))
-        return {f"{self.name}.{name}": version for name, version in versions.items() if version is not None}
+        return versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

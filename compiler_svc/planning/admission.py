@@ -124,7 +124,7 @@ def admit_request(
         warnings=(
             *resolution.warnings,
             *warn_of_unused_instructions(request, target),
-            *find_warnings(checkpoint, resolution.config.neuron_config),
+            *find_warnings(checkpoint, resolution.config.neuron_config, target.kind),
         ),
     )
 
@@ -265,11 +265,11 @@ def read_declared_dtype(checkpoint: Checkpoint) -> str | None:
     return declared.removeprefix("torch.") if isinstance(declared, str) else None
 
 
-def find_warnings(checkpoint: Checkpoint, config: NeuronConfig) -> tuple[str, ...]:
+def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKind) -> tuple[str, ...]:
     """Lists the warnings about a valid compile."""
     return (
         *warn_of_untrained_positions(checkpoint, config),
-        *warn_of_unchecked_executables(config),
+        *warn_of_unchecked_executables(config, target),
         *warn_of_parts_left_out(checkpoint),
         *warn_of_unread_tokenizer(checkpoint),
         *warn_of_unserved_generation(checkpoint.generation_config),
@@ -294,8 +294,10 @@ def warn_of_untrained_positions(checkpoint: Checkpoint, config: NeuronConfig) ->
     return (f"neuron_config.seq_len: {config.longest_sequence} tokens exceed the model's {trained} positions",)
 
 
-def warn_of_unchecked_executables(config: NeuronConfig) -> tuple[str, ...]:
+def warn_of_unchecked_executables(config: NeuronConfig, target: TargetKind) -> tuple[str, ...]:
     """Warns if the bundle will be published without a golden check."""
+    if not TARGETS[target].is_checked_on_host:
+        return (f"target.kind: the executables are not compared with the reference, which takes a core of {target}",)
     if not config.skip_sharding:
         return ()
     return ("neuron_config.skip_sharding: the executables are not compared with the reference, which takes weights",)

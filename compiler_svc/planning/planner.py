@@ -272,11 +272,11 @@ def _find_warnings(
         yield note
     if target is not None:
         yield from warn_of_unused_instructions(request, target)
-    if request.target_kind != CPU.kind:
+    if target is not None and target.kind != CPU.kind:
         yield from _warn_of_uncompiled(request, checkpoint)
     if checkpoint.is_pickled:
         yield "model: its weights are pickles, which plans do not open: tensors are those that config.json implies"
-    yield from find_warnings(checkpoint, config.neuron_config)
+    yield from find_warnings(checkpoint, config.neuron_config, request.target_kind)
 
 
 def _warn_of_uncompiled(request: PlanRequest, checkpoint: Checkpoint) -> Iterator[str]:

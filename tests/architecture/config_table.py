@@ -36,7 +36,8 @@ What a target makes of an attribute:
 Plans for Neuron targets take more than compiles do. A compile for them honours what cpu honours, because it has the
 same graphs, and {honoured}.
 Of what is *later* on cpu, and of all that chooses kernels, layouts or flags of the compiler, it takes the default only
-and refuses other values with reason FEATURE_NOT_SERVED; a plan warns of each.
+and refuses other values with reason FEATURE_NOT_SERVED; a plan on a host that
+can compile warns of each.
 
 What no document says of trn3 is taken from trn2 and unverified: logical cores of two, the tensor-parallel degrees.
 """

@@ -48,6 +48,7 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
         result = response_of(await compile_tiny(client))
         assert [one.tag for one in result.executables] == TAGS
         assert {one.cache for one in result.executables} == {pb.CACHE_RESULT_MISS}
+        assert any("not compared with the reference" in warning for warning in result.warnings)
         check_bundle(home, result.digest)
 
         # NEFFs hold a random number: the cache is what makes equal compiles equal.
@@ -56,12 +57,22 @@ async def test_a_checkpoint_becomes_a_bundle_of_neffs(home: Path, tmp_path: Path
         flags = response_of(await compile_tiny(client, changes={"cc_pipeline_tiling_factor": 8}))
         assert {one.tag for one in flags.executables if one.cache == pb.CACHE_RESULT_MISS} == {"context_encoding_8"}
 
-        planned = await client.compiler.PlanCompile(
-            pb.PlanCompileRequest(model="tiny", config_json=json.dumps({"neuron_config": CONFIG}), target=TRN2,
-                                  optimization_level=pb.OPTIMIZATION_LEVEL_O1)
-        )  # fmt: skip
+        planned = await plan(client)
         assert {one.cache for one in planned.executables} == {pb.CACHE_RESULT_HIT}
+        refused = await plan(client, kv_cache_quant=True)
+        assert any("kv_cache_quant: a compile refuses it" in warning for warning in refused.warnings)
         assert {name for name in compiler.libraries() if "torch" in name} == set()
+
+
+async def plan(client: Client, **changes: Any) -> pb.PlanCompileResponse:
+    request = pb.PlanCompileRequest(
+        model="tiny",
+        config_json=json.dumps({"neuron_config": CONFIG | changes}),
+        target=TRN2,
+        optimization_level=pb.OPTIMIZATION_LEVEL_O1,
+    )
+    planned: pb.PlanCompileResponse = await client.compiler.PlanCompile(request)
+    return planned
 
 
 def check_bundle(home: Path, digest: str) -> None:
