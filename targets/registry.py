@@ -37,11 +37,6 @@ def find_format(name: str) -> ExecutableFormat:
     return found
 
 
-def describe_format(name: str) -> ExecutableFormat:
-    """Returns Kiln's executable format of a name, whether this host runs it or only compiles it."""
-    return _BUILT_IN[name]
-
-
 def _load_format(name: str) -> ExecutableFormat:
     installed = entry_points(group=ENTRY_POINT_GROUP, name=name)
     if not installed:

@@ -27,7 +27,7 @@ from compiler_svc.planning.cost import estimate_lowering_s
 from compiler_svc.records import ExecutableResult, Stage
 from compiler_svc.trace.export import export_submodel
 from compiler_svc.trace.submodels import ExecutableSpec
-from targets.registry import describe_format
+from targets.registry import find_format
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class BuiltExecutable:
     @property
     def media_type(self) -> str:
         """OCI media type of the file."""
-        return describe_format(self.lowered.format).media_type
+        return find_format(self.lowered.format).media_type
 
     @property
     def title(self) -> str:
         """Path of the file in the bundle."""
-        return f"executables/{self.traced.spec.tag}{describe_format(self.lowered.format).suffix}"
+        return f"executables/{self.traced.spec.tag}{find_format(self.lowered.format).suffix}"
 
     @property
     def result(self) -> ExecutableResult:
