@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from bundle.abi.outputs import INVALID_ROW
-
-#: Weights are summed as integer multiples of this, so that the sum does not depend on how the vocabulary is divided.
-_WEIGHT_UNIT = 2.0**-40
+from execution.candidates import count_chosen, find_likeliest, index_dtype, is_finite, round_sum, sum_exactly, take_top
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -34,11 +32,6 @@ def greedy(logits: Tensor) -> Tensor:
     return mark_invalid(find_likeliest(logits), is_valid(logits))
 
 
-def find_likeliest(logits: Tensor) -> Tensor:
-    """As `greedy`, for logits that are valid: [N, V] to int32 [N]."""
-    return logits.argmax(dim=-1).to(torch.int32)
-
-
 def is_valid(logits: Tensor) -> Tensor:
     """Tells which rows have numbers: none is NaN or infinite, but for what negative infinity excludes.
 
@@ -49,7 +42,7 @@ def is_valid(logits: Tensor) -> Tensor:
         bool [N, 1].
     """
     # NaN is larger than any number here, wherever it is in the row.
-    return logits.amax(dim=-1, keepdim=True).isfinite()
+    return is_finite(logits.amax(dim=-1, keepdim=True))
 
 
 def mark_invalid(tokens: Tensor, valid: Tensor) -> Tensor:
@@ -83,8 +76,8 @@ def candidates(logits: Tensor, sampling_params: Tensor, global_topk: int) -> tup
     """
     logits, vocab_size = logits.float(), logits.shape[-1]
     top_logits, ids = take_top(logits, count_candidates(global_topk, vocab_size))
-    total = sum_weights(logits, top_logits[:, :1], sampling_params)
-    return ids, weigh(top_logits, total, sampling_params)
+    sums = sum_weights(logits, top_logits[:, :1], sampling_params, vocab_size)
+    return ids, weigh(top_logits, sums, sampling_params, vocab_size)
 
 
 def count_candidates(global_topk: int, vocab_size: int) -> int:
@@ -92,41 +85,22 @@ def count_candidates(global_topk: int, vocab_size: int) -> int:
     return min(global_topk, vocab_size) if global_topk > 0 else vocab_size
 
 
-def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row, likeliest first; of equally likely ones, the lowest id first.
-
-    Args:
-        logits: f32 [N, M].
-        ids: Ids of the tokens, int32 [N, M], all different and not negative. None: their indices.
-
-    Returns:
-        Logits f32 [N, count] and ids int32 [N, count].
-    """
-    places = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
-    # topk leaves the order of equal values open. Packed into one integer, a logit and an id are never equal to others.
-    bits = torch.where(logits == 0, 0.0, logits).view(torch.int32)
-    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    keys = ascending.to(torch.int64) * 2**32 - (places if ids is None else ids)
-    top = keys.topk(count, dim=-1).indices
-    return logits.gather(-1, top), top.to(torch.int32) if ids is None else ids.gather(-1, top)
-
-
-def sum_weights(logits: Tensor, largest: Tensor, sampling_params: Tensor) -> Tensor:
+def sum_weights(logits: Tensor, largest: Tensor, sampling_params: Tensor, vocab_size: int) -> Tensor:
     """Sums the weights of a vocabulary, or of a part of it. The sums of parts add up to the whole without rounding.
 
     Args:
         logits: f32 [N, M], of the part.
         largest: f32 [N, 1], the largest logit of the whole vocabulary.
         sampling_params: As in `sample`.
+        vocab_size: Tokens of the whole vocabulary.
 
     Returns:
-        int64 [N, 1], the argument `total` of `weigh`.
+        As `candidates.sum_exactly`.
     """
-    weights = _scores(logits, largest, sampling_params).exp()
-    return (weights / _WEIGHT_UNIT).to(torch.int64).sum(dim=-1, keepdim=True)
+    return sum_exactly(_scores(logits, largest, sampling_params).exp(), vocab_size)
 
 
-def weigh(top_logits: Tensor, total: Tensor | None, sampling_params: Tensor) -> Tensor:
+def weigh(top_logits: Tensor, sums: Tensor | None, sampling_params: Tensor, vocab_size: int) -> Tensor:
     """Computes the weights of candidates; those that top_k or top_p exclude get 0.
 
     top_p keeps the likeliest tokens until their probabilities reach it, including the one that crosses it. The base of
@@ -134,19 +108,21 @@ def weigh(top_logits: Tensor, total: Tensor | None, sampling_params: Tensor) -> 
 
     Args:
         top_logits: f32 [N, K], likeliest first.
-        total: The whole vocabulary's `sum_weights`; may be None if every row has a top_k.
+        sums: The whole vocabulary's `sum_weights`; may be None if every row has a top_k.
         sampling_params: As in `sample`.
+        vocab_size: Tokens of the whole vocabulary.
 
     Returns:
         Unnormalized weights f32 [N, K], 0 where a token cannot be drawn.
     """
     top_k, top_p = sampling_params[:, :1], sampling_params[:, 1:2]
     weights = _scores(top_logits, top_logits[:, :1], sampling_params).exp()
-    rank = torch.arange(top_logits.shape[-1], device=top_logits.device)[None, :]
+    device = top_logits.device
+    rank = torch.arange(top_logits.shape[-1], dtype=index_dtype(device), device=device)[None, :]
     weights = weights.where((top_k <= 0) | (rank < top_k), 0.0)
     measure = weights.sum(dim=-1, keepdim=True)
-    if total is not None:
-        measure = torch.where(top_k > 0, measure, total.float() * _WEIGHT_UNIT)
+    if sums is not None:
+        measure = torch.where(top_k > 0, measure, round_sum(sums, vocab_size))
     before = weights.cumsum(dim=-1) - weights
     is_kept = (before < top_p * measure) | (top_p >= 1) | (rank == 0)
     return weights.where(is_kept, 0.0)
@@ -165,8 +141,8 @@ def draw(ids: Tensor, weights: Tensor, sampling_params: Tensor, rand: Tensor) ->
     """
     cumulative = weights.cumsum(dim=-1)
     # Picks the first candidate whose cumulative weight exceeds the target; rounding must not lead past the last one.
-    index = (cumulative <= rand * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-    index = index.minimum((weights > 0).sum(dim=-1, keepdim=True) - 1)
+    index = count_chosen(cumulative <= rand * cumulative[:, -1:])
+    index = index.minimum(count_chosen(weights > 0) - 1)
     drawn = ids.gather(-1, index)[:, 0]
     is_greedy = (sampling_params[:, 0] == 1) | (sampling_params[:, 2] == 0)
     return torch.where(is_greedy, ids[:, 0], drawn)

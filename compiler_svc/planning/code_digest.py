@@ -26,6 +26,7 @@ BUNDLE_CODE: Final = (
     "compiler_svc/trace",
     "compiler_svc/weights",
     "execution/attention",
+    "execution/candidates.py",
     "execution/collectives",
     "execution/dtypes.py",
     "execution/sampling.py",

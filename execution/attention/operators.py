@@ -37,7 +37,7 @@ from execution.attention.reference import Context, Options, Step, attend_to, wri
 ATTENTION_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _attend(
+def attend(
     *tensors: Any, scale: float, window: int = 0, soft_cap: float = 0.0, reads_cache: bool = True, max_context: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns what the tokens attended to, and copies of the caches with the step's keys and values."""
@@ -52,9 +52,9 @@ def _attend(
 
 
 def _attend_on_host(*tensors: Any, max_context: int, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_attend`, and reads no further than the last token: on the host its position is at hand."""
+    """As `attend`, and reads no further than the last token: on the host its position is at hand."""
     length = max(1, int(Step(*tensors).positions.max()) + 1)
-    return _attend(*tensors, max_context=min(length, max_context), **options)
+    return attend(*tensors, max_context=min(length, max_context), **options)
 
 
 def _attend_in_place(*tensors: Any, **options: Any) -> Tensor:
@@ -118,7 +118,7 @@ _ARGUMENTS: Final = (
 )
 _LIBRARY: Final = torch.library.Library("kiln", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema, _run, _fake in (
-    (f"attend({_ARGUMENTS.format(keys='', values='')}) -> (Tensor, Tensor, Tensor)", _attend, _fake_attend),
+    (f"attend({_ARGUMENTS.format(keys='', values='')}) -> (Tensor, Tensor, Tensor)", attend, _fake_attend),
     (
         f"attend_in_place({_ARGUMENTS.format(keys='(a!)', values='(b!)')}) -> Tensor",
         _attend_in_place,

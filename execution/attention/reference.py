@@ -62,12 +62,15 @@ def write_tokens(cache: Tensor, tokens: Tensor, positions: Tensor, block_table: 
     is_live = positions >= 0
     places = positions.clamp(min=0)
     entries = (places // block_tokens) % block_table.shape[1]
-    blocks = torch.where(is_live, block_table.gather(1, entries.long()), last_block)
+    blocks = torch.where(is_live, block_table.gather(1, entries), last_block)
     offsets = torch.where(is_live, places % block_tokens, 0)
+    heads = torch.arange(cache.shape[1], dtype=torch.int32, device=cache.device)
     # What the last block holds at its first position is written there again for every token without a position.
     kept = cache[last_block, :, 0]
     tokens = torch.where(is_live[:, :, None, None], tokens.to(cache.dtype), kept)
-    written: Tensor = torch.ops.aten.index_put.default(cache, [blocks, None, offsets], tokens)
+    # Without an index of heads, graphs for XLA would transpose the whole cache to bring the other two together.
+    places_of_heads = [blocks[:, :, None], heads, offsets[:, :, None]]
+    written: Tensor = torch.ops.aten.index_put.default(cache, places_of_heads, tokens)
     return written
 
 
@@ -106,7 +109,9 @@ class Context:
         blocks = block_table[:, : -(-length // block_tokens)]
 
         def read(cache: Tensor) -> Tensor:
-            rows = cache[blocks].transpose(1, 2).flatten(2, 3)[:, :, :length].float()
+            # Graphs for XLA would convert the indices of other ways to int64.
+            read_blocks = cache.index_select(0, blocks.flatten()).view(*blocks.shape, *cache.shape[1:])
+            rows = read_blocks.transpose(1, 2).flatten(2, 3)[:, :, :length].float()
             # Where the row has written nothing, there may be anything, and zero times NaN is NaN.
             return torch.where((held >= 0)[:, None, :, None], rows, 0)
 
@@ -166,7 +171,8 @@ def _attend_at_once(context: Context, step: Step, options: Options) -> Tensor:
         distances = context.positions[:, None, :] - positions[:, :, None]
         scores = scores + step.slopes.view(kv_heads, -1, 1, 1) * distances[:, None, None]
     visible = context.find_visible(positions, step.tree_mask, options.window)
-    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+    # masked_fill would take the number as float64 in graphs for XLA.
+    scores = torch.where(visible[:, None, None], scores, float("-inf"))
     if step.sinks is not None:
         logits = step.sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
         weights = torch.cat([scores, logits], -1).softmax(-1)[..., :-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -126,10 +127,12 @@ class Stepper:
         *,
         num_moved: int = 0,
         num_prompt_tokens: int = 0,
+        extra: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> dict[str, torch.Tensor]:
         """Runs one step. Of each row that is not idle: its tokens, the position of the first, and the KV blocks.
 
         Args:
+            extra: Inputs that replace those of this step.
             num_moved: Of each row's tokens, the first ones that the cache holds and that are not written.
             num_prompt_tokens: Tokens of each row's prompt; 0 if it ends here.
         """
@@ -145,7 +148,7 @@ class Stepper:
                 num_moved=num_moved,
                 num_prompt_tokens=num_prompt_tokens,
             )
-        return self._run(kind, bucket, inputs, {})
+        return self._run(kind, bucket, inputs, extra)
 
     def _run(
         self, kind: SubmodelName, bucket: int, values: StepInputs, extra: Mapping[str, torch.Tensor]

@@ -9,16 +9,15 @@ from torch import Tensor
 
 from compiler_svc.models.layers.linear import cast
 from compiler_svc.models.layers.ranks import Ranks
+from execution.candidates import add_sums, carry_sums, find_likeliest, is_below_infinity, take_top
 from execution.sampling import (
     count_candidates,
     draw,
-    find_likeliest,
     greedy,
     is_valid,
     mark_invalid,
     sample,
     sum_weights,
-    take_top,
     weigh,
 )
 
@@ -71,8 +70,9 @@ class RankLogits:
         if self.rank is None or global_topk == 0:
             return sample(self.gather(), sampling_params, rand, global_topk)
         top_logits, ids, valid = self._take_top(count_candidates(global_topk, self.vocab_size))
-        total = self._sum_weights(top_logits[:, :1], sampling_params, valid) if needs_total else None
-        return mark_invalid(draw(ids, weigh(top_logits, total, sampling_params), sampling_params, rand), valid)
+        sums = self._sum_weights(top_logits[:, :1], sampling_params, valid) if needs_total else None
+        weights = weigh(top_logits, sums, sampling_params, self.vocab_size)
+        return mark_invalid(draw(ids, weights, sampling_params, rand), valid)
 
     def _take_top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The likeliest tokens of the whole vocabulary, and which rows have numbers.
@@ -85,7 +85,7 @@ class RankLogits:
         wide = self._wide_part()
         logits, places = take_top(wide, min(count, wide.shape[-1]))
         # NaN may stand behind the top. A part may be padding alone, which is less likely than any number.
-        logits = torch.where(wide.amax(dim=-1, keepdim=True) < float("inf"), logits, float("nan"))
+        logits = torch.where(is_below_infinity(wide.amax(dim=-1, keepdim=True)), logits, float("nan"))
         logits, ids = self._join(logits, places)
         valid = is_valid(logits)
         logits, ids = take_top(torch.where(valid, logits, 0.0), count, ids)
@@ -102,10 +102,9 @@ class RankLogits:
         return self.ranks.all_gather(logits), self.ranks.all_gather(places + self._first_id())
 
     def _sum_weights(self, largest: Tensor, sampling_params: Tensor, valid: Tensor) -> Tensor:
-        """The whole vocabulary's `sum_weights`, int64 [rows, 1]."""
-        part = sum_weights(torch.where(valid, self._wide_part(), 0.0), largest, sampling_params)
-        sums = self.ranks.all_gather(part.view(torch.int32))
-        return sums.view(torch.int64).sum(dim=-1, keepdim=True)
+        """The whole vocabulary's `sum_weights`."""
+        part = sum_weights(torch.where(valid, self._wide_part(), 0.0), largest, sampling_params, self.vocab_size)
+        return add_sums(self.ranks.all_gather(carry_sums(part)), self.ranks.tp_degree)
 
     def _wide_part(self) -> Tensor:
         """The part in float32, padding less likely than any token."""

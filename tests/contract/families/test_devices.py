@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +13,13 @@ from torch.utils._pytree import tree_leaves
 from bundle.abi.submodels import SubmodelName
 from compiler_svc.trace.program import build_program, make_example_tensors
 from compiler_svc.trace.submodels import describe_submodel
-from tests.checkpoints.tiny_models import TinyModel
+from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
+from tests.checkpoints.tiny_models import TinyModel, write_tiny_model
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
-
-#: This operation always gives int64; the model converts its result at once.
-WIDE_OPERATIONS = {"aten.argmax.default"}
 
 
 class Watch(TorchDispatchMode):
-    """Notes operations whose result is on the CPU, and those whose result is int64."""
+    """Notes operations whose result is on the CPU, and those whose result has 64 bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +31,7 @@ class Watch(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
                 self.on_cpu.add(str(func))
-            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int64:
+            if isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.int64, torch.float64):
                 self.wide.add(str(func))
         return result
 
@@ -43,13 +42,23 @@ class Watch(TorchDispatchMode):
 def test_graphs_stay_on_the_device_of_their_inputs(
     tiny: TinyModel, submodel: SubmodelName, padding_side: str, tp_degree: int
 ) -> None:
-    sampling = make_sampling(temperature=0.0)
-    spec = tiny.spec(sampling=sampling, padding_side=padding_side, tp_degree=tp_degree, output_logits=tp_degree == 1)
+    check(tiny, submodel, {"temperature": 0.0}, padding_side=padding_side, tp_degree=tp_degree)
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+@pytest.mark.parametrize("sampling", [{"dynamic": True}, {"top_p": 0.5, "deterministic": True}, {"top_k": 5}])
+def test_sampling_stays_on_the_device_of_the_logits(sampling: dict[str, Any], tp_degree: int, tmp_path: Path) -> None:
+    tiny = write_tiny_model(tmp_path, LLAMA["mha-bias-untied"] | {"num_hidden_layers": 1})
+    check(tiny, "token_generation", sampling, tp_degree=tp_degree)
+
+
+def check(tiny: TinyModel, submodel: SubmodelName, sampling: dict[str, Any], *, tp_degree: int, **changes: Any) -> None:
+    changes |= {"sampling": make_sampling(**sampling), "tp_degree": tp_degree, "output_logits": tp_degree == 1}
+    spec = tiny.spec(**changes)
     described = describe_submodel(spec, submodel, 64)
     program = build_program(spec, tiny.plan(tp_degree=tp_degree), described).to("meta")
-    examples = make_example_tensors(spec, described)
-    inputs = [tensor.to("meta") for tensor in examples]
+    inputs = [tensor.to("meta") for tensor in make_example_tensors(spec, described)]
     with torch.no_grad(), Watch() as watch:
         program(*inputs)
     assert watch.on_cpu == set()
-    assert watch.wide <= WIDE_OPERATIONS
+    assert watch.wide == set()

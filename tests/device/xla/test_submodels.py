@@ -1,32 +1,24 @@
-"""Every family's submodels on an XLA device, under torch 2.9, against the same modules on the CPU and transformers.
-
-Neuron's compiler traces models through XLA. An operation that torch-xla does not lower runs on the CPU instead and is
-counted as `aten::…`: inside a graph for Neuron there is no CPU, so one such count fails a test.
-"""
+"""Every family's submodels on an XLA device, under torch 2.9, against the same modules on the CPU and transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
-import torch_xla
-import torch_xla.core.xla_model
-import torch_xla.debug.metrics
 
-from compiler_svc.models.registry import describe_model, list_families
+from compiler_svc.lower.xla import register_operators
+from compiler_svc.models.registry import describe_model
 from compiler_svc.models.transforms import fuse_qkv
-from compiler_svc.sharding.plan import WeightPlan
 from compiler_svc.trace.graph_spec import GraphSpec
-from compiler_svc.trace.program import build_program
-from compiler_svc.trace.submodels import ExecutableSpec
 from execution.collectives import operators
 from tests.checkpoints.tiny_models import GEOMETRIES as LLAMA
 from tests.checkpoints.tiny_models import ROPES, TinyModel, deviation, draw_tokens, write_tiny_model
-from tests.contract.families.geometries import GEOMETRIES
+from tests.device.xla.models import FAMILIES, MODELS
+from tests.device.xla.traces import Traces
 from tests.ranks.stepping import Run, Stepper, run_eagerly, run_exported
 from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
@@ -39,14 +31,6 @@ TOKEN_BUCKET: Final = 48
 #: switch; one is short.
 PROMPTS: Final = {2: draw_tokens(CONTEXT_BUCKET, seed=1), 0: draw_tokens(5, seed=2)}
 LATER: Final = {slot: draw_tokens(4, seed=10 + slot) for slot in PROMPTS}
-
-#: Models as parameters, by their attributes in transformers: all that families are shown with, and one of each family.
-MODELS: Final = [
-    pytest.param(architecture, attributes, id=f"{architecture.removesuffix('ForCausalLM')}-{name}")
-    for architecture in list_families()
-    for name, attributes in GEOMETRIES[architecture].items()
-]
-FAMILIES: Final = list({model.values[0]: model for model in reversed(MODELS)}.values())
 
 
 @dataclass(frozen=True)
@@ -63,40 +47,9 @@ class EchoCommunicator:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def collectives() -> Iterator[None]:
-    library = torch.library.Library("kiln", "IMPL")
-    library.impl("all_reduce", operators._all_reduce, "XLA")
-    library.impl("all_gather", operators._all_gather, "XLA")
-    yield
-    library._destroy()
-
-
-@pytest.fixture(autouse=True)
-def no_fallback() -> Iterator[None]:
-    """Fails a test whose graphs ran an operation on the CPU."""
-    torch_xla.debug.metrics.clear_all()
-    yield
-    assert list_fallbacks() == []
-
-
-def list_fallbacks() -> list[str]:
-    return [name for name in torch_xla.debug.metrics.counter_names() if name.startswith("aten::")]
-
-
-def run_on_xla(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]) -> Run:
-    """The functional module itself on the XLA device, with the shard's weights; takes and gives tensors of the CPU."""
-    program, device = build_program(spec, plan, submodel), torch_xla.device()
-    program.core.load_state_dict({tensor.name: shard[tensor.name] for tensor in plan.tensors})
-    program.to(device)
-
-    @torch.no_grad()
-    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = program(*(tensor.to(device) for tensor in tensors))
-        # Compiles and runs what the results need, as one graph.
-        torch_xla.core.xla_model.unlazy(list(results))
-        return tuple(result.cpu() for result in results)
-
-    return run
+def echoes() -> Iterator[None]:
+    with register_operators(all_reduce=operators._all_reduce, all_gather=operators._all_gather):
+        yield
 
 
 def generate(tiny: TinyModel, spec: GraphSpec, rank: int, make_run: Callable[..., Run]) -> dict[str, torch.Tensor]:
@@ -117,15 +70,15 @@ def generate(tiny: TinyModel, spec: GraphSpec, rank: int, make_run: Callable[...
             steps.append({name: output[list(PROMPTS)] for name, output in stepper.decode(fed).items()})
     outputs = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     # Padding of several rows meets in the scratch slot, in any order.
-    return outputs | {"state": torch.stack([tensor[: spec.num_slots] for tensor in stepper.state])}
+    return outputs | {"state": torch.stack([tensor[: spec.num_slots].cpu() for tensor in stepper.state])}
 
 
 def check(
-    tiny: TinyModel, make_run: Callable[..., Run] = run_on_xla, *, rank: int = 0, **changes: Any
+    tiny: TinyModel, make_run: Callable[..., Run] | None = None, *, rank: int = 0, **changes: Any
 ) -> dict[str, torch.Tensor]:
     """Compares what a rank generates with the modules on the CPU, and gives it."""
-    spec = tiny.spec(sampling=make_sampling(temperature=0.0), ctx_batch_size=3, **changes)
-    results, expected = (generate(tiny, spec, rank, one) for one in (make_run, run_eagerly))
+    spec = tiny.spec(**({"sampling": make_sampling(temperature=0.0), "ctx_batch_size": 3} | changes))
+    results, expected = (generate(tiny, spec, rank, one) for one in (make_run or Traces().make_run, run_eagerly))
     assert results.keys() == expected.keys()
     assert torch.equal(results["tokens"], expected["tokens"])
     for name in results.keys() - {"tokens"}:
@@ -169,14 +122,16 @@ def test_ranks_of_two(rank: int, architecture: str, attributes: dict[str, Any], 
     check(tiny, rank=rank, tp_degree=2, output_logits=False)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("global_topk", [20, 1])
+def test_ranks_of_two_sample(rank: int, global_topk: int, tmp_path: Path) -> None:
+    """Sampling is the same part of every family's graphs."""
+    sampling = make_sampling(global_topk=global_topk, top_p=0.8, temperature=1.5, deterministic=True)
+    tiny = write_tiny_model(tmp_path, LLAMA["gqa-llama3-tied"] | {"num_hidden_layers": 1})
+    check(tiny, rank=rank, tp_degree=2, output_logits=False, sampling=sampling)
+
+
 @pytest.mark.parametrize(("architecture", "attributes"), FAMILIES)
 def test_exported_graphs(architecture: str, attributes: dict[str, Any], tmp_path: Path) -> None:
     """Neuron's lowering may start from an exported graph; torch 2.9 exports and runs it on the CPU."""
     check(write_tiny_model(tmp_path, attributes, architecture=architecture), run_exported)
-
-
-def test_what_xla_does_not_lower_is_counted() -> None:
-    """The other tests rely on it."""
-    torch.ones(3, device=torch_xla.device()).view(torch.int32).cpu()
-    assert list_fallbacks() == ["aten::view_copy.dtype"]
-    torch_xla.debug.metrics.clear_all()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,9 +12,18 @@ from torch import Tensor, nn
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from bundle.abi.outputs import INVALID_ROW
-from execution.sampling import candidates, greedy, pick_logprobs, sample, sum_weights, take_top
+from execution.candidates import round_sum, take_top
+from execution.sampling import candidates, greedy, pick_logprobs, sample, sum_weights
+from tests.ranks.arithmetic import compute_as_on
 
 VOCAB = 97
+
+
+@pytest.fixture(scope="module", autouse=True, params=["cpu", "xla"])
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs with the arithmetic of the CPU's graphs, and with that of other devices'."""
+    with compute_as_on(request.param):
+        yield
 
 
 def random_logits(rows: int, *, seed: int = 0, scale: float = 3.0) -> Tensor:
@@ -178,12 +188,12 @@ def test_weights_of_parts_add_up_exactly() -> None:
     logits = random_logits(50)
     params = torch.tensor([[0.0, 0.9, 1.3]]).expand(50, 3)
     largest = logits.amax(-1, keepdim=True)
-    whole = sum_weights(logits, largest, params)
+    whole = sum_weights(logits, largest, params, VOCAB)
     for length in (1, 7, 32):
-        parts = [sum_weights(part, largest, params) for part in logits.split(length, dim=1)]
+        parts = [sum_weights(part, largest, params, VOCAB) for part in logits.split(length, dim=1)]
         assert torch.equal(torch.stack(parts).sum(0), whole)
     expected = ((logits - largest) / 1.3).exp().sum(-1, keepdim=True)
-    torch.testing.assert_close(whole.float() * 2**-40, expected)
+    torch.testing.assert_close(round_sum(whole, VOCAB), expected)
 
 
 def test_extreme_scores_stay_finite() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from compiler_svc.lower.top import use_top_kernel, write_kernel_source
-from execution.sampling import take_top
+from execution.candidates import take_top
 from tests.kernel_library import load_kernel
 
 

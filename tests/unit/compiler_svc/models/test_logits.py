@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,15 @@ from compiler_svc.models.divisions import share_of
 from compiler_svc.models.layers.logits import RankLogits
 from compiler_svc.models.layers.ranks import Ranks
 from execution.sampling import greedy, sample
+from tests.ranks.arithmetic import compute_as_on
 from tests.ranks.threads import run_ranks
+
+
+@pytest.fixture(scope="module", autouse=True, params=["cpu", "xla"])
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs with the arithmetic of the CPU's graphs, and with that of other devices'."""
+    with compute_as_on(request.param):
+        yield
 
 
 def draw_logits(rows: int, vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,0 +1,68 @@
+"""What Kiln's operators become in graphs that torch-xla traces; registered in a process that lowers for XLA, and in no
+other.
+
+`kiln::attend` is its reference, made of torch's operators with masks and gathers of static shapes. `kiln::linear` needs
+nothing: graphs get it from the lowering for cpu alone. `kiln::argmax` and `kiln::topk` are torch's, which XLA expands
+into reductions and sorts; a compiler that has its own passes them to `register_operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+import execution.candidates
+import execution.collectives.operators  # noqa: F401 - registers the operators, as the one before does
+from execution.attention.operators import attend
+
+
+def all_reduce(input: Tensor, tp_degree: int) -> Tensor:  # noqa: A002 - the schema's name
+    """The sum of the ranks' tensors; see `execution.collectives.operators`. All ranks are one replica group."""
+    if tp_degree == 1:
+        return input.clone()
+    model = import_module("torch_xla.core.xla_model")
+    total: Tensor = model.all_reduce(model.REDUCE_SUM, input, groups=_list_groups(tp_degree), pin_layout=False)
+    return total
+
+
+def all_gather(input: Tensor, tp_degree: int) -> Tensor:  # noqa: A002 - the schema's name
+    """The ranks' tensors, joined along the last axis; see `execution.collectives.operators`."""
+    if tp_degree == 1:
+        return input.clone()
+    model = import_module("torch_xla.core.xla_model")
+    last = input.dim() - 1
+    whole: Tensor = model.all_gather(input, dim=last, groups=_list_groups(tp_degree), pin_layout=False)
+    return whole
+
+
+def _list_groups(tp_degree: int) -> list[list[int]]:
+    return [list(range(tp_degree))]
+
+
+_COLLECTIVES: Final[Mapping[str, Callable[..., Any]]] = {"all_reduce": all_reduce, "all_gather": all_gather}
+
+
+@contextmanager
+def register_operators(**own: Callable[..., Any]) -> Iterator[None]:
+    """Registers operators for tensors of XLA devices, until the block ends.
+
+    Args:
+        own: Implementations by the names of operators in `kiln`, in place of those here or of the operator's own. They
+            take and give what the operators' schemas say: `argmax(values)` gives int32 places, `topk(values, count)`
+            values and int32 places, largest first; which of equal values it takes, and in what order, is open. Both get
+            float32 alone.
+    """
+    library = torch.library.Library("kiln", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        # Under the key XLA, slices of a cache would be gathers from it, by tables that the host makes.
+        library.impl("attend", attend, "AutogradXLA")  # type: ignore[no-untyped-call]
+        for name, run in {**_COLLECTIVES, **own}.items():
+            library.impl(name, run, "XLA")  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001 - the only way to unregister
