@@ -69,9 +69,13 @@ def take_top(logits: Tensor, count: int, ids: Tensor | None = None) -> tuple[Ten
 
     Returns:
         Logits f32 [N, count] and ids int32 [N, count]; of a row with NaN, they may be any.
+
+    Raises:
+        ValueError: There are more tokens than that.
     """
     if has_wide_integers(logits.device):
         return _take_by_packed_keys(logits, count, ids)
+    _check_ids(logits.shape[-1])
     if count > _MAX_COMPARED:
         return _take_by_sorting(logits, count, ids)
     return _take_by_comparing(logits, count, ids)
@@ -150,8 +154,14 @@ def sum_exactly(weights: Tensor, vocab_size: int) -> Tensor:
 
 
 def _digit_bits(vocab_size: int) -> int:
-    """Bits of a digit such that the sum of a vocabulary's digits is exact."""
+    """Bits of a digit such that the sum of a vocabulary's digits is exact; at least one."""
+    _check_ids(vocab_size)
     return _EXACT_BITS - (vocab_size - 1).bit_length()
+
+
+def _check_ids(vocab_size: int) -> None:
+    if vocab_size > _MAX_IDS:
+        raise ValueError(f"a vocabulary of {vocab_size} tokens; without 64-bit integers, accepted: at most {_MAX_IDS}")
 
 
 def carry_sums(sums: Tensor) -> Tensor:

@@ -10,6 +10,10 @@ import pytest
 collect_ignore_glob = [] if find_spec("torch_xla") else ["test_*.py"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-records", action="store_true", help="record the graphs anew instead of comparing them")
+
+
 @pytest.fixture(autouse=True)
 def no_fallback() -> Iterator[None]:
     """Fails a test whose graphs ran an operation on the CPU.

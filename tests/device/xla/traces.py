@@ -99,12 +99,21 @@ def list_fallbacks() -> list[str]:
 
 
 @torch.no_grad()
-def write_graph(spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec) -> str:
-    """A submodel's graph as text of HLO; nothing is compiled. Every input must have a part in it."""
+def write_graph(
+    spec: GraphSpec, plan: WeightPlan, submodel: ExecutableSpec, shard: Mapping[str, torch.Tensor]
+) -> tuple[str, list[str]]:
+    """A submodel's graph as text of HLO, and the inputs and states that it does not read. Nothing is compiled."""
     device = torch_xla.device()
     program = build_program(spec, plan, submodel).to(device)
+    program.core.load_state_dict({tensor.name: shard[tensor.name].to(device) for tensor in plan.tensors}, assign=True)
     examples = [torch.zeros_like(tensor).to(device) for tensor in make_example_tensors(spec, submodel)]
-    torch_xla.sync()
+    names = [*(tensor.name for tensor in submodel.inputs), *submodel.state]
     results = list(program(*examples))
+    read, _ = torch_xla._XLAC._get_tensors_xla_device_data_node(results)
+    numbers = map(torch_xla._XLAC._xla_get_tensor_id, examples)
+    unread = [name for name, number in zip(names, numbers, strict=True) if number not in read]
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
-    return text
+    # The next graph would begin with this one's collectives: torch-xla keeps their order beyond a graph.
+    del results
+    torch_xla.sync()
+    return text, unread

@@ -53,6 +53,12 @@ def test_whole_vocabularies_are_sorted(with_ids: bool) -> None:
     assert top_ids.dtype == torch.int32
 
 
+def test_more_tokens_than_floats_can_number_are_refused() -> None:
+    for compute in (lambda logits: take_top(logits, 1), lambda logits: sum_exactly(logits, logits.shape[1])):
+        with pytest.raises(ValueError, match="a vocabulary of 8388609 tokens"):
+            compute(torch.empty(1, 2**23 + 1, device="meta"))
+
+
 @pytest.mark.parametrize("vocab_size", [1, 97, 262_208, 2**19 + 1])
 def test_sums_are_those_of_the_cpu(vocab_size: int) -> None:
     weights = torch.rand(2, vocab_size, generator=torch.Generator().manual_seed(1))
