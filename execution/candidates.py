@@ -119,7 +119,7 @@ def _take_by_comparing(logits: Tensor, count: int, ids: Tensor | None) -> tuple[
 def _take_by_sorting(logits: Tensor, count: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sorts floats, twice if the ids are in no order. Neuron's compiler may not take it."""
     if ids is not None:
-        by_id = ids.float().sort(dim=-1, stable=True).indices
+        by_id = ids.float().sort(dim=-1, stable=True).indices.to(torch.int32)
         logits, ids = logits.gather(-1, by_id), ids.gather(-1, by_id)
     top = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count].to(torch.int32)
     return logits.gather(-1, top), top if ids is None else ids.gather(-1, top)
