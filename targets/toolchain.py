@@ -102,7 +102,7 @@ class Interpreter:
     def _read_own_versions(self) -> dict[str, str | None]:
         versions: dict[str, str | None] = {"python": platform.python_version()}
         for name in self.distributions:
-            found = next(metadata.Distribution.discover(name=name), None)
+            found = next(iter(metadata.Distribution.discover(name=name)), None)
             versions[name] = None if found is None else found.version
         return versions
 
