@@ -105,7 +105,7 @@ def _request(forkserver: ForkserverClient, call: Call, answer_fd: int) -> ChildP
     # Panics of libraries quote what they read.
     with Path(os.devnull).open("wb") as nowhere:
         return forkserver.start(
-            call, [answer_fd], name="kiln-tokenizer", stderr_fd=nowhere.fileno(), confinement=confinement
+            call, [answer_fd], name="kiln-text", stderr_fd=nowhere.fileno(), confinement=confinement
         )
 
 
