@@ -217,6 +217,18 @@ class ExecutorSuite:
         executor.swap_weights()
         assert torch.equal(executor.read_state("v_cache.1"), before)
 
+    def test_weights_are_the_files_own_pages(self, executor: Executor, toy_bundle: ToyBundle) -> None:
+        def is_mapped(seed: int) -> bool:
+            return str(toy_bundle.weights[seed]) in Path("/proc/self/maps").read_text()
+
+        assert (is_mapped(0), is_mapped(1)) == (True, False)
+        executor.stage_weights(toy_bundle.weights[1])
+        assert (is_mapped(0), is_mapped(1)) == (True, True)
+        executor.swap_weights()
+        assert (is_mapped(0), is_mapped(1)) == (False, True)
+        executor.close()
+        assert (is_mapped(0), is_mapped(1)) == (False, False)
+
     def test_discarding(self, executor: Executor, toy_bundle: ToyBundle) -> None:
         executor.discard_staged()
         executor.stage_weights(toy_bundle.weights[1])
@@ -272,6 +284,15 @@ class ExecutorSuite:
         with pytest.raises(ExecutableInvalid, match=r"constant head\.bias is bound to model/head\.nothing"):
             load_executor(with_executable(toy_bundle.manifest, constants=bindings), 0, toy_bundle.blob_path)
 
+    def test_state_of_another_shape(self, toy_bundle: ToyBundle) -> None:
+        layout = toy_bundle.manifest.state
+        shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, LENGTH - 1, 16)) for one in layout.tensors)
+        manifest = msgspec.structs.replace(toy_bundle.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
+        executor = load_executor(manifest, 0, toy_bundle.blob_path)
+        with pytest.raises(StepFailed, match=f"^step of {CTE} failed: the log of its rank says why$"):
+            executor.run(CTE, prompt_inputs([5, 6], 0))
+        executor.close()
+
     def test_bundles_of_two_formats(self, toy_bundle: ToyBundle) -> None:
         own = toy_bundle.manifest.executables[0].format
         other = next(one.name for one in (AOTI, EXPORTED_PROGRAM) if one.name != own)
@@ -292,31 +313,6 @@ class ExecutorSuite:
         blobs = toy_bundle.blobs | {toy_bundle.manifest.weight_sets[0].shards[0].blob: tmp_path / "absent"}
         with pytest.raises(WeightsInvalid, match="FileNotFoundError"):
             load_executor(toy_bundle.manifest, 0, blobs.__getitem__)
-
-
-class HostExecutorSuite(ExecutorSuite):
-    """Behaviour of executors whose executables compute on host memory."""
-
-    def test_weights_are_the_files_own_pages(self, executor: Executor, toy_bundle: ToyBundle) -> None:
-        def is_mapped(seed: int) -> bool:
-            return str(toy_bundle.weights[seed]) in Path("/proc/self/maps").read_text()
-
-        assert (is_mapped(0), is_mapped(1)) == (True, False)
-        executor.stage_weights(toy_bundle.weights[1])
-        assert (is_mapped(0), is_mapped(1)) == (True, True)
-        executor.swap_weights()
-        assert (is_mapped(0), is_mapped(1)) == (False, True)
-        executor.close()
-        assert (is_mapped(0), is_mapped(1)) == (False, False)
-
-    def test_state_of_another_shape(self, toy_bundle: ToyBundle) -> None:
-        layout = toy_bundle.manifest.state
-        shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, LENGTH - 1, 16)) for one in layout.tensors)
-        manifest = msgspec.structs.replace(toy_bundle.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-        executor = load_executor(manifest, 0, toy_bundle.blob_path)
-        with pytest.raises(StepFailed, match=f"^step of {CTE} failed: the log of its rank says why$"):
-            executor.run(CTE, prompt_inputs([5, 6], 0))
-        executor.close()
 
 
 def rebind(executable: Executable, constant: str, tensor: str) -> tuple[ConstantBinding, ...]:

@@ -1,11 +1,11 @@
 import pytest
 
-from tests.contract.executors.executor_suite import HostExecutorSuite
+from tests.contract.executors.executor_suite import ExecutorSuite
 from tests.ranks.toy import ToyBundle
 from tests.ranks.toy_bundles import MakeToy
 
 
-class TestEagerExecutor(HostExecutorSuite):
+class TestEagerExecutor(ExecutorSuite):
     @pytest.fixture
     def toy_bundle(self, toy: MakeToy) -> ToyBundle:
         return toy("logits", 0)

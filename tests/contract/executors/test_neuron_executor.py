@@ -67,19 +67,21 @@ class TestNeuronExecutor(ExecutorSuite):
     def toy_bundle(self, toy_bundle: ToyBundle) -> ToyBundle:
         return toy_bundle
 
+    def test_weights_are_the_files_own_pages(self, executor: Executor, toy_bundle: ToyBundle) -> None:
+        """Here they are not: they lie in the core's memory, and no file stays mapped."""
+        executor.stage_weights(toy_bundle.weights[1])
+        maps = Path("/proc/self/maps").read_text()
+        assert not [path for path in toy_bundle.weights.values() if str(path) in maps]
 
-def test_state_of_another_shape_is_refused_at_load(toy_bundle: ToyBundle) -> None:
-    layout = toy_bundle.manifest.state
-    shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, LENGTH - 1, 16)) for one in layout.tensors)
-    manifest = msgspec.structs.replace(toy_bundle.manifest, state=msgspec.structs.replace(layout, tensors=shorter))
-    with pytest.raises(ExecutableInvalid, match=r"input15\] is float32 \[4, 1, 16, 16\]; accepted: float32 \[4, 1, 15"):
-        load_executor(manifest, 0, toy_bundle.blob_path)
-
-
-def test_files_of_weights_are_not_kept_mapped(executor: Executor, toy_bundle: ToyBundle) -> None:
-    executor.stage_weights(toy_bundle.weights[1])
-    maps = Path("/proc/self/maps").read_text()
-    assert not [path for path in toy_bundle.weights.values() if str(path) in maps]
+    def test_state_of_another_shape(self, toy_bundle: ToyBundle) -> None:
+        """Already the load refuses it: a NEFF states the shapes of its tensors."""
+        layout = toy_bundle.manifest.state
+        shorter = tuple(msgspec.structs.replace(one, shape=(SLOTS + 1, 1, LENGTH - 1, 16)) for one in layout.tensors)
+        state = msgspec.structs.replace(layout, tensors=shorter)
+        manifest = msgspec.structs.replace(toy_bundle.manifest, state=state)
+        message = r"input15\] is float32 \[4, 1, 16, 16\]; accepted: float32 \[4, 1, 15"
+        with pytest.raises(ExecutableInvalid, match=message):
+            load_executor(manifest, 0, toy_bundle.blob_path)
 
 
 def test_programs_share_state_and_weights(executor: Executor, device: NeuronDevice, toy_bundle: ToyBundle) -> None:

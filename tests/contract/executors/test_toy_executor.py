@@ -11,7 +11,7 @@ from compiler_svc.lower.job import LoweredExecutable
 from execution.executors.executor import load_executor
 from execution.ranks.group import RankGroup
 from targets.errors import FormatUnknown
-from tests.contract.executors.executor_suite import CTE, TKG, HostExecutorSuite, Reference, prompt_inputs, token_inputs
+from tests.contract.executors.executor_suite import CTE, TKG, ExecutorSuite, Reference, prompt_inputs, token_inputs
 from tests.contract.executors.outside import install
 from tests.contract.executors.toy_executor import ToyExecutable
 from tests.contract.executors.toy_format import TOY
@@ -47,7 +47,7 @@ def toy_bundle(uninstalled: ToyBundle, tmp_path: Path, monkeypatch: pytest.Monke
     return uninstalled
 
 
-class TestToyExecutor(HostExecutorSuite):
+class TestToyExecutor(ExecutorSuite):
     @pytest.fixture
     def toy_bundle(self, toy_bundle: ToyBundle) -> ToyBundle:
         return toy_bundle
