@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,6 @@ from safetensors.numpy import save_file
 
 from bundle.layout import Layout
 from compiler_svc.builds.finished_shards import FOLDER, list_finished_shards
-from compiler_svc.builds.weight_stage import divide_into_passes
-from execution.threads import count_processors
 from tests.checkpoints.random_weights import CONFIG, random_tensors, write_checkpoint
 from tests.servers.compiler_process import CompilerProcess, run_compiler
 from tests.servers.running_compiler import read_refusal, response_of
@@ -26,9 +25,14 @@ RANKS = 4
 #: Large enough that a pass over it takes a while.
 SHAPE = {"hidden_size": 1024, "intermediate_size": 4096, "num_key_value_heads": 4}
 
-pytestmark = pytest.mark.skipif(
-    len(list(divide_into_passes(range(RANKS), count_processors()))) == 1, reason="one pass writes all ranks here"
-)
+
+@pytest.fixture(autouse=True)
+def _two_processors() -> Iterator[None]:
+    """Two passes of two ranks, on any machine: a pass writes at least as many as there are processors."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:2])
+    yield
+    os.sched_setaffinity(0, allowed)
 
 
 def write_model(home: Path) -> None:
