@@ -1150,9 +1150,11 @@ export const CompilerService: GenService<{
    * PERMISSION_DENIED/MODEL_URL_REFUSED, INVALID_ARGUMENT/MODEL_URL_UNSUPPORTED, UNAVAILABLE/MODEL_FETCH_FAILED,
    * INVALID_ARGUMENT/NAME_INVALID, INVALID_ARGUMENT/MODEL_CONFIG_INVALID, INVALID_ARGUMENT/ISA_UNKNOWN,
    * FAILED_PRECONDITION/ISA_UNSUPPORTED, FAILED_PRECONDITION/TOOLCHAIN_MISSING, ALREADY_EXISTS/REQUEST_ID_REUSED,
-   * RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with UNAVAILABLE/MODEL_FETCH_FAILED,
+   * FAILED_PRECONDITION/NEURON_TOOLCHAIN_MISSING, RESOURCE_EXHAUSTED/COMPILE_QUEUE_FULL. The operation can also end with UNAVAILABLE/MODEL_FETCH_FAILED,
    * CANCELLED/COMPILE_CANCELLED, INTERNAL/BUILD_FAILED, INTERNAL/LOWERING_FAILED, RESOURCE_EXHAUSTED/LOWERING_MEMORY_EXCEEDED,
-   * DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH. A restart of the compiler resumes it;
+   * DEADLINE_EXCEEDED/LOWERING_TIMED_OUT and INTERNAL/GOLDEN_MISMATCH, on Neuron targets also with
+   * INTERNAL/NEURON_TRACE_FAILED, FAILED_PRECONDITION/NEURON_GRAPH_REFUSED, INTERNAL/NEURON_COMPILER_FAILED and
+   * RESOURCE_EXHAUSTED/NEURON_MEMORY_EXCEEDED, whose metadata `codes` are those of Neuron's compiler. A restart of the compiler resumes it;
    * UNAVAILABLE/COMPILER_RESTARTED ends one that has been interrupted too often.
    *
    * @generated from rpc kiln.compiler.v1.CompilerService.Compile
@@ -1165,7 +1167,7 @@ export const CompilerService: GenService<{
   /**
    * Tells, within a second and without compiling or reading weights, what a compile would make: executables, memory of
    * every rank against what the target has, what is cached, what it would cost, and the largest sizes that fit. Targets
-   * that this version does not compile for are planned, too. A plan that does not fit is an answer, not an error.
+   * that this host has no compiler for are planned, too. A plan that does not fit is an answer, not an error.
    * Errors: those of Compile for `model`, configuration and target.
    *
    * @generated from rpc kiln.compiler.v1.CompilerService.PlanCompile
