@@ -5,5 +5,5 @@
     compile_submodel(request)                model_builder: a front end, which calls ModelBuilder's units
 
 `flags` says what neuronx-cc is called with. `hlo` reads graphs, and `hlo_check` refuses those that neuronx-cc would
-refuse, before it is called. Only functions of front ends and of `collectives` import Neuron's packages.
+refuse, before it is called. Only functions of front ends, and of `lower.xla`, import Neuron's packages.
 """

@@ -19,13 +19,13 @@ from compiler_svc.lower.errors import (
     NeuronMemoryExceeded,
     NeuronTraceFailed,
 )
-from compiler_svc.lower.neuron.collectives import xla_collectives
 from compiler_svc.lower.neuron.flags import render_flags
 from compiler_svc.lower.neuron.hlo import HloModule, read_hlo
 from compiler_svc.lower.neuron.hlo_check import check_hlo
 from compiler_svc.lower.neuron.request import NeuronExecutable, NeuronRequest
 from compiler_svc.lower.neuron.submodel import MakeSubmodel, Submodel
 from compiler_svc.lower.neuron.tensor_map import map_tensors
+from compiler_svc.lower.xla import register_operators
 
 _CODE: Final = re.compile(r"NCC_[A-Z]+\d+")
 #: Codes of executables that a core has no memory for, with activations or alone.
@@ -61,7 +61,7 @@ def compile_submodel(request: NeuronRequest) -> NeuronExecutable:
         tensor_model_parallel_size=request.tp_degree,
         lnc_size=request.logical_nc_config,
     )
-    with ranks, xla_collectives():
+    with ranks, register_operators():
         submodel = make_submodel(request.document)
         traced = _trace(submodel, request.tag)
         graph: bytes = traced.hlo.SerializeToString()
