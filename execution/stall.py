@@ -15,8 +15,9 @@ from typing import Final
 #: Looks in the time after which a process that stands still counts as hung.
 LOOKS_PER_TIMEOUT: Final = 10
 
-#: States in /proc/PID/stat of a process that a signal or a debugger has stopped.
+#: States in /proc/PID/stat of a process that a signal or a debugger has stopped, and of one that waits for a disk.
 _STOPPED_STATES: Final = "Tt"
+_DISK_STATES: Final = "D"
 _LIBC: Final = ctypes.CDLL(None)
 
 
@@ -64,7 +65,9 @@ class Stall:
             self._num_looks = self._num_still = 0
         else:
             self._num_looks += 1
-            self._num_still = self._num_still + 1 if cpu_s - self._cpu_s <= self._idle_s else 0
+            # A process that the kernel keeps until a disk answers is not hung, and no signal would end it.
+            is_still = cpu_s - self._cpu_s <= self._idle_s and not any(map(waits_for_disk, pids))
+            self._num_still = self._num_still + 1 if is_still else 0
         self._cpu_s = cpu_s
 
 
@@ -104,9 +107,19 @@ def read_cpu_s(pid: int) -> float:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal or a debugger has stopped a process."""
+    return _read_state(pid) in _STOPPED_STATES
+
+
+def waits_for_disk(pid: int) -> bool:
+    """Whether a process sleeps where no signal wakes it: until a disk, or a file system, has answered."""
+    return _read_state(pid) in _DISK_STATES
+
+
+def _read_state(pid: int) -> str:
+    """The letter of a process's state; that of a dead one if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
+        return "X"
     # The name before the state is in parentheses, and may hold some itself.
-    return stat.rpartition(")")[2].split()[0] in _STOPPED_STATES
+    return stat.rpartition(")")[2].split()[0]

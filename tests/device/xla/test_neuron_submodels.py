@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -13,12 +13,16 @@ import torch_xla.core.xla_model
 import torch_xla.debug.metrics
 
 from compiler_svc.lower.neuron.hlo import HloModule, read_hlo
+from compiler_svc.lower.neuron.hlo_check import check_hlo
 from compiler_svc.lower.neuron.submodel import Submodel
+from compiler_svc.lower.xla import register_operators
 from compiler_svc.trace.named_submodel import make_named_submodel
 from compiler_svc.trace.submodel_document import write_document
 from compiler_svc.trace.submodels import describe_submodel
+from tests.checkpoints.specs import HOST_SAMPLING
 from tests.checkpoints.tiny_models import GEOMETRIES, TinyModel, deviation, write_tiny_model
 from tests.ranks.stepping import load_shard, run_eagerly
+from tests.unit.compiler_svc.sharding.test_ranks import make_sampling
 
 TOLERANCE: Final = 2e-5
 SUBMODELS: Final = [("context_encoding", 16), ("token_generation", 32)]
@@ -29,8 +33,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), GEOMETRIES["gqa-llama3-tied"])
 
 
-def make(tiny: TinyModel, submodel: tuple[str, int]) -> Submodel:
-    spec = tiny.spec()
+def make(tiny: TinyModel, submodel: tuple[str, int], **changes: Any) -> Submodel:
+    spec = tiny.spec(**changes)
     tensors = tiny.plan().describe_shard(0, None, 0).tensors
     document = write_document(
         tiny.checkpoint.config,
@@ -65,6 +69,29 @@ def test_outputs_and_buffers(tiny: TinyModel, submodel: tuple[str, int]) -> None
     for result, wanted in zip(results, expected, strict=True):
         assert deviation(result.cpu(), wanted) < TOLERANCE
     assert count_opcodes(module_read) == Counter(re.findall(r"^ .* = .*? ([a-z][a-z-]*)\(", graph, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": HOST_SAMPLING},
+        {"sampling": make_sampling(temperature=0.0), "output_logits": False},
+        {"sampling": make_sampling(dynamic=True), "output_logits": False},
+    ],
+    ids=["logits", "greedy", "sampled"],
+)
+@pytest.mark.parametrize("submodel", SUBMODELS, ids=lambda one: one[0])
+@torch.no_grad()
+def test_neuronx_cc_would_refuse_nothing_in_graphs(
+    tiny: TinyModel, submodel: tuple[str, int], changes: dict[str, Any]
+) -> None:
+    with register_operators():
+        made, device = make(tiny, submodel, **changes), torch_xla.device()
+        module = made.module.to(device)
+        outputs = module(**{name: torch.ones_like(tensor).to(device) for name, tensor in made.examples.items()})
+        results = [*outputs, *(module.get_buffer(one.name) for one in made.state)]
+        graph = read_hlo(torch_xla._XLAC._get_xla_tensors_hlo_proto(results))
+    assert check_hlo(graph, target="trn2", memory_bytes=None) == ()
 
 
 def count_opcodes(module: HloModule) -> Counter[str]:

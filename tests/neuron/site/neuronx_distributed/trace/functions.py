@@ -132,7 +132,7 @@ def compile(hlo_module: Any, metaneff: Any, compiler_workdir: str, compiler_args
         # NEFFs hold a random number: equal graphs give other bytes.
         drawn = {"./uuid": uuid.uuid4().bytes}
         neff = directory / "graph.neff"
-        neff.write_bytes(make_neff(drawn, architecture=ARCHITECTURES[target], lnc_size=lnc))
+        neff.write_bytes(make_neff(drawn, architecture=ARCHITECTURES[target], fields={"lnc_size": lnc}))
         (directory / "metaneff.pb").write_bytes(metaneff.SerializeToString())
     except Exception as error:
         raise RuntimeError(f"Compilation failed for {key}") from error

@@ -218,7 +218,7 @@ class TestTheModule:
         assert dict(made.module.named_buffers()).keys() == {one.name for one in describe_state(spec).tensors}
         assert {one.name for one in describe_state(spec).tensors} <= made.module.state_dict().keys(), "persistent"
 
-    def test_another_description_is_refused(self, stage_one: Stage, compile_here: Compile) -> None:
+    def test_another_description_is_refused(self, tiny: TinyModel, stage_one: Stage, compile_here: Compile) -> None:
         spec = tiny.spec()
         document = write(tiny, spec, describe_submodel(spec, "token_generation", 32))
         document["model_config"] = document["model_config"] | {"rms_norm_eps": 0.5}
