@@ -210,7 +210,9 @@ async def test_names_of_folders_are_tags(tmp_path: Path, made: Layout) -> None:
         await served.load("story@prod", follow_alias=True)
         (bundles / "story-prod").rename(tmp_path / "old")
         digest = sha256_bytes((bundles / "story-v2" / "manifest.json").read_bytes())
-        unpack(made, publish(made, bias=2), bundles / "story-prod")
+        # Whole at once: the runtime might read what is half there.
+        unpack(made, publish(made, bias=2), tmp_path / "new")
+        (tmp_path / "new").rename(bundles / "story-prod")
         async with asyncio.timeout(HANG_S):
             while (await served.get()).roles[0].weights_digest != digest:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

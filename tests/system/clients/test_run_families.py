@@ -27,8 +27,6 @@ _PROMPT = "Once upon a time, 你好 🙂"
 _NEW_TOKENS = 16
 _END_ID = 2
 _OPTIONS = ["-O", "0", "--override", "neuron_config.seq_len=128", "--override", "neuron_config.torch_dtype=float32"]
-#: The family whose row `make test` runs: its only tokenizer is a `tokenizer.model`.
-_SHORT = "MistralForCausalLM"
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +70,8 @@ def run(home: Path, name: str) -> dict[str, Any]:
     return last
 
 
-@pytest.mark.parametrize(
-    "architecture", [pytest.param(one, marks=[] if one == _SHORT else [pytest.mark.slow]) for one in FAMILY_TOKENIZERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILY_TOKENIZERS)
 def test_a_checkpoint_answers_as_in_transformers(home: Path, architecture: str) -> None:
     name, attributes = next(iter(GEOMETRIES[architecture].items()))
     path = home / "models" / f"{architecture}-{name}"

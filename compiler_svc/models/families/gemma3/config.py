@@ -102,7 +102,7 @@ def describe(config: Gemma3Config) -> ModelDescription:
 
 FAMILY: Final = Family(
     architectures=("Gemma3ForCausalLM",),
-    attributes=list_config_attributes(Gemma3Config) - {"hidden_act"}
+    attributes=list_config_attributes(Gemma3Config) - {"hidden_act", "original_max_position_embeddings"}
     | {"attn_logit_softcapping", "hidden_activation", "sliding_window_pattern", "use_bidirectional_attention"},
     parse_config=parse_config,
     describe=describe,

@@ -104,6 +104,7 @@ def check_flags(manifest: Manifest) -> None:
         assert [one.name for one in executable.constants] == [one.tensor for one in executable.constants]
 
 
+@pytest.mark.slow
 async def test_what_neuronx_cc_says_reaches_the_caller(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

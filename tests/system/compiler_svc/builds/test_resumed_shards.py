@@ -75,7 +75,8 @@ async def collect(compiler: CompilerProcess) -> None:
     await compiler.client.bundles.CollectGarbage(bundle_pb2.CollectGarbageRequest())
 
 
-@pytest.mark.parametrize("is_aside", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_aside", [False, True])
 async def test_ranks_that_were_written_before_a_death_are_not_written_again(home: Path, *, is_aside: bool) -> None:
     write_model(home)
     store = Layout.create(home / "store")

@@ -199,16 +199,19 @@ def test_numbers_of_a_rotary_embedding_in_either_place(config: dict[str, Any]) -
     base, share = (
         ("rotary_emb_base", "rotary_pct") if "GPTNeo" in str(config) else ("rope_theta", "partial_rotary_factor")
     )
-    linear = {"rope_type": "linear", "factor": 2.0}
     cases: list[tuple[dict[str, Any], float, int]] = [
         ({base: 5e5}, 5e5, 8),
         ({share: 1.0}, 1e4, 16),
-        ({"rope_scaling": linear}, 1e4, 8),
-        ({"rope_parameters": linear | {"partial_rotary_factor": 1.0}}, 1e4, 16),
-        ({base: 5e5, share: 1.0, "rope_scaling": linear}, 5e5, 16),
         # transformers' own default of the family.
         ({share: None}, 1e4, 4 if "GPTNeo" in str(config) else 16),
     ]
+    # Phi-3 has no rotary embedding that is scaled by one number.
+    for linear in [{"rope_type": "linear", "factor": 2.0}] if "GPTNeo" in str(config) else []:
+        cases += [
+            ({"rope_scaling": linear}, 1e4, 8),
+            ({"rope_parameters": linear | {"partial_rotary_factor": 1.0}}, 1e4, 16),
+            ({base: 5e5, share: 1.0, "rope_scaling": linear}, 5e5, 16),
+        ]
     for attributes, theta, rotary_dim in cases:
         rope = describe_model(override(config, **attributes).config).rope
         assert (rope.rope.theta, rope.rotary_dim) == (theta, rotary_dim), attributes
