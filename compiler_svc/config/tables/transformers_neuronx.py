@@ -153,15 +153,9 @@ CODE_OPTIONS: Final = (
         domain=Flag(),
         refused="norms compute in float32, and round as the model's class of transformers does",
     ),
-    CodeOption(
-        name="output_all_logits",
-        domain=Flag(),
-        refused="executables give the logits of each row's last token",
-    ),
-    CodeOption(
-        name="return_all_logits",
-        domain=Flag(),
-        refused="executables give the logits of each row's last token",
+    *(
+        CodeOption(name=name, domain=Flag(), refused="executables give the logits of each row's last token")
+        for name in ("output_all_logits", "return_all_logits")
     ),
     CodeOption(
         name="log_softmax_scores",
