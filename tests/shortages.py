@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,20 @@ def open_descriptors(pid: int | None = None) -> set[int]:
         # The one that listed the directory has been closed.
         found = {fd for fd in found if _is_open(fd)}
     return found
+
+
+def keeps_descriptors(act: Callable[[], None]) -> bool:
+    """Whether a call leaves open what was, and nothing else.
+
+    Threads of libraries that earlier tests have used may open and close descriptors of their own meanwhile. So a call
+    that does not seem to is made again: what it leaves open, or closes by mistake, it does every time.
+    """
+    for _ in range(3):
+        before = open_descriptors()
+        act()
+        if open_descriptors() == before:
+            return True
+    return False
 
 
 @contextmanager

@@ -162,7 +162,9 @@ async def test_request_id_comes_back_whatever_becomes_of_the_call(logs: Logs) ->
         unnamed = stub(channel).GetBundle(GET)
         with pytest.raises(grpc.aio.AioRpcError):
             await unnamed
-        assert dict(await unnamed.trailing_metadata())["x-request-id"] == calls(logs)[-1]["request_id"]
+        told = dict(await unnamed.trailing_metadata())["x-request-id"]
+    # A client may have the answer before the call is logged; a server that has ended has logged all.
+    assert told == calls(logs)[-1]["request_id"]
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 129, "two words"])

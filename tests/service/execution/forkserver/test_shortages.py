@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,7 @@ from execution.forkserver.client import Forkserver, ForkserverClient
 from execution.forkserver.protocol import Call, encode
 from tests.hang_guard import HANG_S
 from tests.repository import ROOT
-from tests.shortages import few_descriptors, limited, open_descriptors
+from tests.shortages import few_descriptors, keeps_descriptors, limited
 
 NOTHING = Call("os:getpid")
 FOREVER = Call("time:sleep", (600,))
@@ -56,21 +57,20 @@ def num_pidfds(pid: int) -> int:
     return found
 
 
-@pytest.mark.parametrize("spare", [0, 1, 2, 3])
-async def test_a_forkserver_that_cannot_be_started(forkserver: Forkserver, spare: int) -> None:
-    before = open_descriptors()
+def start_short_of_descriptors(forkserver: Forkserver, spare: int) -> None:
     with few_descriptors(spare), pytest.raises(ResourcesShort, match="descriptors of this process"):
         forkserver.start(NOTHING, name="one")
-    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+async def test_a_forkserver_that_cannot_be_started(forkserver: Forkserver, spare: int) -> None:
+    assert keeps_descriptors(partial(start_short_of_descriptors, forkserver, spare))
     assert await exit_code_of(forkserver) == 0
 
 
 async def test_a_process_that_cannot_be_requested(forkserver: Forkserver) -> None:
     assert await exit_code_of(forkserver) == 0
-    before = open_descriptors()
-    with few_descriptors(1), pytest.raises(ResourcesShort, match="descriptors of this process"):
-        forkserver.start(NOTHING, name="one")
-    assert open_descriptors() == before
+    assert keeps_descriptors(partial(start_short_of_descriptors, forkserver, 1))
     assert await exit_code_of(forkserver) == 0
 
 
