@@ -224,9 +224,13 @@ def _nested_reader(model: AttributeReader, options: RopeOptions) -> AttributeRea
         if reader.values.get(options.layer_type):
             model.note_invalid("rope_scaling", scaling, f"nothing beside rope_parameters.{options.layer_type}")
         return _read_object(model, "rope_scaling", "rope_type")
-    if any(value is not None and not isinstance(value, Mapping) for value in reader.values.values()):
-        model.note_invalid("rope_parameters", dict(reader.values), "an object for each kind of layers")
+    given = {name: value for name, value in reader.values.items() if value is not None}
+    wrong = {name: value for name, value in given.items() if not isinstance(value, Mapping)}
+    if wrong and wrong == given:
+        model.note_invalid("rope_parameters", given, "an object for each kind of layers")
         return reader.nested(options.layer_type, {})
+    for name, value in wrong.items():
+        reader.note_invalid(name, value, "an object with rope_type")
     return _read_object(reader, options.layer_type, "rope_type")
 
 

@@ -183,6 +183,17 @@ def test_one_rotary_embedding_for_two_kinds_of_layers_is_a_mistake() -> None:
         describe_model(override(TWO_ROPES[0], rope_parameters=FULL).config)
 
 
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_a_rotary_embedding_that_is_no_object_is_named(layer_type: str) -> None:
+    # Every layer slides or none does: what no layer has is checked, too.
+    for sliding_window_pattern in (1, 100):
+        config = TWO_ROPES[0] | {"sliding_window_pattern": sliding_window_pattern, "layer_types": None}
+        wrong = config["rope_parameters"] | {layer_type: 3}
+        with pytest.raises(ModelConfigInvalid) as caught:
+            describe_model(override(config, rope_parameters=wrong).config)
+        assert [one.field for one in caught.value.violations] == [f"rope_parameters.{layer_type}"]
+
+
 _DENSE = {name: value for name, value in GEMMA3.items() if name != "architectures"} | {"num_key_value_heads": 4}
 NEOX, PHI3 = (_DENSE | {"architectures": [name]} for name in ("GPTNeoXForCausalLM", "Phi3ForCausalLM"))
 PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
