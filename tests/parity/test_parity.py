@@ -9,14 +9,15 @@ import torch
 from kiln.runtime.v1 import generation_pb2 as generation
 
 from tests.parity.bundles import Bundles
-from tests.parity.cases import SEQ_LEN, Case, parameters
+from tests.parity.cases import NUM_SLOTS, SEQ_LEN, Case, parameters
 from tests.parity.record import ParityRecord, ParityResult
 from tests.parity.reference import TOLERANCE, Reference, assert_same_tokens, deviation, draw_prompt
 from tests.servers.stack import Stack, token_request
 
 NUM_TOKENS = 64
-#: Tokens of a stream that is alone in `make test`: enough to leave the smaller bucket of the cache after any prompt.
-FEW_TOKENS = 40
+#: Tokens of streams that are alone in `make test`: of the shortest prompt as many as leave the smaller bucket of the
+#: cache, behind the others a few.
+FEW_TOKENS = {True: 40, False: 6}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,8 +31,8 @@ def test_parity(bundles: Bundles, stack: Stack, record: ParityRecord | None, cas
     reference = bundles.reference(case.geometry)
     with bundles.deployed(case) as deployment:
         greedy = Greedy(stack, deployment, reference, case)
-        greedy.compare_alone(FEW_TOKENS if record is None else NUM_TOKENS)
-        greedy.compare_in_company()
+        greedy.compare_alone(is_short=record is None)
+        greedy.compare_in_company(case.num_streams if record is not None else case.num_streams // 2 + NUM_SLOTS)
         if case.padding_side == "right":
             greedy.compare_in_a_session()
     assert (greedy.num_cached > 0) == (case.prompts == "cached")
@@ -56,16 +57,17 @@ class Greedy:
         self.num_cached = 0
         self.num_preempted = 0
 
-    def compare_alone(self, num_tokens: int) -> None:
+    def compare_alone(self, *, is_short: bool) -> None:
         """Prompts at every edge of a bucket, one after the other; the longest one generates up to the last position."""
         longest = self._case.max_prompt_tokens
         for length in self._case.edges:
+            num_tokens = FEW_TOKENS[length == 1] if is_short else NUM_TOKENS
             count = min(num_tokens, SEQ_LEN - length) if length < longest else SEQ_LEN - length
             self._compare(length, self._generate(length, count, wants_logits=True))
 
-    def compare_in_company(self) -> None:
+    def compare_in_company(self, num_streams: int) -> None:
         """Streams of different lengths over four slots, which come and go; every other one with its logits."""
-        num_streams, edges = self._case.num_streams, self._case.edges
+        edges = self._case.edges
         with ThreadPoolExecutor(num_streams) as pool:
             streams = []
             for index in range(num_streams):

@@ -59,6 +59,7 @@ def survivor(lasting: RuntimeProcess) -> Iterator[RuntimeProcess]:
         lasting.unload(deployment_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["MAP"])
 def test_runtime_killed_during_a_load(process: RuntimeProcess, fleet: Fleet, tmp_path: Path, stage: str) -> None:
     request = runtime.LoadBundleRequest(ref=fleet.story, deployment_id="d", cores=[3, 1], threads_per_core=2)
@@ -121,6 +122,7 @@ def test_rank_killed_during_generation(survivor: RuntimeProcess, fleet: Fleet, v
     assert len(survivor.ranks()) == 2
 
 
+@pytest.mark.slow
 def test_rank_stopped_and_a_whole_runtime_paused(fleet: Fleet, tmp_path: Path) -> None:
     with run_runtime(fleet.compiler, tmp_path, "--min-step-timeout=1") as process:
         process.load(fleet.story)

@@ -27,6 +27,7 @@ def test_limits_of_this_host(tmp_path: Path) -> None:
         assert limit.rate < 1.2 * limit.thread_rate, "a thread computes no longer than the clock runs"
 
 
+@pytest.mark.slow
 def test_linear_layers_are_timed_with_the_instructions_of_a_level(tmp_path: Path) -> None:
     program = compile_driver("linear", X86_64["x86-64-v3"], tmp_path)
     sizes = Sizes(rows=(1, 7), num_layers=1, seconds=0.01, rounds=1)
@@ -38,6 +39,7 @@ def test_linear_layers_are_timed_with_the_instructions_of_a_level(tmp_path: Path
             assert 1e8 < speed.operations < 1e13
 
 
+@pytest.mark.slow
 def test_attention_is_timed_beside_the_library(tmp_path: Path) -> None:
     decode, prompt = Shape(2, 1, 32, group=4), Shape(1, 20, 20, group=1)
     steps = Steps(shapes=(decode, prompt), seconds=0.01, rounds=1)

@@ -38,7 +38,11 @@ from tests.running_time import running_time
 Act = Callable[[RankGroup, ToyBundle], Awaitable[object]]
 
 
-@pytest.fixture(params=[(0, 2), (0, 4), pytest.param((1, 2), marks=pytest.mark.toolchain)], ids=str)
+#: Compiled toys of two ranks take half a minute of g++; parity's rows have compiled ranks, too.
+COMPILED = (pytest.mark.toolchain, pytest.mark.slow)
+
+
+@pytest.fixture(params=[(0, 2), (0, 4), pytest.param((1, 2), marks=COMPILED)], ids=str)
 def bundle(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
     level, tp_degree = request.param
     return toy("logits", level, tp_degree)
@@ -70,7 +74,7 @@ def pair(toy: MakeToy) -> ToyBundle:
     return toy("logits", 0, 2)
 
 
-@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.toolchain)], ids=["O0", "O1"])
+@pytest.fixture(params=[0, pytest.param(1, marks=COMPILED)], ids=["O0", "O1"])
 def each_pair(request: pytest.FixtureRequest, toy: MakeToy) -> ToyBundle:
     return toy("logits", request.param, 2)
 

@@ -119,6 +119,7 @@ def test_ruby_streams(tmp_path: Path, stack: Stack, tiny: str, continuation: str
     run(ruby, "-I", tmp_path, *(word for name in services for word in ("-r", name)), "-e", "Kiln::Compiler::V1")
 
 
+@pytest.mark.slow
 def test_java_compiles(tmp_path: Path) -> None:
     """Every message and service, in the packages that the protos name."""
     protoc, javac, plugin = require_tool("protoc"), require_tool("javac"), require_tool("grpc_java_plugin")

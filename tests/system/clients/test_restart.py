@@ -48,10 +48,8 @@ def compiler(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGTERM, id="stopped", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_compile_outlives_the_compiler(
     compiler: Callable[[], subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -75,15 +75,21 @@ def test_run_from_nothing_to_an_answer(kiln: Kiln, home: Path, tmp_path: Path) -
     )
     assert json.loads(same.stdout.splitlines()[-1])["text"] == first.last["text"]
     assert kiln("run", "kiln-tiny.auto:v1", "Hello", *_ANSWER).last["deployment_id"] == "kiln-tiny"
+    assert any("Compile" in event.get("line", "") for event in kiln("logs", "compiler").events)
+    assert kiln("down").last["stopped"]
 
-    # A checkpoint that the services may not read yet: they start again, and their deployments with them.
+
+@pytest.mark.slow
+def test_a_checkpoint_elsewhere(kiln: Kiln, tmp_path: Path) -> None:
+    """The services may not read it yet: they start again, and their deployments with them."""
+    model = _MODELS / "kiln-tiny"
+    first = kiln("run", model, "Once upon a time", *_SMALL, *_ANSWER)
+    shown = kiln("ps").last
     elsewhere = shutil.copytree(model, tmp_path / "elsewhere")
     assert kiln("run", elsewhere, "Once upon a time", *_SMALL, *_ANSWER).last["text"] == first.last["text"]
     restarted = kiln("ps").last
     assert restarted["services"]["pid"] != shown["services"]["pid"]
     assert {one["id"] for one in restarted["deployments"]} == {"kiln-tiny", "elsewhere"}
-    assert any("Compile" in event.get("line", "") for event in kiln("logs", "compiler").events)
-    assert kiln("down").last["stopped"]
 
 
 def test_serve_until_it_is_stopped(home: Path, kiln: Kiln) -> None:

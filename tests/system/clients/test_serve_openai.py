@@ -68,7 +68,12 @@ def ask(url: str, model: str) -> str:
         return str(whole.choices[0].message.content)
 
 
-def test_serves_openai_until_it_is_stopped_or_killed(serve: Callable[..., Serve]) -> None:
+def test_serves_openai_until_it_is_stopped(serve: Callable[..., Serve]) -> None:
+    serve_until_stopped(serve)
+
+
+def serve_until_stopped(serve: Callable[..., Serve]) -> str:
+    """Serves the shipped model, asks it and stops it; returns its text."""
     first = serve(str(ROOT / "examples/models/kiln-tiny"), *_SMALL)
     ready = first.read_until_ready()
     assert ready["event"] == "ready", ready
@@ -79,7 +84,12 @@ def test_serves_openai_until_it_is_stopped_or_killed(serve: Callable[..., Serve]
     first.process.send_signal(signal.SIGTERM)
     assert first.process.wait(timeout=60) == 0
     assert not gateway.is_running()
+    return text
 
+
+@pytest.mark.slow
+def test_serves_openai_until_it_is_killed(serve: Callable[..., Serve]) -> None:
+    text = serve_until_stopped(serve)
     # The runtime brings the first deployment back, and the gateway serves the one that was asked for.
     second = serve("kiln-tiny.auto:v1")
     ready = second.read_until_ready()

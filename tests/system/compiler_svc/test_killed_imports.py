@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bundle.layout import Layout
 from bundle.reader import open_bundle
 from bundle.removal import Collected
@@ -49,6 +51,7 @@ async def assert_nothing_superfluous(store: BundleStore) -> None:
     assert {entry.digest for entry in store.layout.read_index().manifests} == needed
 
 
+@pytest.mark.slow
 def test_versions_and_aliases_name_whole_bundles_whenever_the_service_is_killed(tmp_path: Path) -> None:
     asyncio.run(name_first(tmp_path / "before"))
     publish_sample(Layout.create(tmp_path / "source"), version="2")

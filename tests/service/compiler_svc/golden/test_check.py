@@ -94,7 +94,13 @@ def check_deviations(result: GoldenResult) -> None:
 
 @pytest.mark.parametrize(
     ("sampling", "output_logits"),
-    [(GREEDY, False), (DYNAMIC, False), (DYNAMIC, True), (BAKED, False), (DETERMINISTIC, False)],
+    [
+        (DYNAMIC, False),
+        (DETERMINISTIC, False),
+        pytest.param(GREEDY, False, marks=pytest.mark.slow),
+        pytest.param(DYNAMIC, True, marks=pytest.mark.slow),
+        pytest.param(BAKED, False, marks=pytest.mark.slow),
+    ],
 )
 def test_logits_behind_tokens_are_compared(
     tiny: TinyModel, tmp_path: Path, sampling: Sampling, output_logits: bool
@@ -117,8 +123,8 @@ def test_executables_of_v0_1_have_tokens_only(tiny: TinyModel, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("tp_degree", "changes"),
     [
-        (2, {}),
-        (2, {"sampling": DYNAMIC, "output_logits": True}),
+        pytest.param(2, {}, marks=pytest.mark.slow),
+        pytest.param(2, {"sampling": DYNAMIC, "output_logits": True}, marks=pytest.mark.slow),
         (2, {"sampling": DYNAMIC, "output_logits": False}),
         (4, {"sampling": GREEDY, "output_logits": False}),
     ],
@@ -150,8 +156,15 @@ def test_prompts_longer_than_any_generation(tiny: TinyModel, tmp_path: Path) -> 
     assert [one.num_steps for one in check(tiny, bundle).executables] == [2, 1, 6]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("sampling", [HOST_SAMPLING, GREEDY], ids=["logits", "tokens"])
+@pytest.mark.parametrize(
+    ("dtype", "sampling"),
+    [
+        pytest.param("bfloat16", GREEDY, id="bfloat16-tokens"),
+        pytest.param("float16", HOST_SAMPLING, id="float16-logits"),
+        pytest.param("bfloat16", HOST_SAMPLING, id="bfloat16-logits", marks=pytest.mark.slow),
+        pytest.param("float16", GREEDY, id="float16-tokens", marks=pytest.mark.slow),
+    ],
+)
 def test_low_precision(tiny: TinyModel, tmp_path: Path, dtype: str, sampling: Sampling) -> None:
     """The tolerance is wide enough for rounding, and not much wider."""
     changes = {"sampling": sampling, "output_logits": False, "returns_internal": True}
@@ -160,7 +173,7 @@ def test_low_precision(tiny: TinyModel, tmp_path: Path, dtype: str, sampling: Sa
     assert TOLERANCES[result.dtype] / 50 < result.max_deviation < TOLERANCES[result.dtype]
 
 
-@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+@pytest.mark.parametrize("rope", ["longrope", pytest.param("dynamic", marks=pytest.mark.slow)])
 def test_sequences_do_not_stretch_each_other(tmp_path: Path, rope: str) -> None:
     """The reference's rotary embedding would remember an earlier, longer sequence."""
     attributes = GEOMETRIES["gqa-llama3-tied"] | {"rope_parameters": ROPES[rope], "max_position_embeddings": 10}
@@ -203,7 +216,7 @@ def test_wrong_tokens_are_found(tiny: TinyModel, tmp_path: Path) -> None:
     assert caught.value.metadata.keys() == {"tag", "position", "detail"}
 
 
-@pytest.mark.parametrize("tp_degree", [1, 2])
+@pytest.mark.parametrize("tp_degree", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_wrong_logits_are_found_though_the_tokens_agree(tiny: TinyModel, tmp_path: Path, tp_degree: int) -> None:
     """Scaled logits have the same order. Without them, as in v0.1, the same weights pass."""
     for returns_internal in (False, True):

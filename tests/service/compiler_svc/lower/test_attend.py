@@ -70,7 +70,7 @@ def make_inputs(tokens: int) -> list[Tensor]:
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.slow), 20])
 def test_a_library_writes_its_caches_in_place(tmp_path: Path, lowerings: ForkserverClient, tokens: int) -> None:
     model, inputs = Layers().requires_grad_(False), make_inputs(tokens)
     expected, *caches = model(*inputs)

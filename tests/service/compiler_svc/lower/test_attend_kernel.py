@@ -40,7 +40,11 @@ FACTORS: dict[str, list[Any]] = {
 LONGEST = 208
 
 
-@pytest.fixture(scope="module", params=["x86-64-v3", "x86-64-v4", "x86-64-v4-bf16"])
+#: The second multiplies as the first does, in vectors as wide as the last one's: the long run has it.
+ISAS = ["x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.slow), "x86-64-v4-bf16"]
+
+
+@pytest.fixture(scope="module", params=ISAS)
 def kernel(request: pytest.FixtureRequest) -> AttendKernel:
     if request.param not in X86_64.list_supported():
         pytest.skip(f"this host has no {request.param}")

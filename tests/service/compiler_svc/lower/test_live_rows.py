@@ -92,6 +92,7 @@ def stage(program: torch.export.ExportedProgram, path: Path, live: LiveInputs | 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_loops_over_tokens_end_with_the_last_live_one(tmp_path: Path, lowerings: ForkserverClient) -> None:
     model = Elementwise().requires_grad_(False)
@@ -149,6 +150,7 @@ def test_loops_over_the_vocabulary_leave_out_rows_that_are_not_live(
     library.close()
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 def test_as_many_heads_as_tokens_are_not_taken_for_tokens(tmp_path: Path, lowerings: ForkserverClient) -> None:
     model = Heads().requires_grad_(False)

@@ -77,6 +77,8 @@ async def start(compiler: CompilerProcess) -> operations_pb2.Operation:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("deaths", DEATHS, ids=name_deaths)
 async def test_two_deaths(home: Path, expected: str, deaths: tuple[Point, ...]) -> None:
     await survive(home, expected, deaths)
@@ -168,6 +170,7 @@ async def test_what_was_compiled_before_a_death_is_not_compiled_again(home: Path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain
 async def test_cancelling_leaves_no_process_of_a_lowering(home: Path) -> None:
     async with run_compiler(home, "--lowerings", "2") as compiler:
