@@ -198,11 +198,15 @@ def _read_original(
 def read_partial_rotary_factor(model: AttributeReader, options: RopeOptions = DEFAULT_ROPE_OPTIONS) -> float:
     """Reads the share of each head's dimensions that is rotated; mistakes are noted in `model`."""
     beside = model.number(options.partial_attribute, options.partial_rotary_factor)
-    factor = _nested_reader(model, options).number("partial_rotary_factor", beside)
-    if factor > 1.0:
+    inside = _nested_reader(model, options)
+    factor = inside.number("partial_rotary_factor", beside)
+    if factor <= 1.0:
+        return factor
+    if inside.values.get("partial_rotary_factor") is None:
         model.note_invalid(options.partial_attribute, factor, "at most 1.0")
-        return 1.0
-    return factor
+    else:
+        inside.note_invalid("partial_rotary_factor", factor, "at most 1.0")
+    return 1.0
 
 
 def count_rotated(head_dim: int, partial_rotary_factor: float, rope: RopeConfig | None = None) -> int:

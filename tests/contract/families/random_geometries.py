@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -264,12 +264,10 @@ _IMPOSSIBLE: Final[Mapping[type, tuple[Any, ...]]] = {
 }
 
 
-@st.composite
-def draw_mistake(draw: st.DrawFn, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The attributes of a model with one value replaced by an impossible one, in an object if it has any, and where."""
-    name = draw(st.sampled_from(sorted(name for name, value in attributes.items() if value is not None)))
-    value = attributes[name]
-    if isinstance(value, dict) and value and draw(_FLAG):
-        path, inner = draw(draw_mistake(value))
-        return f"{name}.{path}", attributes | {name: inner}
-    return name, attributes | {name: draw(st.sampled_from(_IMPOSSIBLE[type(value)]))}
+def list_mistakes(attributes: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every way to replace one value of a model, in objects too, by an impossible one: where, and the attributes."""
+    for name, value in attributes.items():
+        for impossible in () if value is None else _IMPOSSIBLE[type(value)]:
+            yield name, attributes | {name: impossible}
+        for path, inner in list_mistakes(value) if isinstance(value, dict) else ():
+            yield f"{name}.{path}", attributes | {name: inner}

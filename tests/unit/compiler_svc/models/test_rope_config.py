@@ -103,6 +103,17 @@ def test_heads_are_rotated_in_pairs_of_dimensions(architecture: str, share: floa
     ]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "place"),
+    [(LLAMA, "rope_parameters"), (NEOX, "rope_parameters"), (GEMMA3, "rope_parameters.full_attention")],
+)
+def test_a_share_above_one_is_named_where_it_is_said(architecture: str, place: str) -> None:
+    share: dict[str, Any] = {"partial_rotary_factor": 3.0}
+    for name in reversed(place.split(".")):
+        share = {name: share}
+    assert find_violations(architecture, **share) == [f"{place}.partial_rotary_factor: got 3.0; accepted: at most 1.0"]
+
+
 def test_where_layers_differ_transformers_truncates_yarn() -> None:
     ropes = {"full_attention": ROPES["yarn"] | {"truncate": False}}
     assert find_violations(GEMMA3, rope_parameters=ropes) == [
