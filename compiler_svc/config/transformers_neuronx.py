@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from bundle.errors import FieldViolation
 from compiler_svc.config.buckets import SHORTEST_BUCKET, halve_buckets
 from compiler_svc.config.domains import LENGTH, show
 from compiler_svc.config.findings import Hint
-from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS
+from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS, CODE_SUBOPTIONS, CodeOption
 
 SECTION: Final = "transformers_neuronx"
 _NEURON_CONFIG: Final = "neuron_config."
@@ -43,6 +43,7 @@ _NAMES: Final = (
     "group_query_attention",
     "on_device_generation",
     "quant",
+    "kv_cache_quant",
     *(option.name for option in CODE_OPTIONS),
 )
 _GENERATION: Final = {
@@ -125,7 +126,9 @@ def translate_transformers_neuronx(section: Mapping[str, Any]) -> Translation:
     _translate_strategy(translation, given)
     _translate_generation(translation, given)
     _translate_quantization(translation, given)
-    _translate_code_options(translation, given)
+    _translate_kv_quantization(translation, given)
+    for option, value in _take_code_options(translation, given, CODE_OPTIONS):
+        translation.put(option.becomes, value, option.name)
     return translation
 
 
@@ -224,13 +227,17 @@ def _translate_generation(translation: Translation, given: Mapping[str, Any]) ->
     if "on_device_generation" not in given:
         return
     path = "on_device_generation."
-    options = _take_known(translation, given["on_device_generation"], (*_GENERATION, "max_length"), path)
+    options = _take_suboptions(translation, given, path, (*_GENERATION, "max_length"))
     sampling = {attribute: options[name] for name, attribute in _GENERATION.items() if name in options}
+    paths = {attribute: name for name, attribute in _GENERATION.items()}
+    for option, value in _take_code_options(translation, options, CODE_SUBOPTIONS["on_device_generation"], path):
+        sampling[option.becomes] = value
+        paths[option.becomes] = option.name
     # Greedy sampling has no use for candidates, and a remark on a default would only confuse.
     if sampling.get("do_sample") or sampling.get("dynamic"):
         sampling.setdefault("top_k", _GENERATION_TOP_K)
     translation.put("on_device_sampling_config", sampling, path.removesuffix("."))
-    for name, attribute in _GENERATION.items():
+    for attribute, name in paths.items():
         translation.paths[f"on_device_sampling_config.{attribute}"] = f"{SECTION}.{path}{name}"
     max_length = options.get("max_length")
     if max_length is None:
@@ -245,32 +252,66 @@ def _translate_generation(translation: Translation, given: Mapping[str, Any]) ->
 def _translate_quantization(translation: Translation, given: Mapping[str, Any]) -> None:
     if "quant" not in given:
         return
-    options = _take_known(translation, given["quant"], ("quant_dtype", "dequant_dtype"), "quant.")
+    path = "quant."
+    options = _take_suboptions(translation, given, path, ("quant_dtype", "dequant_dtype"))
     if options.get("quant_dtype") != "s8":
         translation.refuse("quant.quant_dtype", options.get("quant_dtype"), f"'s8' ({_GUIDE}, int8 weight storage)")
     translation.put("quantized", True, "quant")
     translation.put("quantization_dtype", "int8", "quant.quant_dtype")
-    dequant, amp = options.get("dequant_dtype"), given.get("amp")
-    if dequant is None:
+    for option, value in _take_code_options(translation, options, CODE_SUBOPTIONS["quant"], path):
+        translation.put(option.becomes, value, path + option.name)
+    if (dequant := options.get("dequant_dtype")) is not None:
+        _translate_dequantized_dtype(translation, dequant, f"{path}dequant_dtype")
+
+
+def _translate_kv_quantization(translation: Translation, given: Mapping[str, Any]) -> None:
+    if "kv_cache_quant" not in given:
         return
-    if not isinstance(dequant, str) or dequant not in DTYPES:
-        translation.refuse("quant.dequant_dtype", dequant, _one_of(DTYPES))
-    elif amp is None:
-        translation.put("torch_dtype", DTYPES[dequant], "quant.dequant_dtype")
-    elif dequant != amp:
-        accepted = f"amp, which is {show(amp)} ({_GUIDE}, int8 weight storage)"
-        translation.refuse("quant.dequant_dtype", dequant, accepted)
+    path = "kv_cache_quant."
+    options = {"quant_dtype": "s8"} | _take_suboptions(translation, given, path, ())
+    translation.put("kv_cache_quant", True, "kv_cache_quant")
+    for option, value in _take_code_options(translation, options, CODE_SUBOPTIONS["kv_cache_quant"], path):
+        _translate_dequantized_dtype(translation, value, path + option.name)
 
 
-def _translate_code_options(translation: Translation, given: Mapping[str, Any]) -> None:
-    for option in CODE_OPTIONS:
-        name, value = option.name, given.get(option.name)
+def _translate_dequantized_dtype(translation: Translation, word: object, name: str) -> None:
+    """The dtype of computation, which all options that say one have in common."""
+    if not isinstance(word, str) or word not in DTYPES:
+        translation.refuse(name, word, _one_of(DTYPES))
+        return
+    dtype = translation.values.get("torch_dtype")
+    if dtype is None:
+        translation.put("torch_dtype", DTYPES[word], name)
+    elif dtype != DTYPES[word]:
+        other = translation.paths["torch_dtype"].removeprefix(f"{SECTION}.")
+        said = next(one for one, meant in DTYPES.items() if meant == dtype)
+        translation.refuse(name, word, f"{other}, which is {show(said)} ({_GUIDE}, int8 weight storage)")
+
+
+def _take_suboptions(
+    translation: Translation, given: Mapping[str, Any], path: str, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """The options that are set in an option that is an object: those of the guide, by name, and those of the code."""
+    option = path.removesuffix(".")
+    known = (*names, *(one.name for one in CODE_SUBOPTIONS[option]))
+    return _take_known(translation, given[option], known, path)
+
+
+def _take_code_options(
+    translation: Translation, given: Mapping[str, Any], options: Iterable[CodeOption], path: str = ""
+) -> Iterator[tuple[CodeOption, Any]]:
+    """Yields the options that become attributes, with the attributes' values; notes what becomes of the others."""
+    for option in options:
+        name, value = path + option.name, given.get(option.name)
         if value is None:
             continue
         if not option.domain.accepts(value):
             translation.refuse(name, value, option.domain.accepted)
-        elif option.becomes:
-            translation.put(option.becomes, value, name)
+        elif option.becomes and option.means is None:
+            yield option, value
+        elif option.means is not None:
+            if value in option.means:
+                yield option, option.means[value]
         elif option.hint:
             translation.hints.append(Hint(f"{SECTION}.{name}", value, option.hint))
         elif value != option.only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -12,7 +13,12 @@ from compiler_svc.config.interchange.saved_form import FLAT_NAMES
 from compiler_svc.config.rules import RULES, Rule
 from compiler_svc.config.tables import MODEL_ATTRIBUTES, TABLES
 from compiler_svc.config.tables.differences import DIFFERENCES
-from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS, TRANSFORMERS_NEURONX, CodeOption
+from compiler_svc.config.tables.transformers_neuronx import (
+    CODE_OPTIONS,
+    CODE_SUBOPTIONS,
+    TRANSFORMERS_NEURONX,
+    CodeOption,
+)
 from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "config.md"
@@ -159,12 +165,19 @@ def _render_transformers_neuronx() -> str:
         "\nThe library's code has these, too, of the classes of all families; its guide does not name them, and the "
         "message has no fields for them.\n"
     )
-    code = ([f"`{option.name}`", option.domain.accepted, _outcome(option)] for option in CODE_OPTIONS)
+    placed = chain(
+        ((option.name, option) for option in CODE_OPTIONS),
+        ((f"{name}.{option.name}", option) for name, options in CODE_SUBOPTIONS.items() for option in options),
+    )
+    code = ([f"`{path}`", option.domain.accepted, _outcome(option)] for path, option in placed)
     documented = _table(("option", "accepted", "becomes", "document"), rows)
     return f"{head}\n{documented}{code_head}\n{_table(('option', 'accepted', 'what becomes of it'), code)}"
 
 
 def _outcome(option: CodeOption) -> str:
+    if option.means is not None:
+        meanings = ", ".join(f"`{json.dumps(value)}`: `{json.dumps(meant)}`" for value, meant in option.means.items())
+        return f"honoured: {option.becomes} ({meanings})"
     if option.becomes:
         return f"honoured: {option.becomes}"
     only = "unset" if option.only is None else f"`{str(option.only).lower()}`"

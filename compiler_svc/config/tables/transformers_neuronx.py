@@ -9,7 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from compiler_svc.config.domains import Anything, AscendingLengths, Choice, Domain, Flag, Integer, Number, Table
+from compiler_svc.config.domains import (
+    Anything,
+    AscendingLengths,
+    Choice,
+    Domain,
+    Flag,
+    Integer,
+    Number,
+    Table,
+    TextList,
+)
 from compiler_svc.config.tables.documents import TRANSFORMERS_NEURONX_GUIDE as GUIDE
 
 _DTYPES: Final = Choice(("f32", "f16", "bf16"))
@@ -97,7 +107,8 @@ class CodeOption:
     One of `becomes`, `hint` and `refused` says what becomes of it.
 
     Attributes:
-        becomes: The attribute of NeuronConfig that it becomes.
+        becomes: The attribute of NeuronConfig, or of the object inside it, that it becomes.
+        means: The attribute's value by the option's, if they differ; values that are not there change nothing.
         hint: Why it is ignored, which the result of the compile or the plan says.
         refused: Why no other value than `only` is served.
         only: The value that is served.
@@ -106,6 +117,7 @@ class CodeOption:
     name: str
     domain: Domain
     becomes: str = ""
+    means: Mapping[Any, Any] | None = None
     hint: str = ""
     refused: str = ""
     only: Any = False
@@ -114,6 +126,7 @@ class CodeOption:
 _KERNELS: Final = "the compiler chooses the target's kernels and layouts, which change no result"
 _STEERS: Final = "it steers that library's compiles"
 _CODE_DTYPES: Final = Choice(("float32", "bfloat16", "float16"))
+_EAGLE: Final = "neuron_config.enable_eagle_speculation and the draft model's configuration say so"
 
 
 def _ignored(reason: str, **domains: Domain) -> tuple[CodeOption, ...]:
@@ -141,6 +154,10 @@ CODE_OPTIONS: Final = (
         sequence_parallel_norm_threshold=Integer(0),
         shard_over_sequence=Flag(),
         duplicate_q_weight_sos=Flag(),
+        fuse_mlp=Flag(),
+        lhs_aligned=Flag(),
+        mlp_in_weight_tiling_permute_order=Anything(),
+        mlp_out_weight_tiling_permute_order=Anything(),
     ),
     *_ignored(
         _STEERS, unroll=Integer(0), context_unroll=Integer(0), compilation_worker_count=Integer(1), on_cpu=Flag()
@@ -168,7 +185,76 @@ CODE_OPTIONS: Final = (
         refused="neuron_config.max_batch_size says how many sequences share the cache",
         only=None,
     ),
+    CodeOption(name="is_eagle_target", domain=Flag(), refused=_EAGLE),
+    CodeOption(name="is_eagle_draft", domain=Flag(), refused=_EAGLE),
+    CodeOption(
+        name="has_pre_attention_norm",
+        domain=Flag(),
+        refused="the model's class of transformers says which norms a layer has",
+        only=True,
+    ),
     CodeOption(
         name="sparse_attn", domain=Anything(), refused="attention is to every position, or a model's window", only=None
     ),
 )
+
+#: Those inside options that are objects, by the option, as AWS's guide for migrating to NxD Inference lists them.
+#: The code has the last one alone: its object turns the quantization on.
+CODE_SUBOPTIONS: Final[Mapping[str, tuple[CodeOption, ...]]] = {
+    "on_device_generation": (
+        CodeOption(name="deterministic", domain=Flag(), becomes="deterministic"),
+        CodeOption(
+            name="top_p_min_tokens",
+            domain=Integer(1),
+            refused="top_p keeps one candidate at least, as in transformers",
+            only=1,
+        ),
+        CodeOption(
+            name="eos_token_id",
+            domain=Anything(),
+            refused="the checkpoint says which tokens end a sequence, or a request does",
+            only=None,
+        ),
+        CodeOption(
+            name="per_batch_line",
+            domain=Flag(),
+            hint="with `dynamic`, each request has values of its own; otherwise, all have those of the configuration",
+        ),
+    ),
+    "quant": (
+        CodeOption(
+            name="quantize_method",
+            domain=Choice(("vector_dynamic",)),
+            becomes="quantization_type",
+            # A scale for each output.
+            means={"vector_dynamic": "per_channel_symmetric"},
+        ),
+        CodeOption(
+            name="quantize_attn",
+            domain=Flag(),
+            becomes="modules_to_not_convert",
+            means={False: ["self_attn"]},
+        ),
+        CodeOption(
+            name="no_quantize_list",
+            domain=TextList(),
+            refused="neuron_config.modules_to_not_convert names the modules that stay whole",
+            only=[],
+        ),
+    ),
+    "kv_cache_quant": (
+        CodeOption(
+            name="quant_dtype",
+            domain=Choice(("s8", "f16", "bf16", "f8e4m3fn")),
+            refused="the KV cache is quantized to float8_e4m3fn; the library takes 's8' if it is unset",
+            only="f8e4m3fn",
+        ),
+        CodeOption(
+            name="quantize_method",
+            domain=Choice(("direct_cast",)),
+            refused="the library has no other",
+            only="direct_cast",
+        ),
+        CodeOption(name="dequant_dtype", domain=_DTYPES, becomes="torch_dtype"),
+    ),
+}

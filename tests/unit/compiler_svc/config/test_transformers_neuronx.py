@@ -6,7 +6,7 @@ import pytest
 
 from compiler_svc.config import Resolution, resolve_config
 from compiler_svc.config.domains import Choice, Flag
-from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS, CodeOption
+from compiler_svc.config.tables.transformers_neuronx import CODE_OPTIONS, CODE_SUBOPTIONS, CodeOption
 from compiler_svc.config.transformers_neuronx import SECTION, translate_transformers_neuronx, validate_head_sharding
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed
 
@@ -162,6 +162,73 @@ def test_dtype_of_quantized_weights_where_amp_is_unset() -> None:
     assert translate_transformers_neuronx({"quant": quant}).values["torch_dtype"] == "bfloat16"
 
 
+def test_how_weights_are_quantized() -> None:
+    quant = {"quant_dtype": "s8", "quantize_method": "vector_dynamic", "quantize_attn": False, "no_quantize_list": []}
+    translation = translate_transformers_neuronx({"quant": quant})
+    assert translation.values == {
+        "quantized": True,
+        "quantization_dtype": "int8",
+        "quantization_type": "per_channel_symmetric",
+        "modules_to_not_convert": ["self_attn"],
+    }
+    assert translation.locate("neuron_config.modules_to_not_convert") == f"{SECTION}.quant.quantize_attn"
+    whole = translate_transformers_neuronx({"quant": quant | {"quantize_attn": True}})
+    assert "modules_to_not_convert" not in whole.values
+    assert translation.violations == translation.unserved == whole.violations == whole.unserved == []
+
+
+def test_a_quantized_kv_cache() -> None:
+    served = {"quant_dtype": "f8e4m3fn", "quantize_method": "direct_cast", "dequant_dtype": "bf16"}
+    translation = translate_transformers_neuronx({"kv_cache_quant": served})
+    assert translation.values == {"kv_cache_quant": True, "torch_dtype": "bfloat16"}
+    assert translation.violations == translation.unserved == []
+    config = resolve_config({SECTION: {"kv_cache_quant": served}}, checkpoint_dtype=None, target="trn2").config
+    assert config.neuron_config.kv_cache_quant
+
+
+def test_random_numbers_that_are_none() -> None:
+    section = {"on_device_generation": {"do_sample": True, "deterministic": True, "top_p_min_tokens": 1}}
+    resolution = resolve_config({SECTION: section}, checkpoint_dtype=None)
+    sampling = resolution.config.neuron_config.on_device_sampling_config
+    assert sampling is not None
+    assert sampling.deterministic
+
+
+def test_a_suboption_that_is_a_hint() -> None:
+    section = {"on_device_generation": {"dynamic": True, "per_batch_line": True}}
+    (hint,) = resolve_config({SECTION: section}, checkpoint_dtype=None).hints
+    assert (hint.field, hint.value) == (f"{SECTION}.on_device_generation.per_batch_line", True)
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "served"),
+    [
+        ({"on_device_generation": {"top_p_min_tokens": 2}}, "on_device_generation.top_p_min_tokens", "1: top_p keeps"),
+        ({"on_device_generation": {"eos_token_id": 2}}, "on_device_generation.eos_token_id", "unset: the checkpoint"),
+        (
+            {"quant": {"quant_dtype": "s8", "no_quantize_list": ["model.layers.1"]}},
+            "quant.no_quantize_list",
+            "[]: neuron_config.modules_to_not_convert",
+        ),
+        ({"kv_cache_quant": {"quant_dtype": "s8"}}, "kv_cache_quant.quant_dtype", "'f8e4m3fn': the KV cache"),
+        # The library's default.
+        ({"kv_cache_quant": {}}, "kv_cache_quant.quant_dtype", "'f8e4m3fn': the KV cache"),
+    ],
+)
+def test_suboptions_that_are_not_served(section: dict[str, Any], path: str, served: str) -> None:
+    translation = translate_transformers_neuronx(section)
+    assert translation.violations == []
+    (violation,) = translation.unserved
+    assert violation.field == f"{SECTION}.{path}"
+    assert violation.accepted.startswith(served)
+
+
+@pytest.mark.parametrize("option", [one for row in CODE_SUBOPTIONS.values() for one in row], ids=lambda one: one.name)
+def test_every_suboption_has_one_outcome(option: CodeOption) -> None:
+    assert [bool(one) for one in (option.becomes, option.hint, option.refused)].count(True) == 1
+    assert option.means is None or option.becomes
+
+
 def test_unset_is_unset() -> None:
     names = ("batch_size", "n_positions", "context_length_estimate", "amp", "on_device_generation", "quant")
     assert translate_transformers_neuronx(dict.fromkeys(names)).values == {}
@@ -187,7 +254,40 @@ def test_unset_is_unset() -> None:
             "on_device_generation.max_length",
             "the longest of n_positions, which is 128",
         ),
+        (
+            {"on_device_generation": {"zebra": 3}},
+            "on_device_generation.zebra",
+            "max_length, deterministic, top_p_min_tokens, eos_token_id, per_batch_line",
+        ),
+        ({"on_device_generation": {"deterministic": 1}}, "on_device_generation.deterministic", "true or false"),
+        (
+            {"on_device_generation": {"top_p_min_tokens": 0}},
+            "on_device_generation.top_p_min_tokens",
+            "an integer from 1",
+        ),
         ({"quant": "s8"}, "quant", "an object"),
+        (
+            {"quant": {"quant_dtype": "s8", "zebra": 3}},
+            "quant.zebra",
+            "one of quant_dtype, dequant_dtype, quantize_method, quantize_attn, no_quantize_list",
+        ),
+        (
+            {"quant": {"quant_dtype": "s8", "quantize_method": "direct_cast"}},
+            "quant.quantize_method",
+            "'vector_dynamic'",
+        ),
+        ({"kv_cache_quant": True}, "kv_cache_quant", "an object"),
+        (
+            {"kv_cache_quant": {"quant_dtype": "f8e4m3fn", "zebra": 3}},
+            "kv_cache_quant.zebra",
+            "one of quant_dtype, quantize_method, dequant_dtype",
+        ),
+        ({"kv_cache_quant": {"quant_dtype": "f8e5m2"}}, "kv_cache_quant.quant_dtype", "'s8', 'f16', 'bf16'"),
+        (
+            {"quant": {"quant_dtype": "s8", "dequant_dtype": "f16"}, "kv_cache_quant": {"dequant_dtype": "bf16"}},
+            "kv_cache_quant.dequant_dtype",
+            "quant.dequant_dtype, which is 'f16'",
+        ),
         ({"quant": {"quant_dtype": "s4"}}, "quant.quant_dtype", "'s8' (Transformers NeuronX developer guide"),
         ({"quant": {"quant_dtype": "s8", "dequant_dtype": "s8"}}, "quant.dequant_dtype", "'f32', 'f16', 'bf16'"),
         (
@@ -269,6 +369,9 @@ class TestOptionsOfTheCode:
             ("output_all_logits", True, "False"),
             ("return_all_logits", True, "False"),
             ("log_softmax_scores", True, "False"),
+            ("is_eagle_target", True, "False"),
+            ("is_eagle_draft", True, "False"),
+            ("has_pre_attention_norm", False, "True"),
             ("continuous_batching", {"batch_size_for_shared_caches": 4}, "unset"),
             ("sparse_attn", {"block_size": 4}, "unset"),
         ],
