@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from bundle.layout import Layout
-from bundle.manifest import Manifest, Tokens
+from bundle.manifest import Manifest, Tokenizer, Tokens
 from bundle.oci import NEURON_CONFIG_TYPE, TOKENIZER_TYPE
-from bundle.reader import open_bundle
+from bundle.reader import Bundle, open_bundle
 from bundle.referrers import add_referrer
 from bundle.writer import BundleWriter
 from compiler_svc.builds.build import Build, Forkservers
@@ -43,7 +43,7 @@ from compiler_svc.planning.build_plan import BuildPlan, plan_build
 from compiler_svc.planning.code_digest import digest_bundle_code
 from compiler_svc.planning.job_spec import CompileJobSpec, ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
-from compiler_svc.planning.weights_fit import check_weights_fit
+from compiler_svc.planning.weights_fit import check_weights_fit, warn_of_other_tokenizer
 from compiler_svc.records import Stage
 from compiler_svc.sharding.plan import find_tied_tensors
 from compiler_svc.trace.annotated_graph import annotate_graph
@@ -51,6 +51,7 @@ from compiler_svc.trace.export import export_submodel
 from compiler_svc.weights.checkpoint import Checkpoint
 from compiler_svc.weights.model_card import read_origin
 from compiler_svc.weights.tensors import check_finite, check_tied_head
+from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 from execution.ranks.forkservers import OpenForkserver
 from targets.registry import TARGETS
 
@@ -188,7 +189,10 @@ def build_weights(
     plan = plan_build(checkpoint, spec.config.neuron_config, target=executables.manifest.target.kind)
     check_weights_fit(executables.manifest, plan)
     _check_tensors(plan, checkpoint)
+    given = checkpoint
     checkpoint, text_warnings = _prepare_text(checkpoint, plan.tokens, directory, forkservers)
+    if checkpoint is not given:
+        text_warnings = (*text_warnings, *warn_of_other_tokenizer(checkpoint, executables.manifest))
     writer, recorder = BundleWriter(layout), BuildRecorder(report)
 
     shards = _open_weight_stage(job, plan, checkpoint, directory, report).publish(layout, writer)
@@ -199,14 +203,7 @@ def build_weights(
     report.update(message=recorder.golden.summary)
 
     report.enter(Stage.PUBLISH, "publishing")
-    tokenizer_files = [writer.add_blob(file, TOKENIZER_TYPE, file.name) for file in checkpoint.tokenizer_files]
-    tokenizer = describe_tokenizer(checkpoint, tokenizer_files)
-    if tokenizer is None:
-        # A checkpoint without a tokenizer uses that of the executables' bundle.
-        tokenizer = manifest.tokenizer
-        for layer in executables.image.layers:
-            if layer.media_type == TOKENIZER_TYPE:
-                writer.add_blob(layout.stored(layer.digest), TOKENIZER_TYPE, layer.title)
+    tokenizer = _add_tokenizer(writer, layout, checkpoint, executables)
     # This bundle has weights even if the executables' bundle was compiled without.
     neuron_config = replace(spec.config.neuron_config, save_sharded_checkpoint=True, skip_sharding=False)
     _add_config(writer, replace(spec.config, neuron_config=neuron_config), checkpoint)
@@ -241,6 +238,20 @@ def _prepare_text(
     """Converts the checkpoint's tokenizer if that is needed, and tries it; returns the checkpoint, and warnings."""
     converted, warnings = convert_tokenizer(checkpoint, directory.work, forkservers.texts)
     return converted, (*warnings, *check_text(converted, tokens, forkservers.texts))
+
+
+def _add_tokenizer(
+    writer: BundleWriter, layout: Layout, checkpoint: Checkpoint, executables: Bundle
+) -> Tokenizer | None:
+    """Adds the checkpoint's tokenizer to a bundle of weights, or, if it has none, that of the executables' bundle."""
+    files = [(file.name, file) for file in checkpoint.tokenizer_files]
+    if TOKENIZER_FILE in dict(files):
+        return describe_tokenizer(checkpoint, [writer.add_blob(file, TOKENIZER_TYPE, name) for name, file in files])
+    # Of the checkpoint's other files no text is made, and they may have the names of the bundle's.
+    for layer in executables.image.layers:
+        if layer.media_type == TOKENIZER_TYPE:
+            writer.add_blob(layout.stored(layer.digest), TOKENIZER_TYPE, layer.title)
+    return executables.manifest.tokenizer
 
 
 def _check_tensors(plan: BuildPlan, checkpoint: Checkpoint) -> None:

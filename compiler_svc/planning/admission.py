@@ -271,7 +271,7 @@ def find_warnings(checkpoint: Checkpoint, config: NeuronConfig, target: TargetKi
         *warn_of_untrained_positions(checkpoint, config),
         *warn_of_unchecked_executables(config, target),
         *warn_of_parts_left_out(checkpoint),
-        *warn_of_unread_tokenizer(checkpoint),
+        *warn_of_unread_tokenizer(checkpoint, "so the bundle takes token ids only, no text"),
         *warn_of_unserved_generation(checkpoint.generation_config),
     )
 
@@ -313,16 +313,12 @@ def warn_of_parts_left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (f"model: left out, because only its text model is served: {named}",)
 
 
-def warn_of_unread_tokenizer(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Warns if files of a tokenizer are there, but not enough to make one."""
+def warn_of_unread_tokenizer(checkpoint: Checkpoint, consequence: str) -> tuple[str, ...]:
+    """Warns of a consequence if files of a tokenizer are there, but not enough to make one."""
     source = find_incomplete_source(checkpoint)
     if source is None:
         return ()
-    warning = (
-        f"model: of {' and '.join(source.files)} it has one, and no {TOKENIZER_FILE}, so the bundle takes token ids "
-        "only, no text"
-    )
-    return (warning,)
+    return (f"model: of {' and '.join(source.files)} it has one, and no {TOKENIZER_FILE}, {consequence}",)
 
 
 def warn_of_unserved_generation(generation_config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.digest import sha256_file
-from bundle.manifest import Manifest
 from bundle.reader import Bundle
 from bundle.reference import is_new_name
 from compiler_svc.errors import ExecutablesMissing, NameInvalid
-from compiler_svc.planning.admission import open_model
+from compiler_svc.planning.admission import open_model, warn_of_unread_tokenizer
 from compiler_svc.planning.build_plan import plan_build
 from compiler_svc.planning.job_spec import ShardJobSpec
 from compiler_svc.planning.model_overrides import override_model
-from compiler_svc.planning.weights_fit import check_weights_fit, read_config
+from compiler_svc.planning.weights_fit import check_weights_fit, read_config, warn_of_other_tokenizer
 from compiler_svc.remote.urls import NO_URLS, UrlSettings, is_url
-from compiler_svc.weights.checkpoint import Checkpoint
-from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 from execution.isa import require_isa
 
 
@@ -74,13 +70,9 @@ def admit_shard_request(
         url=request.model if is_url(request.model) else "",
         config=config,
         skip_cache_lookup=request.skip_cache_lookup,
-        warnings=_warn_of_other_tokenizer(checkpoint, manifest),
+        warnings=(
+            *warn_of_other_tokenizer(checkpoint, manifest),
+            *warn_of_unread_tokenizer(checkpoint, "so the weights take the tokenizer of the executables' bundle"),
+        ),
         executables=executables.digest,
     )
-
-
-def _warn_of_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
-    own = next((file for file in checkpoint.tokenizer_files if file.name == TOKENIZER_FILE), None)
-    if own is None or manifest.tokenizer is None or sha256_file(own) == manifest.tokenizer.digest:
-        return ()
-    return (f"model: {TOKENIZER_FILE} differs from that of the executables' bundle, and LoadWeights compares them",)

@@ -1,4 +1,4 @@
-"""Checks, from headers alone, that a checkpoint's weights fit existing executables."""
+"""Checks, without reading weights, that a checkpoint fits existing executables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import msgspec
 
 from bundle.abi.digest import compute_graph_abi_digest
 from bundle.abi.state import StateLayout
-from bundle.digest import canonical_json
+from bundle.digest import canonical_json, sha256_file
 from bundle.manifest import Manifest
 from compiler_svc.config import InferenceConfig, resolve_config
 from compiler_svc.errors import ConfigInvalid, FeatureNotServed, GraphAbiMismatch
 from compiler_svc.planning.build_plan import BuildPlan
 from compiler_svc.trace.submodels import describe_state
+from compiler_svc.weights.checkpoint import Checkpoint
+from compiler_svc.weights.tokenizer_sources import TOKENIZER_FILE
 
 #: The entry of a manifest's configuration that has the model attributes which replace the checkpoint's.
 MODEL_ATTRIBUTES: Final = "model_attributes"
@@ -78,6 +80,17 @@ def check_weights_fit(manifest: Manifest, plan: BuildPlan) -> None:
     )
     if digest != manifest.graph_abi_digest:
         raise GraphAbiMismatch("graph_abi_digest", digest, manifest.graph_abi_digest)
+
+
+def warn_of_other_tokenizer(checkpoint: Checkpoint, manifest: Manifest) -> tuple[str, ...]:
+    """Warns if runtimes will refuse the weights beside the executables because their tokenizers differ.
+
+    A checkpoint without `tokenizer.json` gets the bundle's, unless a build converts another form.
+    """
+    own = next((file for file in checkpoint.tokenizer_files if file.name == TOKENIZER_FILE), None)
+    if own is None or (manifest.tokenizer is not None and sha256_file(own) == manifest.tokenizer.digest):
+        return ()
+    return (f"model: {TOKENIZER_FILE} differs from that of the executables' bundle, and LoadWeights compares them",)
 
 
 def _describe_cache(layout: StateLayout) -> dict[str, Any]:

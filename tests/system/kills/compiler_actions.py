@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import grpc
 import psutil
+import tokenizers
 from google.longrunning import operations_pb2
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
@@ -23,9 +24,13 @@ from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.layout import Layout
+from bundle.reader import open_bundle
 from tests.bundles.samples import publish_sample
+from tests.checkpoints.random_weights import write_checkpoint
+from tests.checkpoints.tokenizer_sources import train_sentencepiece
 from tests.processes import living_descendants
 from tests.servers.compiler_process import CompilerProcess, run_compiler, wait_until_gone
+from tests.servers.running_compiler import response_of
 
 CONFIG: Final = {
     "neuron_config": {
@@ -147,13 +152,46 @@ async def build(
     compiler: RestartedCompiler,
     identity: str,
     announce: Callable[[str], None],
+    *,
+    model: str = "tiny",
 ) -> Outcome:
     """Compiles a bundle of its own: the salt is part of every cache key."""
     operation = await compiler.running.client.compile(
-        config_json=json.dumps(config), optimization_level=level, request_id=identity, salt=number_of(identity)
+        model=model,
+        config_json=json.dumps(config),
+        optimization_level=level,
+        request_id=identity,
+        salt=number_of(identity),
     )
     announce(operation.name)
     return await finish(compiler, operation.name)
+
+
+def provide_untokenized(home: Path) -> None:
+    """Writes the checkpoint whose tokenizer `convert` converts."""
+    path = write_checkpoint(home / "models" / "untokenized")
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer.model").write_bytes(train_sentencepiece("llama"))
+
+
+async def convert(compiler: RestartedCompiler, identity: str, announce: Callable[[str], None]) -> Outcome:
+    """Compiles a bundle whose tokenizer is converted, and loads that."""
+    operation = ""
+
+    def announce_and_note(name: str) -> None:
+        nonlocal operation
+        operation = name
+        announce(name)
+
+    outcome = await build(_SMALL, pb.OPTIMIZATION_LEVEL_O0, compiler, identity, announce_and_note, model="untokenized")
+    if outcome == Outcome():
+        response = response_of(await compiler.running.client.get(operation))
+        bundle = open_bundle(Layout(compiler.home / "store"), response.digest)
+        assert bundle.manifest.tokenizer is not None
+        tokenizer = tokenizers.Tokenizer.from_file(str(bundle.blob_path(bundle.manifest.tokenizer.digest)))
+        text = "Once upon a time"
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    return outcome
 
 
 async def provide_base(compiler: RestartedCompiler) -> None:
@@ -214,6 +252,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "compile": partial(build, CONFIG, pb.OPTIMIZATION_LEVEL_O0),
     "lower": partial(build, _SMALL, pb.OPTIMIZATION_LEVEL_O1),
     "compile for two ranks": partial(build, _PAIR, pb.OPTIMIZATION_LEVEL_O0),
+    "convert": convert,
     "shard": shard,
     "plan": plan,
     "import": import_,

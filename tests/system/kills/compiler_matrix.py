@@ -101,6 +101,9 @@ COMPILER_KILLS: Final = (
     *cross("compile", ("compiler", "kiln-build"), _LAST),
     Kill("compile", "compiler", RESULT),
     Kill("compile", "kiln-text", Running("kiln-text")),
+    # The first text process of a build converts, the second one tries what it has made.
+    *cross("convert", ("compiler", "kiln-builds", "kiln-build", "kiln-text"), (Running("kiln-text"),)),
+    *cross("convert", ("compiler", "kiln-text"), (Running("kiln-text", 0.1),)),
     *cross("compile for two ranks", _RANKS, (Running("kiln-rank-1"), Running("kiln-rank-1", 0.3))),
     *cross("lower", ("compiler", "kiln-builds", "kiln-build"), (Running("kiln-lowering", 1),)),
     Kill("lower", "kiln-lowerings", Running("kiln-lowerings", 0.5)),

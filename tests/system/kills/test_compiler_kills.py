@@ -19,7 +19,7 @@ from tests.leftovers import Moment, find_leaks, find_left
 from tests.memory_files import list_mapped, list_opened
 from tests.processes import living_descendants, name_of
 from tests.servers.stores import check_store, list_needed_blobs
-from tests.system.kills.compiler_actions import ACTIONS, Outcome, RestartedCompiler, provide_base
+from tests.system.kills.compiler_actions import ACTIONS, Outcome, RestartedCompiler, provide_base, provide_untokenized
 from tests.system.kills.compiler_matrix import COMPILER_KILLS, REASONS, After, Kill
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -29,7 +29,7 @@ KEPT_CHILDREN: Final = {"kiln-plans", "kiln-builds", "kiln-lowerings"}
 #: A victim may have ended before the signal came: as often the action is done again.
 ATTEMPTS: Final = 8
 #: Actions that a compiler resumes when it is started again.
-OPERATIONS: Final = {"compile", "compile for two ranks", "lower", "shard"}
+OPERATIONS: Final = {"compile", "compile for two ranks", "convert", "lower", "shard"}
 _numbers = count()
 _durations_s: dict[str, float] = {}
 
@@ -39,6 +39,7 @@ async def compiler(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Re
     """A compiler with directories for temporary files of its own."""
     home = tmp_path_factory.mktemp("kills")
     write_checkpoint(home / "models" / "tiny")
+    provide_untokenized(home)
     for name in ("files", "run"):
         (home / "temporary" / name).mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,8 @@
 """Bundles of executables alone and of weights alone, by real builds at optimization level 0."""
 
 import json
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from kiln.bundle.v1 import bundle_pb2
 from kiln.compiler.v1 import compiler_pb2 as pb
 
 from bundle.layout import Layout
+from bundle.manifest import Tokenizer
+from bundle.oci import TOKENIZER_TYPE
 from bundle.reader import Bundle, open_bundle
 from bundle.referrers import list_referrers, read_referrer
 from bundle.verification import BlobVerifier
 from compiler_svc.builds.build_record import BUILD_TYPE, GOLDEN_TYPE
 from compiler_svc.planning.shard_admission import ShardRequest, admit_shard_request
 from tests.checkpoints.random_weights import write_checkpoint
+from tests.checkpoints.tokenizer_sources import train_sentencepiece, write_byte_level
 from tests.servers.compiler_process import run_compiler
 from tests.servers.running_compiler import Client, refusal, response_of
 
@@ -164,6 +168,64 @@ def check_other_tokenizer(home: Path, full: Bundle) -> None:
     (home / "models" / "tuned" / "tokenizer.json").write_text("{}")
     (warning,) = admit_shard_request(request, full, (home / "models",)).warnings
     assert warning.startswith("model: tokenizer.json differs")
+
+
+def write_untokenized(home: Path, name: str, seed: int) -> Path:
+    """A checkpoint without a tokenizer, but for what says how to read one."""
+    path = write_checkpoint(home / "models" / name, seed=seed)
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "seed": seed}))
+    return path
+
+
+async def test_weights_whose_tokenizer_is_converted(client: Client, home: Path) -> None:
+    shutil.rmtree(home / "models" / "tiny")
+    for seed, name in enumerate(("tiny", "tuned")):
+        path = write_untokenized(home, name, seed)
+        (path / "tokenizer.model").write_bytes(train_sentencepiece("llama"))
+    full = open_verified(home, (await compile_tiny(client, "tiny")).digest)
+    converted = full.manifest.tokenizer
+    assert converted is not None
+    assert [file.title for file in converted.files] == ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"]
+
+    tuned, warnings = await shard_tokenizer(client, home, "tuned")
+    assert tuned.digest == converted.digest
+    assert not any("LoadWeights compares" in warning for warning in warnings)
+
+    write_byte_level(write_untokenized(home, "merged", 2), "<|endoftext|>")
+    (home / "models/merged/tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    merged, warnings = await shard_tokenizer(client, home, "merged")
+    assert [file.title for file in merged.files] == [
+        "merges.txt",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+    ]
+    assert merged.digest != converted.digest
+    assert any("tokenizer.json differs from that of the executables' bundle" in warning for warning in warnings)
+
+    path = write_untokenized(home, "lone", 3)
+    (path / "vocab.json").write_text("{}")
+    lone, warnings = await shard_tokenizer(client, home, "lone")
+    assert lone == converted
+    (warning,) = (warning for warning in warnings if "and no tokenizer.json" in warning)
+    assert warning.endswith("so the weights take the tokenizer of the executables' bundle")
+
+    (path / "tokenizer.model").write_bytes(b"no model")
+    operation = await client.finish(await shard(client, name="broken", model="lone"))
+    assert "tokenizer.model: got no sentencepiece model" in operation.error.message
+
+
+async def shard_tokenizer(client: Client, home: Path, model: str) -> tuple[Tokenizer, Sequence[str]]:
+    """Makes weights of a model; returns the tokenizer of their bundle, which has its files and no others; warnings."""
+    response = response_of(await client.finish(await shard(client, name=model, model=model)))
+    bundle = open_verified(home, response.digest)
+    tokenizer = bundle.manifest.tokenizer
+    assert tokenizer is not None
+    assert {layer.title for layer in bundle.image.layers if layer.media_type == TOKENIZER_TYPE} == {
+        file.title for file in tokenizer.files
+    }
+    return tokenizer, response.warnings
 
 
 async def reasons(*calls: Any) -> list[str]:
