@@ -198,8 +198,8 @@ CODE_OPTIONS: Final = (
     ),
 )
 
-#: Those inside options that are objects, by the option, as AWS's guide for migrating to NxD Inference lists them.
-#: The code has the last one alone: its object turns the quantization on.
+#: By an option that is an object, those inside it, as AWS's guide for migrating to NxD Inference lists them. The
+#: developer guide does not name `kv_cache_quant`, whose object turns the quantization on.
 CODE_SUBOPTIONS: Final[Mapping[str, tuple[CodeOption, ...]]] = {
     "on_device_generation": (
         CodeOption(name="deterministic", domain=Flag(), becomes="deterministic"),
