@@ -262,9 +262,16 @@ class MemoryUnavailable(RuntimeServiceError):
 
     reason = "MEMORY_UNAVAILABLE"
 
-    def __init__(self, needed_bytes: int, free_bytes: int, total_bytes: int) -> None:
-        message = f"{needed_bytes} bytes of memory are needed; {free_bytes} of {total_bytes} are free"
-        super().__init__(message, needed_bytes=needed_bytes, free_bytes=free_bytes, total_bytes=total_bytes)
+    def __init__(self, needed_bytes: int, free_bytes: int, total_bytes: int, *, where: str = "") -> None:
+        missing_bytes = needed_bytes - free_bytes
+        super().__init__(
+            f"{needed_bytes} bytes of memory are needed{' on ' + where if where else ''}; {free_bytes} of {total_bytes}"
+            f" are free, {missing_bytes} are missing",
+            needed_bytes=needed_bytes,
+            free_bytes=free_bytes,
+            total_bytes=total_bytes,
+            missing_bytes=missing_bytes,
+        )
 
 
 class ExecutablesMissing(RuntimeServiceError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge.metrics import MetricRow, Sample
+from runtime_svc.deployments.cores import CoreState
 from runtime_svc.deployments.deployment import Deployment, DeploymentState
 from runtime_svc.deployments.registry import Deployments
 from runtime_svc.engine.engine import Engine
@@ -192,6 +193,12 @@ _ENGINE_METRICS: Final = (
 )
 
 
+def _read_core_memory(deployment: Deployment) -> Iterator[Sample]:
+    if deployment.core_memory is not None:
+        for core, used_bytes in zip(deployment.cores, deployment.core_memory.list_used(), strict=True):
+            yield (str(core),), used_bytes
+
+
 def list_metrics(deployments: Deployments) -> list[MetricRow]:
     """Returns the metrics of a runtime. Everything of a deployment has its id as `model_name`."""
 
@@ -252,6 +259,22 @@ def list_metrics(deployments: Deployments) -> list[MetricRow]:
         MetricRow("kiln:cores", "gauge", "Logical cores", (), lambda: [((), resources.cores.num_cores)]),
         MetricRow(
             "kiln:free_cores", "gauge", "Cores that no deployment holds", (), lambda: [((), len(resources.cores.free))]
+        ),
+        MetricRow(
+            "kiln:cores_by_state",
+            "gauge",
+            "Logical cores of the host's target that are free, in use or broken",
+            ("target", "state"),
+            lambda: (
+                ((resources.target.kind, state.value), len(resources.cores.list_in(state))) for state in CoreState
+            ),
+        ),
+        MetricRow(
+            "kiln:core_memory_bytes",
+            "gauge",
+            "Memory of a core that a deployment's weights, staged ones and KV cache take",
+            ("model_name", "core"),
+            lambda: of_deployments(_read_core_memory),
         ),
         MetricRow(
             "kiln:memory_bytes", "gauge", "Memory for deployments", (), lambda: [((), resources.memory.total_bytes)]

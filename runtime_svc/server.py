@@ -208,7 +208,8 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
         if settings.capture_directory is not None:
             captures = CaptureDirectory(settings.capture_directory)
             stack.push_async_callback(captures.close)
-        cores = CorePool(settings.num_cores)
+        target = TARGETS[settings.target]
+        cores = CorePool(settings.num_cores, in_runs=target.has_cores)
         deployments = Deployments(
             Loader(
                 library,
@@ -224,7 +225,8 @@ async def open_server(settings: Settings, start_ranks: StartRanks) -> AsyncItera
             Resources(
                 cores,
                 MemoryPool(settings.memory_bytes),
-                TARGETS[settings.target],
+                target,
+                settings.logical_core_size,
                 input_capture=captures is not None,
                 engine=engine,
             ),

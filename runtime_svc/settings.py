@@ -53,7 +53,9 @@ class Settings:
         state: Directory of the deployments' records, which outlive a restart.
         verify_always: Whether to hash every blob at every load, even if it has been verified before.
         target: The hardware of this host.
-        num_cores: Number of logical cores for deployments.
+        logical_core_size: Physical cores of a logical core of the target.
+        num_cores: Number of logical cores for deployments; 0 for all that the host has of the target, until
+            `settle_cores` has counted them.
         threads_per_core: Threads that a rank computes with if its deployment sets no number.
         memory_bytes: Memory that deployments may use.
         capture_directory: Directory of captured inputs; None refuses requests that ask for them.
@@ -80,6 +82,7 @@ class Settings:
     state: Path
     verify_always: bool
     target: TargetKind
+    logical_core_size: int
     num_cores: int
     threads_per_core: int
     memory_bytes: int
@@ -132,8 +135,13 @@ OPTIONS: Final = (
         "cores",
         COUNT,
         "logical cores, one for each rank",
-        default=os.cpu_count() or 1,
-        default_text="one for each processor",
+        default_text="one for each processor; all cores of this host on Neuron targets",
+    ),
+    Option(
+        "logical-core-size",
+        COUNT,
+        "physical NeuronCores of a logical one (LNC), which bundles must be made for",
+        default_text="NEURON_LOGICAL_NC_CONFIG, or the target's: 2 on trn2 and trn3, 1 elsewhere",
     ),
     Option("threads-per-core", COUNT, "threads that a rank computes with", default=1),
     Option("memory", SIZE, "for weights and KV caches", default_text=f"{_MEMORY_SHARE} of what this process may use"),
@@ -256,7 +264,8 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         state=(options.state or options.cache).absolute(),
         verify_always=options.verify == "always",
         target=options.target,
-        num_cores=options.cores,
+        logical_core_size=_read_core_size(options, environment),
+        num_cores=options.cores or (0 if TARGETS[options.target].has_cores else os.cpu_count() or 1),
         threads_per_core=options.threads_per_core,
         memory_bytes=options.memory or int(measure_memory() * _MEMORY_SHARE),
         capture_directory=_absolute(options.capture_directory),
@@ -279,6 +288,18 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         text_limits=TextLimits(timeout_s=options.text_timeout, max_memory_bytes=options.text_memory),
         logs=read_log_config(options),
     )
+
+
+def _read_core_size(options: Any, environment: Mapping[str, str]) -> int:
+    """Reads how many physical cores a logical one has: the option, or the variable that the target's library reads."""
+    target = TARGETS[options.target]
+    variable = target.lowerings[0].format.core_size_variable
+    given = str(options.logical_core_size or environment.get(variable) or target.logical_core_size)
+    accepted = [str(size) for size in target.logical_core_sizes]
+    if given not in accepted:
+        name = "logical-core-size" if options.logical_core_size else variable
+        raise OptionsInvalid([FieldViolation(name, given, f"{' or '.join(accepted)} on {target.kind}")])
+    return int(given)
 
 
 def _read_endpoint(options: Any) -> CompilerEndpoint | None:

@@ -23,6 +23,9 @@ class ExecutableFormat:
             executor runs the format yet.
         core_variable: Environment variable that tells a rank's process, before it loads anything, which core it may
             take; empty if ranks compute on the host's processors, which the kernel divides among them.
+        core_size_variable: Environment variable that says how many physical cores a logical one has; empty likewise.
+        core_counter: Module that, run as a program, prints how many logical cores the host has, or an
+            `execution.failure.Failure`, as the last line of its output, in JSON; empty likewise.
         meeting_variable: Environment variable that tells the processes of a group, as `host:port`, where their first
             rank listens for the others; empty if they need no such place.
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
@@ -38,6 +41,8 @@ class ExecutableFormat:
     is_native: bool
     executor: str | None = None
     core_variable: str = ""
+    core_size_variable: str = ""
+    core_counter: str = ""
     meeting_variable: str = ""
     preloaded: tuple[str, ...] = ()
     fixed_code_bytes: int = 0
@@ -104,6 +109,12 @@ class Target:
     has_rings: bool = False
     is_checked_on_host: bool = False
     note: str = ""
+
+    @property
+    def has_cores(self) -> bool:
+        """Whether each rank has a core of the target, with memory of its own; others compute on the host's processors,
+        in its memory."""
+        return self.core_bytes is not None
 
     @property
     def logical_core_size(self) -> int:

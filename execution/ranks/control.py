@@ -52,9 +52,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             cores: The logical core of each rank; empty for none of its own.
         """
         programs = {executable.blob for executable in manifest.executables}
-        formats = {executable.format for executable in manifest.executables}
-        meets = manifest.tp_degree > 1 and any(find_format(name).meeting_variable for name in formats)
-        meeting_place = _choose_meeting_place() if meets else ""
+        meeting_place = _choose_meeting_place() if manifest.tp_degree > 1 and meet_on_devices(manifest) else ""
         launches = []
         for rank in range(manifest.tp_degree):
             weights = {shard.blob for shard in manifest.shards() if shard.rank == rank and shard.blob is not None}
@@ -70,6 +68,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
                 )
             )
         return launches
+
+
+def meet_on_devices(manifest: Manifest) -> bool:
+    """Whether ranks exchange tensors through devices of their own, and not through the host's memory."""
+    return any(find_format(executable.format).meeting_variable for executable in manifest.executables)
 
 
 def _choose_meeting_place() -> str:

@@ -31,6 +31,7 @@ from execution.ranks.control import (
     WarmUp,
     Zeroed,
     ZeroState,
+    meet_on_devices,
 )
 from execution.ranks.forkservers import OpenForkserver, RankForkservers
 from execution.ranks.handle import AnswerT, LoadProgress, RankHandle
@@ -63,14 +64,15 @@ class RankGroup:
         """Allocates the shared memory. Callers use `start`.
 
         Raises:
-            CollectivesMissing: There are several ranks, and the native library for them has not been built.
+            CollectivesMissing: Several ranks share host memory, and the native library for that has not been built.
             TooManyRanks: The native library cannot serve this many ranks.
         """
         self.died: asyncio.Future[RankLost] = asyncio.get_running_loop().create_future()
         self.weights_bytes = 0
         self.state_bytes = 0
         self._num_parts = 1 + len(manifest.executables)
-        self._collectives = CollectiveMemory(manifest.tp_degree) if manifest.tp_degree > 1 else None
+        shares_memory = manifest.tp_degree > 1 and not meet_on_devices(manifest)
+        self._collectives = CollectiveMemory(manifest.tp_degree) if shares_memory else None
         try:
             self._memory = StepMemory(manifest, with_internal=with_internal)
         except OSError:
@@ -118,7 +120,7 @@ class RankGroup:
             cores: The logical core of each rank, for executables that run on devices; empty for none of its own.
 
         Raises:
-            CollectivesMissing: There are several ranks, and the native library for them has not been built.
+            CollectivesMissing: Several ranks share host memory, and the native library for that has not been built.
             TooManyRanks: The native library cannot serve this many ranks.
             IsaUnsupported: The executables need instructions that this host lacks.
             RankLost: A process ended or hung before it was ready.

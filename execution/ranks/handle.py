@@ -150,7 +150,8 @@ class RankHandle:
         """Requests a process from a forkserver.
 
         Args:
-            memory_fds: Descriptors of the step memory and, if there are several ranks, of the collective memory.
+            memory_fds: Descriptors of the step memory and, if ranks exchange tensors through the host, of the memory
+                for that.
             on_death: Called once if the process ends unless `close` ended it.
         """
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:

@@ -52,7 +52,7 @@ def preload(executable_format: str) -> None:
 
 
 def serve_parent(control_fd: int, launch_fd: int, memory_fd: int, collective_memory_fd: int | None = None) -> None:
-    """Serves one parent until it hangs up. If there are several ranks, the parent passes memory for collectives."""
+    """Serves one parent until it hangs up. Ranks that exchange tensors through the host get memory for collectives."""
     with os.fdopen(launch_fd, "rb") as file:
         launch = msgspec.json.decode(file.read(), type=Launch)
     torch.set_num_threads(launch.num_threads)

@@ -63,7 +63,7 @@ class Rank:
         """Takes over the step memory. The call `Load` loads the rest.
 
         Args:
-            communicator: Connects this rank to the others; None if there are no others.
+            communicator: Connects this rank to the others; None if there are none, or their devices do that.
         """
         self._communicator = communicator
         self._launch = launch

@@ -2,34 +2,64 @@
 
 On cpu the runtime counts cores and pins no thread to one: the kernel places threads better than fixed numbers do, and
 in containers and with hyper-threads the numbers of processors say little. On Neuron targets a core's number is that of
-the logical NeuronCore which the rank's process takes.
+the logical NeuronCore which the rank's process takes, and the cores of a deployment follow each other: rank r has the
+first core's number plus r.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
+from itertools import pairwise
 
 from bundle.errors import FieldViolation
 from runtime_svc.errors import CoresUnavailable, RequestInvalid
 
 
+class CoreState(enum.Enum):
+    """What a core is used for."""
+
+    #: A deployment may get it.
+    FREE = "free"
+    #: A deployment holds it.
+    IN_USE = "in_use"
+    #: It needs a reset of the device, whether a deployment holds it or not.
+    BROKEN = "broken"
+
+
 class CorePool:
     """Cores 0 to `num_cores - 1`, each held by one holder, a deployment, at most."""
 
-    def __init__(self, num_cores: int) -> None:
+    def __init__(self, num_cores: int, *, in_runs: bool = False) -> None:
+        """Starts with all cores free.
+
+        Args:
+            num_cores: Logical cores of the host.
+            in_runs: Whether the cores of a deployment must follow each other.
+        """
         self.num_cores = num_cores
+        self._in_runs = in_runs
         self._holders: dict[int, str] = {}
         self._broken: set[int] = set()
+
+    def list_in(self, state: CoreState) -> tuple[int, ...]:
+        """Lists the cores in a state, ascending. Each core is in one."""
+        return tuple(core for core in range(self.num_cores) if self._state_of(core) is state)
+
+    def _state_of(self, core: int) -> CoreState:
+        if core in self._broken:
+            return CoreState.BROKEN
+        return CoreState.IN_USE if core in self._holders else CoreState.FREE
 
     @property
     def free(self) -> tuple[int, ...]:
         """The cores that no deployment holds and that are not broken, ascending."""
-        return tuple(core for core in range(self.num_cores) if core not in self._holders and core not in self._broken)
+        return self.list_in(CoreState.FREE)
 
     @property
     def broken(self) -> tuple[int, ...]:
         """The cores that need a reset, ascending. No deployment gets one until the runtime is started again."""
-        return tuple(sorted(self._broken))
+        return self.list_in(CoreState.BROKEN)
 
     def note_broken(self, core: int) -> None:
         """Takes a core out of service: the device says that it cannot go on without a reset."""
@@ -60,26 +90,40 @@ class CorePool:
         Args:
             holder: Id of the deployment that takes them.
             num_ranks: Ranks of the bundle.
-            wanted: The cores to take; empty takes the lowest free range, or the lowest free cores if no range is long
-                enough.
+            wanted: The cores to take; empty takes the lowest free run, or the lowest free cores if no run is long
+                enough and the pool does not ask for one.
             preferred: Cores to take if `wanted` is empty and all of them are free.
 
         Raises:
-            RequestInvalid: `wanted` has another length, or a core twice.
-            CoresUnavailable: A wanted core does not exist or is held, or there are too few.
+            RequestInvalid: `wanted` has another length, a core twice, or cores that do not follow each other in a pool
+                that asks for it.
+            CoresUnavailable: A wanted core does not exist or is held, or too few are free.
         """
-        if wanted and (len(wanted) != num_ranks or len(set(wanted)) != num_ranks):
-            accepted = f"{num_ranks} different cores, one for each rank of the bundle"
+        if wanted and not self._suits(wanted, num_ranks):
+            kind = "cores that follow each other, ascending" if self._in_runs else "different cores"
+            accepted = f"{num_ranks} {kind}, one for each rank of the bundle"
             raise RequestInvalid([FieldViolation("cores", ", ".join(map(str, wanted)), accepted)])
-        free = self.free
-        if not set(wanted) <= set(free):
-            raise CoresUnavailable(f"cores {', '.join(map(str, wanted))} are wanted", free, self.held)
-        if num_ranks > len(free):
-            raise CoresUnavailable(f"the bundle needs {num_ranks} cores", free, self.held)
-        is_preferred = len(preferred) == num_ranks and set(preferred) <= set(free)
-        cores = tuple(wanted) or (tuple(preferred) if is_preferred else _lowest(free, num_ranks))
+        cores = tuple(wanted) or self._choose(num_ranks, preferred)
+        if len(cores) < num_ranks or not set(cores) <= set(self.free):
+            following = " that follow each other" if self._in_runs and num_ranks > 1 else ""
+            need = f"the bundle needs {num_ranks} cores{following}"
+            if wanted:
+                need = f"cores {', '.join(map(str, wanted))} are wanted"
+            raise CoresUnavailable(need, self.free, self.held)
         self._holders.update(dict.fromkeys(cores, holder))
         return cores
+
+    def _suits(self, cores: Sequence[int], num_ranks: int) -> bool:
+        return len(set(cores)) == len(cores) == num_ranks and (not self._in_runs or _is_run(cores))
+
+    def _choose(self, num_ranks: int, preferred: Sequence[int]) -> tuple[int, ...]:
+        """Chooses free cores; empty if there are none that suit."""
+        free = self.free
+        if self._suits(preferred, num_ranks) and set(preferred) <= set(free):
+            return tuple(preferred)
+        windows = (free[start : start + num_ranks] for start in range(len(free) - num_ranks + 1))
+        scattered = () if self._in_runs or num_ranks > len(free) else free[:num_ranks]
+        return next(filter(_is_run, windows), scattered)
 
     def release(self, cores: Sequence[int]) -> None:
         """Gives back cores that a deployment holds."""
@@ -88,6 +132,5 @@ class CorePool:
             del self._holders[core]
 
 
-def _lowest(free: tuple[int, ...], count: int) -> tuple[int, ...]:
-    windows = (free[start : start + count] for start in range(len(free) - count + 1))
-    return next((window for window in windows if window[-1] - window[0] == count - 1), free[:count])
+def _is_run(cores: Sequence[int]) -> bool:
+    return all(following == core + 1 for core, following in pairwise(cores))

@@ -26,6 +26,7 @@ from runtime_svc.admission import (
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
 from runtime_svc.captures.directory import CaptureDirectory, CapturingStream, PendingCapture
+from runtime_svc.deployments.core_memory import CoreMemory
 from runtime_svc.deployments.deployment_spec import DeploymentDefaults, DeploymentSpec, Origin
 from runtime_svc.deployments.memory import MemoryNeed
 from runtime_svc.deployments.progress import ProgressFeed
@@ -106,6 +107,8 @@ class Deployment:
         #: The memory that it holds: for the state, and for the weights.
         self.state_memory = MemoryNeed()
         self.weights_memory = MemoryNeed()
+        #: The memory of its cores; None if they have none of their own, or it holds none.
+        self.core_memory: CoreMemory | None = None
         #: The last error of a load that retries; None once the load has ended.
         self.last_error: KilnError | None = None
         #: Why the newest weights of the followed alias do not serve, None if they do, and their digest, if it is known.

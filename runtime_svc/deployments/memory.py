@@ -33,7 +33,7 @@ class MemoryNeed:
 
 def state_need(manifest: Manifest) -> MemoryNeed:
     """Returns the need of a bundle's KV cache and step memory, over all ranks."""
-    return MemoryNeed(manifest.tp_degree * _count_state_bytes(manifest) + StepLayout.of(manifest).size_bytes)
+    return MemoryNeed(manifest.tp_degree * count_state_bytes(manifest) + StepLayout.of(manifest).size_bytes)
 
 
 def step_need(manifest: Manifest) -> MemoryNeed:
@@ -41,22 +41,13 @@ def step_need(manifest: Manifest) -> MemoryNeed:
     return MemoryNeed(StepLayout.of(manifest).size_bytes)
 
 
-def core_need(manifest: Manifest, weights: Manifest) -> int:
-    """Returns the bytes that one rank's core must hold: the KV cache and the largest rank's weights.
-
-    Executables need more, which their compiler knows. The executor refuses what does not fit then.
-    """
-    by_rank = Counter[int]()
-    for shard in weights.shards():
-        by_rank[shard.rank] += sum(_count_bytes(tensor) for tensor in shard.tensors)
-    return _count_state_bytes(manifest) + max(by_rank.values(), default=0)
+def count_state_bytes(manifest: Manifest) -> int:
+    """Counts the bytes of one rank's KV cache."""
+    return sum(map(count_bytes, manifest.state.tensors))
 
 
-def _count_state_bytes(manifest: Manifest) -> int:
-    return sum(_count_bytes(tensor) for tensor in manifest.state.tensors)
-
-
-def _count_bytes(tensor: StateTensor | WeightTensor) -> int:
+def count_bytes(tensor: StateTensor | WeightTensor) -> int:
+    """Counts the bytes of a tensor."""
     return prod(tensor.shape) * DTYPE_SIZES_BYTES[tensor.dtype]
 
 
@@ -65,7 +56,7 @@ def weights_need(manifest: Manifest) -> MemoryNeed:
     shards = [shard for weight_set in manifest.weight_sets for shard in weight_set.shards]
     awaited = (tensor for shard in shards if shard.blob is None for tensor in shard.tensors)
     return MemoryNeed(
-        sum(map(_count_bytes, awaited)),
+        sum(map(count_bytes, awaited)),
         {shard.blob: shard.size_bytes for shard in shards if shard.blob is not None},
     )
 

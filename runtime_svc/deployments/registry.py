@@ -146,7 +146,7 @@ class Deployments:
             _require_same(existing, spec, bundle.digest)
             await self.quarantine.lift(spec.deployment_id)
             return existing
-        check_bundle(bundle, self.resources.target)
+        check_bundle(bundle, self.resources)
         if existing is not None:
             await self.unload(spec.deployment_id, InFlightPolicy.ABORT)
             return await self.load(spec)
@@ -309,7 +309,7 @@ class Deployments:
     async def _find(self, deployment: Deployment) -> None:
         """Resolves the bundle of a declared or recorded deployment, and reserves its cores and memory."""
         bundle = await self.library.resolve(deployment.digest or deployment.spec.ref)
-        check_bundle(bundle, self.resources.target)
+        check_bundle(bundle, self.resources)
         weights = bundle
         if deployment.weights is not None and deployment.weights.digest != bundle.digest:
             weights = await self.library.resolve(deployment.weights.digest)

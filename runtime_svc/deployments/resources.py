@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from bundle.manifest import Manifest
@@ -9,11 +10,12 @@ from execution.device_errors import DeviceUnsuitable
 from execution.isa import require_isa
 from runtime_svc.bundles.source import ResolvedBundle
 from runtime_svc.capabilities import Capabilities
+from runtime_svc.deployments.core_memory import CoreMemory
 from runtime_svc.deployments.cores import CorePool
 from runtime_svc.deployments.deployment import Deployment
-from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, core_need, state_need, step_need, weights_need
+from runtime_svc.deployments.memory import MemoryNeed, MemoryPool, state_need, step_need, weights_need
 from runtime_svc.engine.config import EngineConfig
-from runtime_svc.errors import CoresUnavailable, ExecutablesMissing, MemoryUnavailable
+from runtime_svc.errors import CoresUnavailable, ExecutablesMissing
 from targets.cpu import CPU
 from targets.errors import IsaUnsupported
 from targets.target import Target
@@ -25,11 +27,13 @@ class Resources:
 
     Attributes:
         target: What this host is.
+        logical_core_size: Physical cores of one of its logical cores.
     """
 
     cores: CorePool
     memory: MemoryPool
     target: Target = CPU
+    logical_core_size: int = 1
     input_capture: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -59,7 +63,8 @@ class Resources:
         deployment.capabilities = Capabilities.from_manifest(
             manifest, input_capture=self.input_capture, engine=self.engine
         )
-        needs = self._find_needs(manifest, weights)
+        core_memory = self._count_core_memory(manifest, weights)
+        needs = self._find_state_need(manifest), self.find_weights_need(weights)
         had_cores = bool(deployment.cores)
         if not had_cores:
             deployment.cores = self.cores.reserve(deployment.deployment_id, manifest.tp_degree, deployment.spec.cores)
@@ -73,24 +78,37 @@ class Resources:
                 deployment.cores = ()
             raise
         deployment.state_memory, deployment.weights_memory = needs
+        deployment.core_memory = core_memory
 
-    def _find_needs(self, manifest: Manifest, weights: Manifest) -> tuple[MemoryNeed, MemoryNeed]:
-        """Returns the needs of this host's memory: of the state and steps, and of the weights.
+    def _count_core_memory(self, manifest: Manifest, weights: Manifest) -> CoreMemory | None:
+        """Counts the memory of a deployment's cores; None if ranks have none of their own.
 
         Raises:
-            MemoryUnavailable: Ranks have cores with memory of their own, and one has too little.
+            MemoryUnavailable: A core has too little.
         """
         if self.target.core_bytes is None:
-            return state_need(manifest), self.find_weights_need(weights)
-        core_bytes = self.target.core_bytes * manifest.target.lnc
-        needed_bytes = core_need(manifest, weights)
-        if needed_bytes > core_bytes:
-            raise MemoryUnavailable(needed_bytes, core_bytes, core_bytes)
-        return step_need(manifest), self.find_weights_need(weights)
+            return None
+        return CoreMemory(self.target.core_bytes * manifest.target.lnc, manifest, weights)
+
+    def _find_state_need(self, manifest: Manifest) -> MemoryNeed:
+        """Returns the need of this host's memory for state and steps, or for steps alone."""
+        return step_need(manifest) if self.target.has_cores else state_need(manifest)
 
     def find_weights_need(self, weights: Manifest) -> MemoryNeed:
         """Returns the need of this host's memory for weights; none if they lie in the memory of cores."""
-        return weights_need(weights) if self.target.core_bytes is None else MemoryNeed()
+        return MemoryNeed() if self.target.has_cores else weights_need(weights)
+
+    def staging(self, deployment: Deployment, weights: Manifest) -> AbstractContextManager[None]:
+        """Reserves memory of a deployment's cores, if they have any, for weights beside those in use, until the block
+        ends.
+
+        Raises:
+            MemoryUnavailable: A core has too little. Nothing is reserved then.
+        """
+        # While the first weights are awaited, their memory is reserved, and the cores hold no others.
+        if deployment.core_memory is None or deployment.weights is None:
+            return nullcontext()
+        return deployment.core_memory.staging(weights)
 
     def release(self, deployment: Deployment) -> None:
         """Gives back the cores and memory that a deployment holds, if it holds any."""
@@ -99,13 +117,11 @@ class Resources:
         deployment.preferred_cores = deployment.cores or deployment.preferred_cores
         deployment.cores = ()
         deployment.state_memory = deployment.weights_memory = MemoryNeed()
+        deployment.core_memory = None
 
 
-def check_bundle(bundle: ResolvedBundle, target: Target) -> None:
+def check_bundle(bundle: ResolvedBundle, resources: Resources) -> None:
     """Checks that this host can run a bundle.
-
-    Args:
-        target: What this host is.
 
     Raises:
         ExecutablesMissing: The bundle holds weights only.
@@ -114,14 +130,16 @@ def check_bundle(bundle: ResolvedBundle, target: Target) -> None:
     """
     if not bundle.manifest.has_executables:
         raise ExecutablesMissing(bundle.ref)
-    _check_target(bundle.manifest, target)
+    _check_target(bundle.manifest, resources)
 
 
-def _check_target(manifest: Manifest, target: Target) -> None:
-    kind, isas = target.kind, target.isas
+def _check_target(manifest: Manifest, resources: Resources) -> None:
+    kind, isas = resources.target.kind, resources.target.isas
     if manifest.target.kind != kind:
         if not isas.names:
             raise DeviceUnsuitable("target.kind", manifest.target.kind, kind)
         supported, known = ([f"{kind}/{isa}" for isa in names] for names in (isas.list_supported(), isas.names))
         raise IsaUnsupported(f"{manifest.target.kind}/{manifest.target.isa}", supported, known)
+    if resources.target.has_cores and manifest.target.lnc != resources.logical_core_size:
+        raise DeviceUnsuitable("target.lnc", str(manifest.target.lnc), str(resources.logical_core_size))
     require_isa(manifest)

@@ -71,15 +71,16 @@ async def load_weights(
         if not resolved.manifest.has_weights:
             raise WeightsMissing(resolved.ref)
         compare_manifests(deployment.bundle.manifest, resolved.manifest)
-        need = resources.find_weights_need(resolved.manifest)
-        resources.memory.reserve(need)
-        try:
-            return await _stage_and_swap(deployment, load, resolved, library, on_swapped)
-        finally:
-            is_used = deployment.weights is not None and deployment.weights.digest == resolved.digest
-            if is_used and not deployment.is_gone:
-                need, deployment.weights_memory = deployment.weights_memory, need
-            resources.memory.release(need)
+        with resources.staging(deployment, resolved.manifest):
+            need = resources.find_weights_need(resolved.manifest)
+            resources.memory.reserve(need)
+            try:
+                return await _stage_and_swap(deployment, load, resolved, library, on_swapped)
+            finally:
+                is_used = deployment.weights is not None and deployment.weights.digest == resolved.digest
+                if is_used and not deployment.is_gone:
+                    need, deployment.weights_memory = deployment.weights_memory, need
+                resources.memory.release(need)
 
 
 async def _stage_and_swap(

@@ -27,6 +27,7 @@ from execution.executors.neuron.library import (
     open_library,
 )
 from execution.executors.neuron.status import Consequence, describe_status
+from targets.neuron import NEFF
 
 #: The target that each family of instances is (`nrt_instance_info_t.family`, an enumeration in nrt.h).
 FAMILIES: Final[Mapping[int, TargetKind]] = MappingProxyType(
@@ -38,8 +39,8 @@ FAMILIES: Final[Mapping[int, TargetKind]] = MappingProxyType(
     }
 )
 
-VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
-LOGICAL_CORE_SIZE: Final = "NEURON_LOGICAL_NC_CONFIG"
+VISIBLE_CORES: Final = NEFF.core_variable
+LOGICAL_CORE_SIZE: Final = NEFF.core_size_variable
 #: The documents name three defaults, 2, 30 and 600 s. A step takes a second at most, a hang never ends.
 EXEC_TIMEOUT: Final = "NEURON_RT_EXEC_TIMEOUT"
 _EXEC_TIMEOUT_S: Final = "30"

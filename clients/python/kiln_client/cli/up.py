@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
+from kiln.compiler.v1.compiler_pb2 import Target
 from rich.text import Text
 
 from kiln_client.cli.homes import ADDRESSES, DIRECTORY, EXISTING_DIRECTORY, MEMORY, MODEL_ROOTS
 from kiln_client.cli.option_rows import add_options
-from kiln_client.cli.parameters import SECONDS
+from kiln_client.cli.parameters import SECONDS, enum_choice
 from kiln_client.cli.session import Session, local_command
 from kiln_client.stack.home import UP_HOME
 from kiln_client.stack.stack import DEFAULT_ISA, StackAddresses, StackConfig, StackTls, run_stack
 
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
+#: Its links stay: the interpreter of a virtual environment is a link, and finds the environment by its own place.
+_INTERPRETER = click.Path(exists=True, dir_okay=False, executable=True, path_type=Path)
 
 
 @click.command("up")
 @click.option("--home", type=DIRECTORY, default=UP_HOME, show_default=True, help="Directory for all state.")
 @add_options(ADDRESSES)
 @click.option(
+    "--target",
+    type=enum_choice(Target.Kind),
+    help="Hardware of this host, for whose bundles the runtime starts. No NeuronCore has been tried. Default: cpu.",
+)
+@click.option(
     "--cores", type=click.IntRange(min=1), help="Logical cores of the runtime. Default: all cores of this host."
+)
+@click.option(
+    "--logical-core-size",
+    type=click.IntRange(min=1),
+    help="Physical NeuronCores of a logical one (LNC). Default: the runtime chooses, by the target.",
+)
+@click.option(
+    "--neuron-python",
+    type=_INTERPRETER,
+    help="Python with Neuron's packages, which compiles for Neuron targets. Default: the compiler chooses.",
 )
 @click.option(
     "--threads-per-core",
@@ -82,7 +99,10 @@ async def up_command(
     home: Path,
     compiler_address: str,
     runtime_address: str,
+    target: str | None,
     cores: int | None,
+    logical_core_size: int | None,
+    neuron_python: Path | None,
     threads_per_core: int | None,
     memory: str | None,
     deployments_path: Path | None,
@@ -110,7 +130,7 @@ async def up_command(
         home=home,
         compiler_address=compiler_address,
         runtime_address=runtime_address,
-        num_cores=cores or os.cpu_count() or 1,
+        num_cores=cores,
         threads_per_core=threads_per_core,
         memory=memory,
         deployments_path=deployments_path,
@@ -122,6 +142,9 @@ async def up_command(
         stop_timeout_s=stop_timeout,
         require_auth=require_auth,
         default_isa=default_isa,
+        target=target,
+        logical_core_size=logical_core_size,
+        neuron_python=neuron_python,
     )
 
     def ready(addresses: StackAddresses) -> None:

@@ -54,7 +54,7 @@ class StackConfig:
         home: Directory of all state; created if it is missing.
         compiler_address: `host:port` to bind; port 0 takes a free one.
         runtime_address: `host:port` to bind; port 0 takes a free one.
-        num_cores: Logical cores of the runtime.
+        num_cores: Logical cores of the runtime; None takes the runtime's default, all cores of the host.
         threads_per_core: Number of threads of each rank; None takes the runtime's default.
         memory: Memory for deployments, such as `6GiB`; None takes the runtime's default.
         deployments_path: File that declares the runtime's deployments; None leaves them to calls.
@@ -69,12 +69,15 @@ class StackConfig:
         require_auth: Whether the services ask for a token on loopback, too.
         is_detached: Whether the stack runs in the background, for `kiln run`.
         default_isa: CPU instruction set of compiles that name none.
+        target: Hardware of this host, such as `trn2`; None takes the runtime's default.
+        logical_core_size: Physical cores of a logical core; None takes the runtime's default.
+        neuron_python: Python with Neuron's packages, for the compiler; None takes the compiler's default.
     """
 
     home: Path
     compiler_address: str
     runtime_address: str
-    num_cores: int
+    num_cores: int | None
     threads_per_core: int | None
     memory: str | None
     deployments_path: Path | None
@@ -89,6 +92,9 @@ class StackConfig:
     require_auth: bool = False
     is_detached: bool = False
     default_isa: str = DEFAULT_ISA
+    target: str | None = None
+    logical_core_size: int | None = None
+    neuron_python: Path | None = None
 
     @property
     def store_path(self) -> Path:
@@ -231,6 +237,7 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
         *("--database", f"sqlite:///{config.home / 'kiln.db'}"),
         *("--cache", str(config.cache_path / COMPILER.name)),
         *("--default-isa", config.default_isa),
+        *_option_words({"--neuron-python": config.neuron_python}),
         *(word for root in config.all_model_roots for word in ("--model-root", str(root))),
         *(word for root in config.import_roots for word in ("--import-root", str(root))),
     ]
@@ -238,6 +245,9 @@ def _compiler_arguments(config: StackConfig) -> list[str]:
 
 def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
     given = {
+        "--cores": config.num_cores,
+        "--target": config.target,
+        "--logical-core-size": config.logical_core_size,
         "--threads-per-core": config.threads_per_core,
         "--memory": config.memory,
         "--deployments": config.deployments_path,
@@ -255,7 +265,6 @@ def _runtime_arguments(config: StackConfig, compiler_address: str) -> list[str]:
         *("--bundle-store", str(config.store_path)),
         *("--cache", str(config.cache_path / RUNTIME.name)),
         *("--state", str(config.state_path)),
-        *("--cores", str(config.num_cores)),
         *_option_words(given),
     ]
 

@@ -46,7 +46,12 @@ def test_blobs_count_once_and_go_with_their_last_user() -> None:
     assert pool.free_bytes == 1000 - 100 - 300 - 50 - 200
     with pytest.raises(MemoryUnavailable) as caught:
         pool.reserve(MemoryNeed(300), MemoryNeed(0, {"b": 200, "c": 51}))
-    assert caught.value.metadata == {"needed_bytes": "351", "free_bytes": "350", "total_bytes": "1000"}
+    assert caught.value.metadata == {
+        "needed_bytes": "351",
+        "free_bytes": "350",
+        "total_bytes": "1000",
+        "missing_bytes": "1",
+    }
     assert pool.free_bytes == 350, "nothing was taken"
     pool.release(one)
     assert pool.free_bytes == 450

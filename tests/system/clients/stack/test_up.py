@@ -102,6 +102,19 @@ def test_options_of_the_services_are_handed_on(up: Start, tmp_path: Path) -> Non
     assert running.service("runtime")["arguments"][-8:] == handed_on
 
 
+def test_a_target_with_cores_is_handed_on(up: Start, tmp_path: Path) -> None:
+    """The runtime counts the cores if nobody says how many to use; the interpreter's link stays one."""
+    python = tmp_path / "neuron-python"
+    python.symlink_to("/bin/sh")
+    running = up("--target", "trn2", "--logical-core-size", 1, "--neuron-python", "neuron-python")
+    assert running.read()["event"] == "ready"
+    compiler = running.service("compiler")["arguments"]
+    assert compiler[compiler.index("--neuron-python") + 1] == "neuron-python"
+    arguments = running.service("runtime")["arguments"]
+    assert arguments[-4:] == ["--target", "trn2", "--logical-core-size", "1"]
+    assert "--cores" not in arguments
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_stop_both_in_good_order(up: Start, number: int) -> None:
     running = up()

@@ -1,6 +1,8 @@
+from itertools import compress, product
+
 import pytest
 
-from runtime_svc.deployments.cores import CorePool
+from runtime_svc.deployments.cores import CorePool, CoreState
 from runtime_svc.errors import CoresUnavailable, RequestInvalid
 
 
@@ -71,3 +73,62 @@ def test_broken_cores_are_given_to_nobody() -> None:
     with pytest.raises(CoresUnavailable, match="cores 1 are wanted"):
         pool.reserve("demo", 1, [1])
     assert pool.reserve("demo", 2, []) == (0, 2)
+
+
+def test_every_core_is_in_one_state() -> None:
+    pool = CorePool(4)
+    pool.reserve("demo", 2, [])
+    pool.note_broken(1)
+    pool.note_broken(3)
+    assert {state.value: pool.list_in(state) for state in CoreState} == {
+        "free": (2,),
+        "in_use": (0,),
+        "broken": (1, 3),
+    }
+
+
+class TestRuns:
+    """Pools whose deployments have cores that follow each other."""
+
+    def test_scattered_cores_are_refused_with_what_is_free(self) -> None:
+        pool = CorePool(4, in_runs=True)
+        pool.reserve("demo", 1, [1])
+        with pytest.raises(CoresUnavailable, match=r"needs 3 cores that follow each other; free cores: 0, 2, 3; demo"):
+            pool.reserve("other", 3, [])
+        assert pool.reserve("other", 2, []) == (2, 3)
+
+    @pytest.mark.parametrize("wanted", [(0, 2), (1, 0), (2, 2)])
+    def test_wanted_cores_that_do_not_follow_each_other(self, wanted: tuple[int, int]) -> None:
+        pool = CorePool(4, in_runs=True)
+        with pytest.raises(RequestInvalid, match="2 cores that follow each other, ascending, one for each rank"):
+            pool.reserve("demo", 2, wanted)
+        assert pool.reserve("demo", 2, (2, 3)) == (2, 3)
+
+    def test_cores_of_before_are_taken_only_as_a_run(self) -> None:
+        pool = CorePool(4, in_runs=True)
+        assert pool.reserve("demo", 2, (), (3, 1)) == (0, 1)
+        assert pool.reserve("other", 2, (), (2, 3)) == (2, 3)
+        assert pool.reserve("failed before", 0, (), ()) == ()
+
+    def test_every_pool_gives_the_lowest_free_run_or_nothing(self) -> None:
+        """All ways in which the cores of a small host can be held, broken or free, by all numbers of ranks."""
+        size = 6
+        for states in product(CoreState, repeat=size):
+            pool = CorePool(size, in_runs=True)
+            for core, state in enumerate(states):
+                if state is CoreState.IN_USE:
+                    pool.reserve(f"holder of {core}", 1, [core])
+                if state is CoreState.BROKEN:
+                    pool.note_broken(core)
+            free = [state is CoreState.FREE for state in states]
+            assert pool.free == tuple(compress(range(size), free))
+            for num_ranks in range(1, size + 1):
+                fitting = [start for start in range(size - num_ranks + 1) if all(free[start : start + num_ranks])]
+                if not fitting:
+                    with pytest.raises(CoresUnavailable) as caught:
+                        pool.reserve("new", num_ranks, [])
+                    assert caught.value.metadata["free_cores"] == (", ".join(map(str, pool.free)) or "none")
+                    continue
+                cores = pool.reserve("new", num_ranks, [])
+                assert cores == tuple(range(fitting[0], fitting[0] + num_ranks))
+                pool.release(cores)

@@ -1,0 +1,65 @@
+"""Settles how many logical cores this runtime has, by what its target's library says of the host."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+from typing import Final
+
+import msgspec
+
+from bundle.errors import FieldViolation
+from edge.errors import OptionsInvalid
+from execution.device_errors import DeviceCallFailed
+from execution.failure import Failure
+from runtime_svc.settings import Settings
+from targets.registry import TARGETS
+from targets.target import ExecutableFormat
+
+#: A driver that answers does so at once; one that hangs must not keep the runtime from saying so.
+_ANSWER_TIMEOUT_S: Final = 60.0
+
+
+async def settle_cores(settings: Settings) -> Settings:
+    """Returns the settings with a number of cores that this host has: the one that was asked for, or all of them.
+
+    Targets whose ranks compute on the host's processors keep theirs.
+
+    Raises:
+        OptionsInvalid: The host has no cores of the target, or fewer than were asked for.
+        ExecutionError: The target's library is missing, or cannot tell.
+    """
+    device = TARGETS[settings.target].lowerings[0].format
+    if not device.core_counter:
+        return settings
+    total = await _count_cores(device, settings.logical_core_size)
+    if not total:
+        accepted = "a target whose cores this host has: its library finds none, as without the driver"
+        raise OptionsInvalid([FieldViolation("target", settings.target, accepted)])
+    if settings.num_cores > total:
+        accepted = f"1 to {total}, the logical cores of this host"
+        raise OptionsInvalid([FieldViolation("cores", str(settings.num_cores), accepted)])
+    return dataclasses.replace(settings, num_cores=settings.num_cores or total)
+
+
+async def _count_cores(device: ExecutableFormat, logical_core_size: int) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", device.core_counter),
+        env={**os.environ, device.core_size_variable: str(logical_core_size)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), _ANSWER_TIMEOUT_S)
+        # The library may write to the same place before.
+        answer = msgspec.json.decode(output.splitlines()[-1], type=int | Failure)
+    except TimeoutError as error:
+        process.kill()
+        raise DeviceCallFailed(device.core_counter, f"no answer within {_ANSWER_TIMEOUT_S:g} s") from error
+    except (IndexError, msgspec.DecodeError) as error:
+        raise DeviceCallFailed(device.core_counter, f"its process ended with {process.returncode}") from error
+    if isinstance(answer, Failure):
+        raise answer.to_error()
+    return answer

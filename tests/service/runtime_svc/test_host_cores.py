@@ -1,0 +1,94 @@
+"""How many cores a runtime has, by a stand-in for the library of its target."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge.errors import OptionsInvalid
+from execution.device_errors import DeviceCallFailed, NeuronLibraryMissing
+from execution.executors.neuron.library import STATUS_CALLS, VOID_CALLS
+from runtime_svc.host_cores import settle_cores
+from runtime_svc.settings import Settings, parse_settings
+from tests.neuron.host import Faults, neuron_host, nrt_library
+from tests.neuron.stand_in import LIBRARY
+
+__all__ = ["neuron_host", "nrt_library"]
+
+REQUIRED = ("--address=127.0.0.1:0", "--compiler=127.0.0.1:7001", "--cache=cache")
+
+
+@pytest.fixture
+def faults(neuron_host: Faults) -> Iterator[Faults]:
+    yield neuron_host
+    neuron_host.clear()
+
+
+def build_library(directory: Path, *lines: str) -> None:
+    """Builds another library than the stand-in, under its name."""
+    source = directory / "library.c"
+    source.write_text("\n".join(["#include <stdlib.h>", *lines, ""]))
+    command = ["gcc", "-shared", "-fPIC", str(source), "-o", str(directory / LIBRARY)]
+    subprocess.run(command, check=True)
+
+
+async def settle(*arguments: str) -> Settings:
+    return await settle_cores(parse_settings([*REQUIRED, *arguments], os.environ))
+
+
+@pytest.mark.parametrize("target", ["inf2", "trn1", "trn2", "trn3"])
+async def test_all_cores_of_the_host_unless_fewer_are_asked_for(faults: Faults, target: str) -> None:
+    assert (await settle(f"--target={target}")).num_cores == 2
+    assert (await settle(f"--target={target}", "--cores=1")).num_cores == 1
+
+
+async def test_more_cores_than_the_host_has(faults: Faults) -> None:
+    with pytest.raises(OptionsInvalid, match="cores: got 3; accepted: 1 to 2, the logical cores of this host"):
+        await settle("--target=trn2", "--cores=3")
+
+
+async def test_host_without_cores(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NRT_STAND_IN_CORES", "0")
+    with pytest.raises(OptionsInvalid, match="target: got trn2; accepted: a target whose cores this host has"):
+        await settle("--target=trn2")
+
+
+async def test_host_without_the_library(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    with pytest.raises(NeuronLibraryMissing, match="cannot be loaded: install aws-neuronx-runtime-lib"):
+        await settle("--target=trn2")
+
+
+async def test_library_that_cannot_tell(faults: Faults) -> None:
+    faults.set("nrt_get_total_vnc_count", 1)
+    with pytest.raises(DeviceCallFailed, match=r"nrt_get_total_vnc_count failed: NRT_FAILURE \(1\)"):
+        await settle("--target=trn2")
+
+
+async def test_library_that_kills_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_library(tmp_path, "__attribute__((constructor)) static void die(void) { abort(); }")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    with pytest.raises(DeviceCallFailed, match="its process ended with -6"):
+        await settle("--target=trn2")
+
+
+async def test_logical_cores_have_the_size_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library counts by the variable that the option stands for."""
+    others = (STATUS_CALLS.keys() | VOID_CALLS.keys()) - {"nrt_get_total_vnc_count"}
+    counter = 'int nrt_get_total_vnc_count(int *n) { *n = 8 / atoi(getenv("NEURON_LOGICAL_NC_CONFIG")); return 0; }'
+    build_library(tmp_path, counter, *(f"int {name}(void) {{ return 1; }}" for name in others))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert (await settle("--target=trn2")).num_cores == 4
+    assert (await settle("--target=trn2", "--logical-core-size=1")).num_cores == 8
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    settings = await settle("--target=trn2")
+    assert (settings.num_cores, settings.logical_core_size) == (8, 1)
+
+
+async def test_ranks_on_processors_ask_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert (await settle("--cores=300")).num_cores == 300
