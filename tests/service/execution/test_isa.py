@@ -6,6 +6,8 @@ import pytest
 from bundle.manifest import Manifest, Target
 from execution.isa import require_isa
 from targets.errors import FormatUnknown, IsaUnsupported
+from tests.bundles.manifests import make_manifest
+from tests.bundles.neffs import with_neffs
 from tests.contract.executors.executor_suite import with_executable
 from tests.ranks.toy_bundles import MakeToy
 from tests.unit.targets.test_isa import V3, cpuinfo
@@ -27,6 +29,10 @@ def test_native_code_needs_its_level(tmp_path: Path, toy: MakeToy) -> None:
 def test_exported_programs_run_anywhere(tmp_path: Path, toy: MakeToy) -> None:
     manifest = msgspec.structs.replace(toy("logits", 0).manifest, target=Target(kind="cpu", isa="x86-64-v4"))
     require_isa(manifest, cpuinfo(tmp_path, ""))
+
+
+def test_neffs_need_no_instructions_of_the_host(tmp_path: Path) -> None:
+    require_isa(with_neffs(make_manifest()), cpuinfo(tmp_path, ""))
 
 
 def test_a_format_that_nothing_here_runs(toy: MakeToy) -> None:

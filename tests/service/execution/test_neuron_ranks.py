@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from execution.device_errors import DeviceBroken, DeviceBusy, DeviceHung
-from execution.errors import RankDied, RankLost, StepFailed
+from execution.device_errors import DeviceBroken, DeviceBusy, DeviceHung, DeviceMemoryShort
+from execution.errors import RankDied, RankLost, StepFailed, WeightsNotStaged
 from execution.ranks.forkservers import RankForkservers
 from execution.ranks.group import RankGroup
 from tests.contract.executors.executor_suite import CTE, TKG, Reference, prompt_inputs, token_inputs
@@ -114,6 +114,32 @@ async def test_ranks_that_exchange_tensors(neuron_pair: ToyBundle, neuron_forkse
         for tag, inputs in ((CTE, prompt_inputs([5, 6, 7], 0)), (TKG, token_inputs([8, 9], [3, 0], [0, 1]))):
             result = await group.run(step(tag, inputs))
             assert result.tokens == reference.run(inputs).argmax(-1, keepdim=True).tolist()
+
+
+async def test_ranks_that_meet_on_their_cores_take_no_memory_of_the_host_for_it(
+    neuron_pair: ToyBundle, neuron_forkservers: RankForkservers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups that exchange tensors through the host's memory are refused where the library for that is missing."""
+    monkeypatch.setattr("execution.collectives.memory.load_collective_library", lambda: None)
+    async with started(neuron_pair, neuron_forkservers, 0, 1) as group:
+        await group.load()
+        expected = Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
+        assert (await group.run(PREFILL)).tokens == expected
+
+
+async def test_memory_that_one_core_lacks_fails_the_staging_on_all(
+    faults: Faults, neuron_pair: ToyBundle, neuron_forkservers: RankForkservers
+) -> None:
+    async with started(neuron_pair, neuron_forkservers, 0, 1) as group:
+        await group.load()
+        faults.set("nrt_tensor_allocate", 4)
+        with pytest.raises(DeviceMemoryShort):
+            await group.stage_weights(neuron_pair.shards[1])
+        faults.clear()
+        with pytest.raises(WeightsNotStaged):
+            await group.swap_weights()
+        expected = Reference(0).run(prompt_inputs([5, 6, 7], 0)).argmax(-1, keepdim=True).tolist()
+        assert (await group.run(PREFILL)).tokens == expected
 
 
 async def test_rank_that_waits_for_one_that_failed_ends_the_group(
