@@ -24,8 +24,6 @@ NEFF: Final = ExecutableFormat(
     meeting_variable="NEURON_RT_ROOT_COMM_ID",
     fixed_code_bytes=8 << 20,
     layer_code_bytes=1 << 20,
-    # NxD Inference's cache has `kv_cache_batch_size` rows: what an idle row writes, the next prefill overwrites.
-    scratch_rows=0,
 )
 #: Traces graphs and writes weights, as for every target.
 _TORCH: Final = ("torch",)

@@ -31,7 +31,6 @@ class ExecutableFormat:
         preloaded: Modules that loading the first executable would import, for a process that imports them in advance.
         fixed_code_bytes: Memory of one executable, besides that of its layers, as plans estimate it.
         layer_code_bytes: Memory of one executable for each layer of the model, as plans estimate it.
-        scratch_rows: Rows of a cache of contiguous slots that no sequence has, for the writes of idle rows.
     """
 
     name: str
@@ -47,7 +46,6 @@ class ExecutableFormat:
     preloaded: tuple[str, ...] = ()
     fixed_code_bytes: int = 0
     layer_code_bytes: int = 0
-    scratch_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

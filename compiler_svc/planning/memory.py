@@ -31,6 +31,8 @@ from targets.target import Target
 _DTYPE_OF_PICKLES: Final = "bfloat16"
 _QUANTIZED_KV_ITEM_BYTES: Final = 1
 _FLASH_DECODING_SPARE: Final = 128
+#: Rows of slots, or blocks, that no sequence has: every graph writes there what idle rows and padding compute.
+_NUM_SCRATCH: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,7 @@ class MemoryModel:
         )
 
     def _measure_kv(self, model: ModelDescription, config: NeuronConfig) -> int:
-        return measure_kv(model, config, scratch_rows=self._format.scratch_rows, has_rings=self._has_rings)
+        return measure_kv(model, config, has_rings=self._has_rings)
 
     def _measure_weights(self, config: InferenceConfig) -> dict[str, int]:
         neuron = config.neuron_config
@@ -206,10 +208,10 @@ def draft_config(config: InferenceConfig) -> NeuronConfig:
     )
 
 
-def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: int, has_rings: bool) -> int:
+def measure_kv(model: ModelDescription, config: NeuronConfig, *, has_rings: bool) -> int:
     """Measures the KV cache of one rank, in bytes; all ranks need the same.
 
-        slots:   (max_batch_size + scratch rows) * positions
+        slots:   (max_batch_size + 1 scratch row) * positions
         blocks:  (pa_num_blocks + 1 scratch block) * pa_block_size
         each position: over the layers, 2 * rank's KV heads * head_dim * item
 
@@ -221,7 +223,7 @@ def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: i
     dtype = config.attention_dtype or config.torch_dtype
     item_bytes = _QUANTIZED_KV_ITEM_BYTES if config.kv_cache_quant else item_bytes_of(dtype)
     items = sum(
-        _count_positions(state, config, scratch_rows, ring_step)
+        _count_positions(state, config, ring_step)
         * 2
         * state.heads.layout(config.tp_degree).num_kv_heads
         * state.heads.head_dim
@@ -230,11 +232,11 @@ def measure_kv(model: ModelDescription, config: NeuronConfig, *, scratch_rows: i
     return items * item_bytes + _measure_hidden_states(model, config)
 
 
-def _count_positions(state: StateSpec, config: NeuronConfig, scratch_rows: int, ring_step: int) -> int:
+def _count_positions(state: StateSpec, config: NeuronConfig, ring_step: int) -> int:
     """Counts the positions for which a rank keeps a layer's keys and values."""
     if config.is_block_kv_layout:
-        return (config.pa_num_blocks + 1) * config.pa_block_size
-    return (config.max_batch_size + scratch_rows) * _row_positions(state, config, ring_step)
+        return (config.pa_num_blocks + _NUM_SCRATCH) * config.pa_block_size
+    return (config.max_batch_size + _NUM_SCRATCH) * _row_positions(state, config, ring_step)
 
 
 def _row_positions(state: StateSpec, config: NeuronConfig, ring_step: int) -> int:

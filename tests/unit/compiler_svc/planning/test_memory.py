@@ -67,7 +67,7 @@ class TestWeights:
         """On 24 ranks 32 query heads become 48, and each of 8 KV heads is held three times."""
         padded = memory(target="inf2", tp_degree=24)
         assert padded.weight_groups["attention"] * 24 == 2 * 32 * 4096 * 128 * (2 * 48 + 2 * 24)
-        assert padded.kv_bytes == 256 * POSITION_BYTES // 8
+        assert padded.kv_bytes == 2 * 256 * POSITION_BYTES // 8
 
     @pytest.mark.parametrize(
         ("kind", "num_scales"),
@@ -96,12 +96,10 @@ class TestWeights:
 
 
 class TestKvCache:
-    def test_slots_alone_where_nxd_inference_has_no_more(self, memory: Measure) -> None:
-        assert memory().kv_bytes == 256 * POSITION_BYTES
-        assert memory(batch_size=4).kv_bytes == 4 * 256 * POSITION_BYTES
-
-    def test_slots_and_a_scratch_row_on_cpu(self, memory: Measure) -> None:
-        assert memory(target="cpu").kv_bytes == 2 * 256 * POSITION_BYTES
+    @pytest.mark.parametrize("target", TARGETS)
+    def test_slots_and_a_scratch_row(self, memory: Measure, target: TargetKind) -> None:
+        assert memory(target=target).kv_bytes == 2 * 256 * POSITION_BYTES
+        assert memory(target=target, batch_size=4).kv_bytes == 5 * 256 * POSITION_BYTES
 
     def test_heads_are_shared_out_and_copied(self, memory: Measure) -> None:
         whole = memory().kv_bytes
@@ -128,12 +126,12 @@ class TestKvCache:
         assert measure("cpu", batch_size=4) == 5 * 640 * POSITION_BYTES
         assert measure("cpu", max_context_length=2048) == 2 * 2048 * POSITION_BYTES
         assert measure("cpu", is_block_kv_layout=True, pa_num_blocks=64, pa_block_size=32) == 65 * 32 * POSITION_BYTES
-        assert measure("trn1") == 2048 * POSITION_BYTES
+        assert measure("trn1") == 2 * 2048 * POSITION_BYTES
 
     def test_flash_decoding_divides_positions(self, memory: Measure) -> None:
         options = {"tp_degree": 32, "seq_len": 1024}
         divided = memory(flash_decoding_enabled=True, **options)
-        assert divided.kv_bytes == (1024 // 4 + 128) * POSITION_BYTES / 8
+        assert divided.kv_bytes == 2 * (1024 // 4 + 128) * POSITION_BYTES / 8
 
 
 class TestActivations:

@@ -33,6 +33,8 @@ WEIGHTS_70B: Final = {
 }
 #: The MLP in one byte for an item: 880803840, and 80 * (448 + 448 + 8192) scales of four bytes.
 QUANTIZED_MLP_70B: Final = 880_803_840 + 2_908_160
+#: Rows of slots that Kiln's graphs have and NxD Inference's cache has not; its scratch block both have.
+SCRATCH: Final = 1
 #: Keys and values of a position: 80 layers * 2 * 128 items of two bytes.
 POSITION_70B: Final = 40_960
 
@@ -50,8 +52,8 @@ def plan_file(planner: Planner, name: str, model: str, **changes: Any) -> PlanRe
 @pytest.mark.parametrize(
     ("name", "mlp", "kv_bytes"),
     [
-        ("aws_llama_70b_card_1", WEIGHTS_70B["mlp"], 16384 * POSITION_70B),
-        ("aws_llama_70b_fp8", QUANTIZED_MLP_70B, 4 * 5120 * POSITION_70B),
+        ("aws_llama_70b_card_1", WEIGHTS_70B["mlp"], (1 + SCRATCH) * 16384 * POSITION_70B),
+        ("aws_llama_70b_fp8", QUANTIZED_MLP_70B, (4 + SCRATCH) * 5120 * POSITION_70B),
         ("aws_llama_70b_prefix_caching", WEIGHTS_70B["mlp"], (2048 + 1) * 32 * POSITION_70B),
     ],
 )
@@ -75,7 +77,8 @@ def test_the_model_cards_configuration_for_throughput(planner: Planner) -> None:
         "draft": 0,
         "derived": 260,
     }
-    assert planned.memory.kv_bytes == 8 * 16384 * POSITION_70B == 5_368_709_120
+    assert 8 * 16384 * POSITION_70B == 5_368_709_120
+    assert planned.memory.kv_bytes == (8 + SCRATCH) * 16384 * POSITION_70B
     assert planned.fits
 
 
@@ -119,7 +122,7 @@ def test_the_speculation_tutorial(planner: Planner) -> None:
         + 135_168  # norms: 33 * 2048 items
     )
     assert planned.memory.weight_groups == WEIGHTS_70B | {"draft": draft}
-    assert planned.memory.kv_bytes == 12800 * (POSITION_70B + 16 * 2 * 64 * 2)
+    assert planned.memory.kv_bytes == (1 + SCRATCH) * 12800 * (POSITION_70B + 16 * 2 * 64 * 2)
     assert [submodel.name for submodel in planned.submodels] == ["context_encoding", "fused_speculation"]
     assert planned.fits
 
@@ -143,19 +146,37 @@ def test_saved_files(planner: Planner, release: str) -> None:
         "draft": 0,
         "derived": 260,
     }
-    assert planned.memory.kv_bytes == 2048 * 32 * 2 * 128 * 2
+    assert planned.memory.kv_bytes == (1 + SCRATCH) * 2048 * 32 * 2 * 128 * 2
     assert planned.fits
 
 
-def test_a_long_context_fits_trn1_2xlarge(planner: Planner) -> None:
-    """8B on two cores with 65536 tokens: weights 8.03 GB and one row of keys and values, 4.29 GB, of 17.18 GB."""
-    planned = plan(planner, "8b", "trn1", tp_degree=2, seq_len=65536, max_context_length=8192)
-    assert planned.memory.kv_bytes == 65536 * 32 * 2 * 4 * 128 * 2 == 4_294_967_296
-    assert planned.memory.weights_bytes == pytest.approx(8.03e9, rel=0.001)
-    assert planned.memory.total_bytes == pytest.approx(12.9e9, rel=0.01)
-    assert planned.fits
-    assert planned.cores_needed == 2
-    assert planned.largest.batch_size >= 1
+def test_a_long_context_fits_trn1_2xlarge_in_blocks(planner: Planner) -> None:
+    """8B on two cores with 65536 tokens: weights 8.03 GB and one row of keys and values, 4.29 GB, of 17.18 GB.
+
+    NxD Inference's cache of slots fits. Kiln's has a scratch row of another 4.29 GB, which blocks do not need.
+    """
+    sizes: dict[str, Any] = {"tp_degree": 2, "seq_len": 65536, "max_context_length": 8192}
+    row_bytes = 65536 * 32 * 2 * 4 * 128 * 2
+    assert row_bytes == 4_294_967_296
+    slots = plan(planner, "8b", "trn1", **sizes)
+    assert slots.memory.kv_bytes == (1 + SCRATCH) * row_bytes
+    assert slots.memory.weights_bytes == pytest.approx(8.03e9, rel=0.001)
+    assert slots.memory.total_bytes - row_bytes == pytest.approx(12.9e9, rel=0.01)
+    assert slots.memory.total_bytes - row_bytes < slots.limit_bytes < slots.memory.total_bytes
+    assert not slots.fits
+    blocks = plan(
+        planner,
+        "8b",
+        "trn1",
+        **sizes,
+        is_block_kv_layout=True,
+        is_prefix_caching=True,
+        pa_num_blocks=2048,
+        pa_block_size=32,
+    )
+    assert blocks.memory.kv_bytes == row_bytes * 2049 // 2048
+    assert blocks.fits
+    assert blocks.cores_needed == 2
 
 
 def plan_eagle(planner: Planner, draft_path: str) -> PlanReport:
@@ -179,7 +200,7 @@ def test_an_eagle_draft_is_divided_as_its_target_is(planner: Planner) -> None:
         + 16_384  # one norm
     )
     # Keys and values of 81 layers, and the ring of hidden states: two rows of ten.
-    assert planned.memory.kv_bytes == 81 * 1024 * 2 * 128 * 2 + 2 * 2 * 10 * 8192 * 2
+    assert planned.memory.kv_bytes == (1 + SCRATCH) * 81 * 1024 * 2 * 128 * 2 + 2 * 2 * 10 * 8192 * 2
 
 
 def measure_1b(tp_degree: int, *, tied: bool) -> int:

@@ -50,7 +50,7 @@ CASES: Final[dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "flash_decoding_enabled": (LENGTHS | {"tp_degree": 16}, False, True),
     "sequence_parallel_enabled": (LENGTHS | {"tp_degree": 2}, False, True),
     "kv_cache_quant": ({}, False, True),
-    "is_block_kv_layout": (LENGTHS, False, True),
+    "is_block_kv_layout": (LENGTHS | {"pa_num_blocks": 32, "pa_block_size": 32}, False, True),
     "pa_num_blocks": (BLOCKS, 32, 64),
     "pa_block_size": (BLOCKS, 32, 64),
     "is_prefix_caching": (BLOCKS, False, True),
